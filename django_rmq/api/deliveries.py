@@ -47,6 +47,7 @@ class PrepareView(RmqView):
                         "key": None,
                         "headers": {},
                         "retries_left": 16,
+                        "timeout": 30,
                     }
                 ],
                 "timeout": 30,

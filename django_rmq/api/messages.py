@@ -107,12 +107,20 @@ class MessagesView(RmqView):
         return answers.sends(results, results.counts(), operations.sent_id)
 
 
+_OPTIONS = (
+    "key",
+    "priority",
+    "fixed_time",
+    "slot_basis",
+    "headers",
+    "expires",
+    "max_retries",
+    "timeout",
+)
+
+
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
-    options = {
-        name: asked[name]
-        for name in ("key", "priority", "fixed_time", "slot_basis", "headers", "expires")
-        if name in asked
-    }
+    options = {name: asked[name] for name in _OPTIONS if name in asked}
     if "time_range_ms" in asked:
         options["time_range"] = asked["time_range_ms"]
     if "delay_ms" in asked:

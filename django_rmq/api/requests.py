@@ -7,7 +7,14 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
-from django_rmq.core.words.bounds import BATCH, MAX_AGE, MAX_DURATION_MS, MAX_PRIORITY
+from django_rmq.core.words.bounds import (
+    BATCH,
+    MAX_AGE,
+    MAX_DURATION_MS,
+    MAX_PRIORITY,
+    MAX_RETRIES_LIMIT,
+    MAX_TIMEOUT,
+)
 from django_rmq.operations import MAX_IDS, STATES, Filter
 from django_rmq.operations.deliveries import LONGEST_WAIT
 from django_rmq.operations.listing import LONGEST_PAGE
@@ -108,6 +115,12 @@ class SendFields(Strict):
     slot_basis = Scalar(required=False)
     headers = serializers.DictField(child=Text(allow_blank=True), required=False)
     expires = Instant(required=False)
+    max_retries = Whole(
+        required=False, min_value=0, max_value=MAX_RETRIES_LIMIT, help_text="At most the topic's MAX_RETRIES"
+    )
+    timeout = Whole(
+        required=False, min_value=1, max_value=MAX_TIMEOUT, help_text="Seconds; at most the topic's TIMEOUT"
+    )
 
 
 class SendsFields(Strict):

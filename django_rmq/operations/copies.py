@@ -39,6 +39,10 @@ class Copy:
     key: str | None
     headers: dict[str, str]
     expires_ms: int
+    max_retries: int | None
+    """The message's own number of retries. None: that of its topic."""
+    timeout: int | None
+    """The message's own time-out in seconds. None: that of its topic."""
     slot_basis: str | None
     failed: str
     """failed, timed_out, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
@@ -71,14 +75,11 @@ def from_entry(
     topic: Topic, slot: int, state: str, entry: Entry, name: str = "", *, hidden: bool = False
 ) -> Copy:
     """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
-    member, score, envelope, record = entry
+    member, score, _, record = entry
     death = _death(record) if state == "dead" else None
     failure = _failure(record) if state in ("store", "retry", "claim") else None
     receipt, mark = _delivery(record) if state == "prepare" else (None, "")
-    if state == "dead":
-        # A live copy of the same key has a body of its own.
-        envelope = None if death is None else death.envelope
-    content = decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(member)
+    content = _content(topic, state, entry, death)
     shown, headers = _whole(topic, content), content.headers or {}
     known = death or failure
     error = known.error.decode("utf-8", "replace") if known else ""
@@ -88,15 +89,17 @@ def from_entry(
         slot=slot,
         state=state,
         score=score,
-        at_ms=_at_ms(topic, state, score),
+        at_ms=_at_ms(topic, state, score, content.timeout),
         priority=_priority(topic, state, score),
-        retries_left=_retries_left(topic, state, score, known.times if known else 0),
+        retries_left=_retries_left(topic, state, score, known.times if known else 0, content.max_retries),
         size=len(shown),
         member=None if hidden else member,
         raw=None if hidden else shown,
         key=None if hidden or not topic.keyed else member.decode("utf-8", "replace"),
         headers={} if hidden or not isinstance(headers, dict) else headers,
         expires_ms=content.expires_ms,
+        max_retries=content.max_retries,
+        timeout=content.timeout,
         slot_basis=None if hidden else content.slot_basis,
         failed=death.reason if death else failure.kind if failure else "",
         failures=known.times if known else 0,
@@ -108,6 +111,14 @@ def from_entry(
         mark=mark,
         scored=_number(death.score) if death else None,
     )
+
+
+def _content(topic: Topic, state: str, entry: Entry, death: Death | None) -> Envelope:
+    envelope = entry.envelope
+    if state == "dead":
+        # A live copy of the same key has a body of its own.
+        envelope = None if death is None else death.envelope
+    return decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(entry.member)
 
 
 def _whole(topic: Topic, content: Envelope) -> bytes:
@@ -172,13 +183,15 @@ def _is_retry(topic: Topic, score: float) -> bool:
     return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
 
 
-def _at_ms(topic: Topic, state: str, score: float) -> int | None:
+def _at_ms(topic: Topic, state: str, score: float, timeout: int | None) -> int | None:
     if not math.isfinite(score) or abs(score) > 1e15:
         return None
     if state in ("store", "claim") and (topic.is_priority or _is_retry(topic, score)):
         return None
     if state == "prepare":
-        return math.floor(score / 1000) * 1000
+        # With a shorter time-out than its topic's, a delivery looks older than it is.
+        early = 0 if timeout is None else max(0, topic.timeout - timeout)
+        return (math.floor(score / 1000) + early) * 1000
     return math.floor(score)
 
 
@@ -188,7 +201,9 @@ def _priority(topic: Topic, state: str, score: float) -> int | None:
     return math.floor(score) if score > topic.min_priority - 1 else None
 
 
-def _retries_left(topic: Topic, state: str, score: float, failures: int) -> int | None:
+def _retries_left(
+    topic: Topic, state: str, score: float, failures: int, own_retries: int | None
+) -> int | None:
     if not math.isfinite(score):
         return None
     if state == "prepare":
@@ -196,7 +211,8 @@ def _retries_left(topic: Topic, state: str, score: float, failures: int) -> int 
     if state == "retry":
         return max(0, round(score % 1 * 1024) - 1)
     if state in ("store", "claim") and topic.is_fifo and failures:
-        return max(0, topic.max_retries - failures)
+        most = topic.max_retries if own_retries is None else min(own_retries, topic.max_retries)
+        return max(0, most - failures)
     if state in ("store", "claim") and _is_retry(topic, score):
         whole = score if score <= topic.min_priority - 1 or not topic.is_priority else score % 1 * 1024
         return max(0, round(whole) - 1)

@@ -85,7 +85,15 @@ def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) ->
     """
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
     origin = new_origin() if topic.origin else None
-    envelope = Envelope(encode_body(topic, body), expires_ms, dead.slot_basis, dead.headers or None, origin)
+    envelope = Envelope(
+        encode_body(topic, body),
+        expires_ms,
+        dead.slot_basis,
+        dead.headers or None,
+        origin,
+        max_retries=dead.max_retries,
+        timeout=dead.timeout,
+    )
     return encode_envelope(envelope)
 
 

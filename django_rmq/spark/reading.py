@@ -196,6 +196,12 @@ def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | 
     ]
 
 
+def _most(topic: Topic, entry: Entry) -> int:
+    """Return how often the message of an entry may be tried again."""
+    own = decode_envelope(entry.envelope).max_retries if topic.keyed and entry.envelope else None
+    return topic.max_retries if own is None else min(own, topic.max_retries)
+
+
 def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
     """Return when it is due (ms), the retries left to its delivery, and until when its delivery is valid (ms)."""
     score = entry.score
@@ -209,12 +215,12 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
         failure = _failure(queue, entry)
         return (
             score if math.isinf(score) else math.floor(score),
-            max(0, topic.max_retries - (failure.times if failure else 0)),
+            max(0, _most(topic, entry) - (failure.times if failure else 0)),
             None,
         )
     floor = max(16, topic.max_retries) if topic.is_priority else 999
     is_retry = score <= floor or (topic.is_priority and score % 1 != 0)
-    left = topic.max_retries
+    left = _most(topic, entry)
     if is_retry:
         q = (
             round(score % 1 * 1024)

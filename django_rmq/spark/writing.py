@@ -30,7 +30,16 @@ from django_rmq.spark.options import Options
 from django_rmq.spark.packing import Bulk
 from django_rmq.spark.patience import Patience
 
-OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
+OPTION_COLUMNS = (
+    "priority",
+    "fixed_time",
+    "time_range",
+    "delay",
+    "slot_basis",
+    "key",
+    "max_retries",
+    "timeout",
+)
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
 """The number of rows in hand: the minimum, the number for each slot, and the maximum."""
 

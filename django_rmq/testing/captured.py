@@ -20,7 +20,8 @@ class CapturedMessage:
     topic: str
     body: Any
     options: Mapping[str, Any]
-    """The options given beside the body: key, priority, time_range, fixed_time, delay, slot_basis, headers, expires."""
+    """The options given beside the body: key, priority, time_range, fixed_time, delay, slot_basis, headers, expires,
+    max_retries, timeout."""
     slot: int
     member: bytes
     """The member that Redis would hold: the encoded body, or the key."""

@@ -569,6 +569,27 @@ def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_message_with_a_short_time_out_is_kept_by_the_heartbeat_while_its_listener_runs(
+    broker: Any,
+) -> None:
+    topic = replace(MERGE, slots=1, identity="key")
+    runs: list[int] = []
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        runs.append(message.receipt)
+        pause.wait(2.8)
+
+    producer = Producer(broker)
+    producer.send([producer.build(topic, "x", key="a", timeout=1)])
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [ledger] = audit(broker, topic)
+    assert len(runs) == 1
+    assert (ledger["committed"], ledger["expired"], ledger["stale"]) == (1, 0, 0)
+
+
+@pytest.mark.slow
 def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -635,6 +656,48 @@ def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
     assert ledger["released"] >= 1
     assert (ledger["committed"], ledger["expired"]) == (5, 0)
+
+
+def test_a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = replace(MERGE, slots=1, identity="key")
+    monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
+    heard = Heard()
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        if len(heard.bodies) == 1:
+            pause.wait(0.7)
+
+    producer = Producer(broker)
+    producer.send([producer.build(topic, n, key=f"{n}", timeout=1 if n == 3 else None) for n in range(5)])
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [ledger] = audit(broker, topic)
+    assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
+    assert ledger["released"] >= 1
+    assert (ledger["committed"], ledger["expired"]) == (5, 0)
+
+
+def test_a_function_for_the_back_off_counts_the_failures_of_a_message_with_few_retries(broker: Any) -> None:
+    counted: list[int] = []
+
+    def rest(failures: int) -> float:
+        counted.append(failures)
+        return 0.0
+
+    topic = replace(MERGE, slots=1, identity="key", backoff=BackOff(0, 0, rest))
+
+    def listener(_: Message) -> None:
+        raise RuntimeError("no")
+
+    producer = Producer(broker)
+    producer.send([producer.build(topic, 1, key="a", max_retries=2)])
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    assert counted == [1, 2, 3]
 
 
 def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None:

@@ -504,9 +504,11 @@ def test_an_edited_body_is_another_message(broker: Any, operations: Operations) 
         assert (figures.store, figures.due, figures.dead) == (1, 1, 0)
 
 
-def test_an_edited_keyed_message_keeps_key_headers_and_basis(broker: Any, operations: Operations) -> None:
+def test_an_edited_keyed_message_keeps_key_headers_basis_and_limits(
+    broker: Any, operations: Operations
+) -> None:
     topic = topic_of("keyed")
-    envelope = Envelope(b'{"n":1}', past(5), "shop-7", {"trace": "x"})
+    envelope = Envelope(b'{"n":1}', past(5), "shop-7", {"trace": "x"}, max_retries=3, timeout=9)
     broker.send_replace(topic, 3, [past()], [b"order-1"], [encode_envelope(envelope)])
     assert broker.prepare(topic, 3, "W", None, 1).status == "empty"
     (dead,) = operations.listing("keyed", "dead").copies
@@ -521,6 +523,7 @@ def test_an_edited_keyed_message_keeps_key_headers_and_basis(broker: Any, operat
     assert (waiting.slot, waiting.key, waiting.body()) == (3, "order-1", {"n": 2})
     # Its expiry had passed: the edited message has none.
     assert (waiting.headers, waiting.slot_basis, waiting.expires_ms) == ({"trace": "x"}, "shop-7", 0)
+    assert (waiting.max_retries, waiting.timeout) == (3, 9)
     assert len(broker.prepare(topic, 3, "W", None, 1).deliveries) == 1
 
 

@@ -80,7 +80,7 @@ class Filled:
         for number in numbers:
             how = self.options() | ({"key": f"k{number}"} if topic.keyed else {})
             if topic.keyed and topic.slot_basis is None:
-                how |= {"slot_basis": number % 7, "headers": {"n": str(number)}}
+                how |= {"slot_basis": number % 7, "headers": {"n": str(number)}, "max_retries": number % 5}
             built.append(self.producer.build(topic, {"n": number, "shop": number % 7}, **how))
         results = self.producer.send(built)
         self.all |= {result.member for result in results}

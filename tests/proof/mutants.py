@@ -96,6 +96,31 @@ MUTANTS: dict[str, Mutant] = {
         "Delayed messages that are due in one millisecond have places of their own.",
         "tests/contract/test_fifo.py::test_delayed_messages_of_one_millisecond_keep_their_order_and_places[redis]",
     ),
+    "limits_of_the_topic": Mutant(
+        If("false"),
+        "A message has its own number of retries and its own time-out.",
+        "tests/contract/test_own_limits.py::test_other_messages_have_the_retries_of_the_topic[fifo-original-redis]",
+    ),
+    "claimed_with_all_retries": Mutant(
+        As("local left = budget(number, member, max_retries)"),
+        "A lost claim counts against the message's own number of retries.",
+        "tests/contract/test_own_limits.py::test_a_lost_claim_counts_against_the_retries_of_the_message[fifo-original-redis]",
+    ),
+    "later_steps": Mutant(
+        As("delay = delay or backoff(max_retries - left, index)"),
+        "The back-off of a message with few retries begins with the first step.",
+        "tests/contract/test_own_limits.py::test_the_rests_between_few_retries_begin_with_the_shortest[fifo-original-redis]",
+    ),
+    "time_out_of_the_topic": Mutant(
+        If("false"),
+        "A delivery times out by its message's own time-out.",
+        "tests/contract/test_own_limits.py::test_a_delivery_times_out_by_the_time_out_of_its_message[fifo-original-redis]",
+    ),
+    "extended_to_the_topic": Mutant(
+        As("local since = now_s"),
+        "An extended delivery times out by its message's own time-out.",
+        "tests/contract/test_own_limits.py::test_extending_restarts_the_time_out_of_the_message[fifo-original-redis]",
+    ),
     "fifo_forgets_its_place": Mutant(
         GONE,
         "A fifo slot remembers the last place that it gave out.",

@@ -34,6 +34,10 @@ class Flight:
     left: int
     promise: Promise
     marked: bool = False
+    since_ms: float = -math.inf
+    """When it was handed out or last extended. Negative: the clock was set back since."""
+    timeout: int | None = None
+    """Its own time-out in seconds."""
 
 
 @dataclass

@@ -33,7 +33,7 @@ from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.brokers import Broker, InMemoryBroker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
-from tests.stateful.promises import ANY, Flight, Promise, Promises
+from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises
 
 START_MS = 1_800_000_000_123
 OWNERS = ["A", "B"]
@@ -226,10 +226,30 @@ class Lockstep(RuleBasedStateMachine):
         )
         self.bodies += count
         bodies = [b"\0\xff\n%d.%d" % (self.bodies, n) for n in range(count)]
+        limits = st.tuples(
+            st.sampled_from([None, None, 0, 1, 2, 30]), st.sampled_from([None, None, 1, 5, 40])
+        )
         return [
-            encode_envelope(Envelope(body, ends, bodies=(body,) if self.topic.accumulate else None))
+            encode_envelope(
+                Envelope(body, ends, bodies=(body,) if self.topic.accumulate else None)._replace(
+                    max_retries=retries, timeout=timeout
+                )
+            )
             for body, ends in zip(bodies, expires, strict=True)
+            for retries, timeout in [data.draw(limits)]
         ]
+
+    def most(self, envelope: bytes | None) -> int:
+        """How often a message may be tried again: its own number, but at most the slot's."""
+        own = None if envelope is None else decode_envelope(envelope).max_retries
+        return self.max_retries if own is None else min(own, self.max_retries)
+
+    def note_new_limits(self, promise: Promise, envelope: bytes | None) -> Promise:
+        """A message that keeps its place keeps its failures, too; they count against its new number."""
+        if promise.left in (None, FULL) or not self.topic.is_fifo:
+            return promise
+        had = None if promise.body == ANY else promise.body
+        return replace(promise, left=promise.left + self.most(envelope) - self.most(had))
 
     def parts_of(self, envelope: bytes) -> Sequence[bytes]:
         """The bodies that a topic with ACCUMULATE has collected in an envelope; on others the envelope."""
@@ -269,7 +289,9 @@ class Lockstep(RuleBasedStateMachine):
                 sent.status == "replaced" and not self.topic.is_fifo
             ):
                 self.promises.waiting[member] = Promise(
-                    min(not_before, sent.score) if self.topic.debounce_ms else not_before,
+                    min(not_before, sent.score)
+                    if self.topic.debounce_ms or self.topic.accumulate
+                    else not_before,
                     body=self.promised(envelope),
                     latest_ms=self.now_ms + self.most_wait,
                 )
@@ -278,12 +300,20 @@ class Lockstep(RuleBasedStateMachine):
                 self.note_order(member, envelope)
             elif sent.status == "merged" or (sent.status == "replaced" and self.topic.is_fifo):
                 self.require("INV-11", member in self.promises.waiting, member)
-                promise = replace(self.promises.waiting[member], body=self.promised(envelope))
+                promise = self.note_new_limits(self.promises.waiting[member], envelope)
+                promise = replace(promise, body=self.promised(envelope))
                 if self.topic.debounce_ms:
                     promise = replace(promise, not_before_ms=min(score, sent.score))
+                elif self.topic.accumulate:
+                    # A message that is full is due at once.
+                    promise = replace(promise, not_before_ms=min(promise.not_before_ms, sent.score))
                 self.promises.waiting[member] = promise
                 self.note_due(member, sent.score, score)
                 self.note_order(member, envelope)
+            elif sent.status == "refused" and self.topic.accumulate and member in self.promises.waiting:
+                promise = self.promises.waiting[member]
+                earliest = min(promise.not_before_ms, self.now_ms)
+                self.promises.waiting[member] = replace(promise, not_before_ms=earliest)
             elif sent.status == "present":
                 promises = self.promises
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
@@ -467,21 +497,29 @@ class Lockstep(RuleBasedStateMachine):
         # A clock that was set back may take again what it has promoted before.
         self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise, self.latest_ms)
         if promise.left is not None:
-            self.require("INV-6", left == min(promise.left, self.max_retries), member, promise, left)
+            wanted = self.most(delivery.envelope) if promise.left == FULL else promise.left
+            self.require("INV-6", left == max(0, min(wanted, self.max_retries)), member, promise, left)
         self.require("INV-6", 0 <= left <= self.max_retries, member, left)
-        self.promises.flying[member] = Flight(owner, receipt, left, promise)
+        own = None if delivery.envelope is None else decode_envelope(delivery.envelope).timeout
+        self.promises.flying[member] = Flight(
+            owner, receipt, left, promise, since_ms=self.now_ms, timeout=own
+        )
         self.handed.append((receipt, member))
 
     def note_expired(self, ended: set[bytes]) -> None:
         records = self.before.get(self.keys.inflight, {})
-        places = {member: float(record.split()[1]) for member, record in records.items()}
+        places = {member: float(record.split()[1].partition(b":")[0]) for member, record in records.items()}
         for member in ended:
             is_marked = self.promises.flying[member].marked
             if self.topic.is_strict and not is_marked and places[member] > min(places.values()):
                 # Only the first in line can have timed out.
                 self.promises.released(member, earlier_counts=True)
                 continue
-            rest = self.least_rest(self.promises.flying[member].left)
+            flight = self.promises.flying[member]
+            timeout = self.timeout if flight.timeout is None else min(flight.timeout, self.timeout)
+            lasted = self.now_ms // 1000 - flight.since_ms // 1000
+            self.require("INV-22", lasted > timeout or flight.since_ms < 0, member, flight, lasted)
+            rest = self.least_rest(flight.left, self.envelope_of("prepare_body", member, self.before))
             absorbs = self.absorbs(member, "prepare_body")
             self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
 
@@ -490,10 +528,15 @@ class Lockstep(RuleBasedStateMachine):
         both = self.envelope_of(state, member, self.before) and self.envelope_of("body", member, self.before)
         return bool(self.topic.accumulate and both)
 
-    def least_rest(self, left: int) -> float:
+    @property
+    def timeout(self) -> int:
+        """The slot's own, as the scripts have left it."""
+        return int(self.after.get(self.keys.control, {}).get(b"timeout", self.topic.timeout))
+
+    def least_rest(self, left: int, envelope: bytes | None) -> float:
         """Return the shortest back-off (ms) that the topic allows after a delivery with ``left``."""
         base, cap = self.topic.backoff.base_ms, self.topic.backoff.cap_ms
-        delay = min(cap, base * 2 ** max(0, self.max_retries - left))
+        delay = min(cap, base * 2 ** max(0, self.most(envelope) - left))
         return math.floor(delay * (0.5 if cap > base else 1))
 
     def some_delivery(self, data: st.DataObject) -> tuple[int, list[bytes]]:
@@ -539,7 +582,11 @@ class Lockstep(RuleBasedStateMachine):
                 body = self.envelope_of("deaths", member)
                 self.require("INV-17", flight.marked or flight.promise.body in (ANY, body), member, body)
             else:
-                rest = self.least_rest(self.promises.flying[member].left) if delay_ms is None else delay_ms
+                left, body = (
+                    self.promises.flying[member].left,
+                    self.envelope_of("prepare_body", member, self.before),
+                )
+                rest = self.least_rest(left, body) if delay_ms is None else delay_ms
                 absorbs = self.absorbs(member, "prepare_body")
                 self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
 
@@ -565,7 +612,8 @@ class Lockstep(RuleBasedStateMachine):
     def extend(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
-        self.ours(receipt, names, words)
+        for member in self.ours(receipt, names, words):
+            self.promises.flying[member] = replace(self.promises.flying[member], since_ms=self.now_ms)
 
     @rule(limit=limits, both_ways=st.booleans())
     def upkeep(self, limit: int, both_ways: bool) -> None:
@@ -603,12 +651,16 @@ class Lockstep(RuleBasedStateMachine):
             elif state == "returned":
                 self.promises.returned(member, earlier_counts=self.earlier_counts)
             else:
-                left = self.promises.claimed[member].left
-                rest = self.least_rest(self.max_retries if left is None else min(left, self.max_retries))
+                left, body = (
+                    self.promises.claimed[member].left,
+                    self.envelope_of("claim_body", member, self.before),
+                )
+                most = self.most(body) if left == FULL else self.max_retries
+                rest = self.least_rest(most if left is None else max(0, min(left, most)), body)
                 lives = member in self.zset("store") or member in self.zset("retry")
                 lives = lives or member in self.zset("claim") or member in self.zset("prepare")
                 absorbs = self.absorbs(member, "claim_body")
-                self.promises.lost(member, self.now_ms + rest, self.max_retries, lives=lives, absorbs=absorbs)
+                self.promises.lost(member, self.now_ms + rest, most, lives=lives, absorbs=absorbs)
 
     def some_claim(self, data: st.DataObject) -> tuple[str, int]:
         """Draw a consumer and a claim of it: mostly its newest, else one before or after it."""
@@ -907,6 +959,9 @@ class Lockstep(RuleBasedStateMachine):
     def time_passes(self, ms: float) -> None:
         self.clock.advance(ms=ms)
         self.latest_ms = max(self.latest_ms, self.now_ms)
+        if ms < 0:
+            for member, flight in self.promises.flying.items():
+                self.promises.flying[member] = replace(flight, since_ms=-math.inf)
 
     # --- after every step
 

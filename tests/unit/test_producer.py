@@ -195,8 +195,14 @@ def test_a_message_without_a_key_gets_one_of_its_own(producer: Producer) -> None
     assert producer.build(KEYED, "x").member != producer.build(KEYED, "x").member
 
 
-@pytest.mark.parametrize("options", [{"key": "k"}, {"headers": {"a": "b"}}, {"expires": TOMORROW}], ids=str)
-def test_keys_headers_and_expiry_need_a_keyed_topic(producer: Producer, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"key": "k"}, {"headers": {"a": "b"}}, {"expires": TOMORROW}, {"max_retries": 0}, {"timeout": 5}],
+    ids=str,
+)
+def test_keys_headers_expiry_and_limits_need_a_keyed_topic(
+    producer: Producer, options: dict[str, Any]
+) -> None:
     assert "IDENTITY 'key'" in refusal(producer, MERGE, **options)
 
 
@@ -210,14 +216,47 @@ def test_an_expiry_is_a_time_to_come_and_is_called_by_its_name(producer: Produce
     assert refusal(producer, KEYED, expires=5.5).startswith("expires ")
 
 
+@pytest.mark.parametrize("value", [-1, 17, 1.0, "3", True, 10**400])
+def test_a_number_of_retries_is_at_most_that_of_the_topic(producer: Producer, value: Any) -> None:
+    told = refusal(producer, KEYED, max_retries=value)
+    assert told.startswith("max_retries must be a whole number from 0 to 16, the MAX_RETRIES of topic ")
+
+
+@pytest.mark.parametrize(
+    "value", [0, 31, 1.5, "3", True, 10**400, timedelta(0), timedelta(milliseconds=1500)]
+)
+def test_a_time_out_is_at_most_that_of_the_topic(producer: Producer, value: Any) -> None:
+    told = refusal(producer, KEYED, timeout=value)
+    assert told.startswith("timeout must be whole seconds from 1 to 30, the TIMEOUT of topic ")
+
+
+def test_the_limits_are_the_first_entry_of_the_meta_where_the_scripts_look_for_them(
+    producer: Producer,
+) -> None:
+    def head(**options: Any) -> bytes:
+        out = producer.build(KEYED, {}, key="k", headers={" ": "x"}, **options)
+        return (out.envelope or b"").partition(b',"headers')[0]
+
+    assert head(max_retries=0) == b'0 {"!":"0 "'
+    assert head(timeout=30) == b'0 {"!":" 30"'
+    assert head(max_retries=16, timeout=1) == b'0 {"!":"16 1"'
+
+
 def test_what_travels_with_a_keyed_body_comes_back(producer: Producer) -> None:
     out = producer.build(
-        KEYED, {"a": 1}, key="k", headers={"trace": "ü"}, expires=TOMORROW, slot_basis="shop 7"
+        KEYED,
+        {"a": 1},
+        key="k",
+        headers={"trace": "ü"},
+        expires=TOMORROW,
+        slot_basis="shop 7",
+        max_retries=3,
+        timeout=timedelta(seconds=20),
     )
     assert out.envelope is not None
-    body, expires_ms, basis, headers, origin, bodies = decode_envelope(out.envelope)
+    body, expires_ms, basis, headers, origin, bodies, retries, timeout = decode_envelope(out.envelope)
     assert (body, basis, headers, origin) == (b'{"a":1}', "shop 7", {"trace": "ü"}, None)
-    assert bodies is None
+    assert (bodies, retries, timeout) == (None, 3, 20)
     assert 0 <= expires_ms - TOMORROW.timestamp() * 1000 < 1
 
 

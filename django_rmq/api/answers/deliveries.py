@@ -31,6 +31,7 @@ class DeliveryAnswer(Answer):
     key = maybe(serializers.CharField)
     headers = serializers.DictField()
     retries_left = serializers.IntegerField()
+    timeout = serializers.IntegerField(help_text="Seconds until this delivery times out")
     bodies = serializers.ListField(
         child=Anything(allow_null=True),
         help_text="Topics with ACCUMULATE: all bodies in the order of sending",
@@ -41,7 +42,9 @@ class TakenAnswer(Answer):
     """The messages that a consumer has taken or holds."""
 
     messages = DeliveryAnswer(many=True)
-    timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
+    timeout = serializers.IntegerField(
+        help_text="Seconds until a delivery times out that has no time-out of its own"
+    )
     next_slot = maybe(help_text="`held` only: the value of `first` for the next request; null: these are all")
     wait_refused = serializers.BooleanField(
         help_text="Too many requests were waiting, so this one did not wait; repeat it after Retry-After"
@@ -65,6 +68,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
                 "key": one.key,
                 "headers": one.headers,
                 "retries_left": one.retries_left,
+                "timeout": one.timeout,
                 "bodies": [body_of(one.topic, raw)[0] for raw in collected]
                 if declared.accumulate
                 else [body],

@@ -34,6 +34,8 @@ class MessageAnswer(Answer):
     headers = serializers.DictField()
     slot_basis = maybe(serializers.CharField)
     expires_ms = maybe()
+    max_retries = maybe(help_text="The message's own number of retries; null: that of its topic")
+    timeout = maybe(help_text="The message's own time-out in seconds; null: that of its topic")
     failed = serializers.CharField(allow_blank=True)
     failures = serializers.IntegerField()
     first_failed_ms = maybe()
@@ -85,6 +87,8 @@ def copy(one: Copy) -> dict[str, Any]:
         "headers": one.headers,
         "slot_basis": one.slot_basis,
         "expires_ms": one.expires_ms or None,
+        "max_retries": one.max_retries,
+        "timeout": one.timeout,
         "failed": one.failed,
         "failures": one.failures,
         "first_failed_ms": one.first_failed_ms,

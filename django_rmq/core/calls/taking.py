@@ -29,7 +29,9 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
-            return Prepared("ok", moment(reply[1]), int(reply[2]), deliveries, is_suspect=len(reply) > 6)
+            due, receipt, is_suspect = moment(reply[1]), int(reply[2]), reply[6:7] == [b"suspect"]
+            timeout = reply[7] if len(reply) > 7 else None
+            return Prepared("ok", due, receipt, deliveries, is_suspect=is_suspect, timeout=timeout)
         if word == b"more":
             return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":
@@ -47,8 +49,9 @@ def _held(reply: list[Any]) -> list[Held] | None:
     rows, found = reply[1], []
     for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
         receipt, original, *mark = (record or b"0 0").split(b" ")
-        left = int(float(score)) % 1000
-        found.append(Held(Delivery(member, float(original), left, envelope), int(receipt), bool(mark)))
+        original, _, timeout = original.partition(b":")
+        delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)
+        found.append(Held(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from django_rmq.core.consumer.acquiring import Acquiring
 from django_rmq.core.consumer.ending import Ending
@@ -78,10 +79,11 @@ class Answering:
     def _take(self, place: Place, reply: Prepared, at: float) -> None:
         """Process messages that were handed out."""
         topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
+        start = partial(self._feeding.start, is_suspect=reply.is_suspect, timeout=reply.timeout)
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._room.bytes.weigh(topic, deliveries)
         if topic.serial:
-            self._feeding.start(place, receipt, deliveries, at, total, is_suspect=reply.is_suspect)
+            start(place, receipt, deliveries, at, total)
             self._schedule.look_at(place, reply.next_due)
             return
         size = self._room.batch_size(topic)
@@ -90,10 +92,9 @@ class Answering:
             len(deliveries) if topic.name in self._room.overlap else 1 if topic.flow else self._room.threads
         )
         share = -(-len(deliveries) // (size * parts)) * size
-        for start in range(0, len(deliveries), share):
-            part = deliveries[start : start + share]
-            weight = total * len(part) // len(deliveries)
-            self._feeding.start(place, receipt, part, at, weight, is_suspect=reply.is_suspect)
+        for first in range(0, len(deliveries), share):
+            part = deliveries[first : first + share]
+            start(place, receipt, part, at, total * len(part) // len(deliveries))
         # Senders wake this worker only after a prepare that finds nothing, and other threads are free.
         self._schedule.ready(place)
 

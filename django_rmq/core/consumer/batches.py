@@ -52,6 +52,7 @@ class Batch:
         "size",
         "stale",
         "thread",
+        "timeout",
     )
 
     def __init__(
@@ -88,6 +89,8 @@ class Batch:
         given up."""
         self.size = 0
         """The size of its messages in bytes."""
+        self.timeout: float = messages[0].topic.timeout
+        """Seconds from ``confirmed`` until the first of its messages times out."""
         self.cost = 0.0
         """The seconds of work estimated when it was queued."""
 

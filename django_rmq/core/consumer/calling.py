@@ -173,18 +173,24 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
     found: list[list[Message]] = []
     fresh: list[Message] = []
     for message in messages:
-        if message.retries_left < message.topic.max_retries:
+        if _has_failed(message):
             found.append([message])
         else:
             fresh.append(message)
     return [fresh[at : at + size] for at in range(0, len(fresh), size)] + found
 
 
+def _has_failed(message: Message) -> bool:
+    # The envelope is read only if the message has fewer retries than its topic.
+    left = message.retries_left
+    return left < message.topic.max_retries and left < message.max_retries
+
+
 def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
     found: list[list[Message]] = []
     has_room = False
     for message in messages:
-        is_fresh = message.retries_left >= message.topic.max_retries
+        is_fresh = not _has_failed(message)
         if is_fresh and has_room and len(found[-1]) < size:
             found[-1].append(message)
         else:

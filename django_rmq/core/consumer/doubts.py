@@ -100,7 +100,9 @@ class Recovery:
             # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
             is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
             size = self._room.bytes.weigh(place.topic, begin)
-            self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect)
+            own = [thing.timeout for thing in things if thing.timeout is not None]
+            timeout = min(place.topic.timeout, *own) if own else None
+            self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
         if back:
             self._settling.release(place, receipt, back)
 

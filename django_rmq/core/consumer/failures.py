@@ -80,7 +80,7 @@ def chosen_delay(message: Message) -> int | None:
     function = message.topic.backoff.function
     if function is None:
         return None
-    failures = message.topic.max_retries - message.retries_left + 1
+    failures = message.max_retries - message.retries_left + 1
     try:
         return delay_ms(function(failures))
     except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises

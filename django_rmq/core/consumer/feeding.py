@@ -69,10 +69,11 @@ class Feeding:
         size: int,
         *,
         is_suspect: bool = False,
+        timeout: int | None = None,
     ) -> None:
         """Pass ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
 
-        They were handed out by a call that was sent ``at``.
+        They were handed out by a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
         if place.blocked_by:
             # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
@@ -81,6 +82,8 @@ class Feeding:
         messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in deliveries]
         batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
         batch.size = size
+        if timeout is not None:
+            batch.timeout = timeout
         thread = self._room.thread_for(place, self._hand.load)
         self._hand.add(batch)
         self._room.started(batch)

@@ -39,7 +39,8 @@ class Heartbeat(threading.Thread):
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
-        # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out.
+        # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
+        # also those of single messages.
         self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
         self._stopped = threading.Event()
         self._complain = Complaints(logger)
@@ -63,10 +64,11 @@ class Heartbeat(threading.Thread):
             thread = batch.thread
             if batch.abandoned or (thread is not None and not thread.is_alive()):
                 continue
+            self._pause = min(self._pause, batch.timeout / 12)
             since = batch.running_since
             if since is not None and now - since > batch.topic.max_runtime:
                 self._abandon(batch, now - since)
-            elif now - batch.confirmed >= batch.topic.timeout / 3:
+            elif now - batch.confirmed >= batch.timeout / 3:
                 due.append(batch)
         if due:
             try:

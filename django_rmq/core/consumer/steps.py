@@ -88,7 +88,7 @@ class Steps:
         # Messages of a list that failed have begun: they are settled one by one, however long that takes.
         is_again = at < batch.begun
         batch.begun = max(batch.begun, end)
-        if now > batch.confirmed + batch.topic.timeout / 2 or batch.abandoned:
+        if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:
             return False
         if batch.topic.is_strict and batch.stale:
             return False

@@ -36,7 +36,7 @@ class Suspects:
     def add(self, batch: Batch) -> bool:
         """Add a suspect; return whether it may run now. If not, a later ``remove`` returns it."""
         left = batch.messages[0].retries_left
-        kind = _Kind(left == 0, batch.topic.max_retries - left >= GRAVE)
+        kind = _Kind(left == 0, batch.messages[0].max_retries - left >= GRAVE)
         waits = kind.is_last and bool(self._kinds)
         waits = waits or any(one.is_last or (one.is_grave and kind.is_grave) for one in self._kinds.values())
         self._kinds[batch] = kind

@@ -199,7 +199,7 @@ class ExecutorThread(threading.Thread):
 
     def _work_each(self, batch: Batch) -> None:
         function, messages, states = self._around(batch), batch.messages, self._states_of(batch)
-        half, patience = batch.topic.timeout / 2, self._patience(batch)
+        half, patience = batch.timeout / 2, self._patience(batch)
         tally, flushed, is_held = Tally(batch), uptime(), False
         for i, message in enumerate(messages, 1):
             batch.begun = i
@@ -250,7 +250,7 @@ class ExecutorThread(threading.Thread):
             # Otherwise the good messages would run in another list with the bad one.
             is_again = at < batch.begun
             batch.begun = max(batch.begun, end)
-            late = now > batch.confirmed + batch.topic.timeout / 2
+            late = now > batch.confirmed + batch.timeout / 2
             is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
             if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break

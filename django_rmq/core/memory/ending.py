@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django_rmq.core.memory.failing import end_failed, end_marked, forget_ended, land, release_one
 from django_rmq.core.memory.numbers import bounded
+from django_rmq.core.memory.owning import stamp
 from django_rmq.core.memory.refusing import check_batch
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake_at_gate
@@ -74,5 +75,5 @@ def extend(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     held = [slot.holds(receipt, member) for member in members]
     for member, holds in zip(members, held, strict=True):
         if holds:
-            slot.prepare[member] = float(slot.now_s * 1000 + int(slot.prepare[member] % 1000))
+            slot.prepare[member] = stamp(slot, slot.flight(member).timeout, int(slot.prepare[member] % 1000))
     return _words(slot, held)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from django_rmq.core.memory.collecting import collects, dead_body, join, joined_death, joined_if
 from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import first_score, keeps_first, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
 from django_rmq.core.words.failures import FailureRecord
@@ -154,7 +155,7 @@ def go_on(
         die(slot, copy, what, error, 1)
         return None
     if delay_ms is None:
-        delay_ms = backoff_ms(slot, slot.max_retries - left, index)
+        delay_ms = backoff_ms(slot, own_retries(slot, copy.kept) - left, index)
     note_failure(slot, copy, what, error)
     if delay_ms > 0:
         slot.retry[copy.member] = slot.now_ms + delay_ms + left / 1024

@@ -6,6 +6,7 @@ import re
 
 from django_rmq.core.memory.collecting import join
 from django_rmq.core.memory.failing import Copy, give_back, go_on
+from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import Slot
 from django_rmq.core.memory.waking import earliest
@@ -56,7 +57,8 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
         slot.count("claim_returned")
         if spent:
             copy = Copy.of(slot, member, score, kept)._replace(is_outdated=is_outdated)
-            dues.append(go_on(slot, copy, budget(slot, score, member), "timed_out", b"", None, 2 * index + 1))
+            left = budget(slot, score, member, own_retries(slot, kept))
+            dues.append(go_on(slot, copy, left, "timed_out", b"", None, 2 * index + 1))
         else:
             if is_outdated:
                 join(slot, member, kept)

@@ -53,13 +53,13 @@ def fraction(score: float) -> float:
     return floor(score % 1 * 1024 + 0.5)
 
 
-def budget(slot: Slot, score: float, member: bytes) -> int:
-    """Return the retries left for a delivery of ``member`` that is taken with this score."""
+def budget(slot: Slot, score: float, member: bytes, most: int) -> int:
+    """Return the retries left of ``most`` for a delivery of ``member`` that is taken with this score."""
     if slot.topic.is_fifo:
         failure = slot.failure_of(member)
-        return bounded(slot.max_retries - (failure.times if failure else 0), 0, slot.max_retries)
+        return bounded(most - (failure.times if failure else 0), 0, most)
     if not is_retry(slot, score):
-        return slot.max_retries
+        return most
     q = floor(score)
     if slot.topic.is_priority and score > floor_priority(slot):
         q = fraction(score)

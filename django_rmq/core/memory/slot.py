@@ -27,29 +27,35 @@ ENDING = (
 )  # fmt: skip
 CLAIMING = ("claimants", "claim", "claims", "claim_body")
 
-_IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*) ?(\S*)")
+_IN_FLIGHT = re.compile(rb"(\d+) ([^ :]+):?(\d*) ?(\S*) ?(\S*)")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class InFlight(NamedTuple):
-    """The record in ``inflight_{K}`` of a delivery: its receipt, its original score, and a person's mark."""
+    """The record in ``inflight_{K}`` of a delivery: its receipt, its original score, its own time-out, and a person's mark."""
 
     receipt: int
     score: float
     mark: str = ""
     outlived: str = ""
     """``outlived``, if a newer copy of it was buried."""
+    timeout: int | None = None
+    """In seconds. None: that of the topic."""
 
     @classmethod
     def parse(cls, raw: bytes | None) -> InFlight:
         match = _IN_FLIGHT.match(raw or b"")
         if match is None:
             return cls(0, 0.0)
-        return cls(int(match[1]), float(match[2]), match[3].decode(), match[4].decode())
+        timeout = int(match[3]) if match[3] else None
+        return cls(int(match[1]), float(match[2]), match[4].decode(), match[5].decode(), timeout)
 
     def encode(self) -> bytes:
-        return f"{self.receipt} {score_text(self.score)} {self.mark} {self.outlived}".rstrip().encode()
+        timeout = "" if self.timeout is None else f":{self.timeout}"
+        return (
+            f"{self.receipt} {score_text(self.score)}{timeout} {self.mark} {self.outlived}".rstrip().encode()
+        )
 
 
 class Slot:

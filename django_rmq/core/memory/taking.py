@@ -10,6 +10,7 @@ from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_re
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Candidates, Cursor, Entry, candidates
+from django_rmq.core.memory.owning import own_retries, own_timeout, stamp
 from django_rmq.core.memory.pacing import pace, spend
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
@@ -73,7 +74,7 @@ def held(slot: Slot, owner: str, offset: int = 0, limit: int = 1000) -> list[Hel
     for member, score in slot.prepare.rows()[offset : offset + min(limit, BATCH)]:
         record = slot.flight(member)
         delivery = Delivery(member, record.score, int(score) % 1000, slot.prepare_body.get(member))
-        found.append(Held(delivery, record.receipt, bool(record.mark)))
+        found.append(Held(delivery, record.receipt, bool(record.mark), record.timeout))
     return found
 
 
@@ -126,7 +127,9 @@ def prepare(
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
     is_suspect = is_suspicious(slot, chosen.taken[0].member)
-    return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect)
+    own = [seconds for each in chosen.taken if (seconds := own_timeout(each.envelope)) is not None]
+    timeout = min(slot.timeout, *own) if own else None
+    return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect, timeout=timeout)
 
 
 def next_receipt(slot: Slot) -> int:
@@ -182,7 +185,8 @@ def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
         refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
         if refused or (taken and (alone or size > max_bytes)):
             return Chosen(taken, lapsed, refused, cut=True)
-        taken.append(Delivery(member, score, budget(slot, score, member), envelope or None))
+        left = budget(slot, score, member, own_retries(slot, envelope))
+        taken.append(Delivery(member, score, left, envelope or None))
         if alone:
             return Chosen(taken, lapsed, refused=False, cut=i + 1 < len(free))
     return Chosen(taken, lapsed, refused=False, cut=False)
@@ -190,11 +194,12 @@ def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
 
 def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) -> None:
     """Move the chosen messages to Prepare."""
-    for member, score, left, _ in taken:
+    for member, score, left, envelope in taken:
+        timeout = own_timeout(envelope)
         del slot.store[member]
         supersede_resting(slot, member)
-        slot.prepare[member] = float(slot.now_s * 1000 + left)
-        slot.inflight[member] = InFlight(receipt, score).encode()
+        slot.prepare[member] = stamp(slot, timeout, left)
+        slot.inflight[member] = InFlight(receipt, score, timeout=timeout).encode()
         if member in slot.body:
             # A delivery has its own copy of the body, because a newer one may arrive while it runs.
             slot.prepare_body[member] = slot.body.pop(member)

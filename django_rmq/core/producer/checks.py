@@ -198,6 +198,27 @@ def check_headers(headers: object) -> dict[str, str] | None:
     return found or None
 
 
+def check_max_retries(topic: Topic, value: object) -> int:
+    """Return how often a message may be tried again, or raise ``InvalidMessage``."""
+    if not is_whole(value) or not 0 <= value <= topic.max_retries:
+        raise InvalidMessage(
+            f"max_retries must be a whole number from 0 to {topic.max_retries}, the MAX_RETRIES of topic {topic.name}, "
+            f"got {shown(value)}"
+        )
+    return value
+
+
+def check_timeout(topic: Topic, value: object) -> int:
+    """Return the time-out of a message in seconds, or raise ``InvalidMessage``."""
+    seconds = value / timedelta(seconds=1) if isinstance(value, timedelta) else value
+    if not is_number(seconds) or seconds != int(seconds) or not 1 <= seconds <= topic.timeout:
+        raise InvalidMessage(
+            f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, as a number "
+            f"or a timedelta, got {shown(value)}"
+        )
+    return int(seconds)
+
+
 def check_stored_basis(basis: bytes) -> str:
     """Return a slot basis in the form in which the envelope of a keyed message holds it."""
     # It is stored beside the body, so that the slot can be found again when the slot count changes.

@@ -14,8 +14,10 @@ from django_rmq.core.producer.checks import (
     check_fixed_time,
     check_headers,
     check_key,
+    check_max_retries,
     check_score,
     check_stored_basis,
+    check_timeout,
 )
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import MAX_PRIORITY, shown
@@ -37,6 +39,8 @@ class Send:
     slot_basis: object = None
     headers: Mapping[str, str] | None = field(default=None, hash=False)
     expires: datetime | int | None = None
+    max_retries: int | None = None
+    timeout: int | timedelta | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options given beside the body."""
@@ -154,13 +158,15 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
     raw = encode_body(topic, body)
     basis = basis_of(topic, body, given("slot_basis"))
     key, headers, expires = given("key"), given("headers"), given("expires")
+    retries, timeout = given("max_retries"), given("timeout")
     if topic.is_strict and basis is None and key is None:
         # Messages that name no entity stand in one line; their generated keys would scatter them.
         basis = topic.name.encode()
     if topic.identity == "body":
-        if key is not None or headers or expires is not None:
+        if key is not None or headers or expires is not None or retries is not None or timeout is not None:
             raise InvalidMessage(
-                f"topic {topic.name} has IDENTITY 'body': key, headers and expires require IDENTITY 'key'"
+                f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
+                "IDENTITY 'key', because equal bodies merge into one message"
             )
         return places.outgoing(topic, basis, raw, score)
     member = check_key(key)
@@ -171,6 +177,8 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
         check_headers(headers),
         new_origin() if topic.origin else None,
         (raw,) if topic.accumulate else None,
+        None if retries is None else check_max_retries(topic, retries),
+        None if timeout is None else check_timeout(topic, timeout),
     )
     return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
 

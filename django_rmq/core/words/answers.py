@@ -41,6 +41,8 @@ class Prepared(NamedTuple):
     """After ``moved``: the current slot count of the slot."""
     is_suspect: bool = False
     """Whether it is a single message whose last delivery timed out; it may have killed its process."""
+    timeout: int | None = None
+    """The shortest time-out in seconds, if messages have one of their own."""
 
 
 class Acquired(NamedTuple):
@@ -59,6 +61,8 @@ class Held(NamedTuple):
     receipt: int
     marked: bool
     """Whether a person has removed or buried it; the message is gone when the delivery ends, whatever the outcome."""
+    timeout: int | None = None
+    """The message's own time-out in seconds, if it has one."""
 
 
 class Claimed(NamedTuple):

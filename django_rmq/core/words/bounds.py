@@ -66,6 +66,7 @@ __all__ = [
     "MAX_AGE",
     "MAX_DURATION_MS",
     "MAX_INSTANT_MS",
+    "MAX_TIMEOUT",
     "delay_ms",
     "is_number",
     "is_whole",
@@ -77,6 +78,9 @@ MAX_PRIORITY = 1 << 43
 
 MAX_RETRIES_LIMIT = 999
 """The maximum MAX_RETRIES: the Prepare score keeps it in three decimal digits."""
+
+MAX_TIMEOUT = 604_800
+"""The maximum TIMEOUT in seconds: a week."""
 
 MAX_KEY_BYTES = 512
 """The maximum size of the key of a keyed message, in bytes of UTF-8."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,10 +27,19 @@ class Envelope(NamedTuple):
     """What identifies the send (topics with ORIGIN). All copies of the message keep it."""
     bodies: tuple[bytes, ...] | None = None
     """All bodies, in the order of sending (topics with ACCUMULATE); ``body`` is the last one. None: there is just one."""
+    max_retries: int | None = None
+    """How often the message may be tried again, but at most as often as its topic allows. None: that often."""
+    timeout: int | None = None
+    """Seconds until a delivery of the message times out, but at most its topic's. None: those."""
+
+
+_LIMITS = re.compile(r"(\d*) (\d*)")
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """Return ``expires_ms SP meta-JSON LF body``. Scripts read only the leading number.
+    """Return ``expires_ms SP meta-JSON LF body``. Scripts read only the leading number, and the limits.
+
+    The limits are the first entry of the meta: ``!`` comes before the name of any other.
 
     With ``bodies`` the number has an additional leading 0, and behind the LF is what `collected` returns.
     """
@@ -40,9 +50,22 @@ def encode_envelope(envelope: Envelope) -> bytes:
         meta["headers"] = envelope.headers
     if envelope.origin is not None:
         meta["origin"] = envelope.origin
+    if envelope.max_retries is not None or envelope.timeout is not None:
+        meta["!"] = f"{_text(envelope.max_retries)} {_text(envelope.timeout)}"
     if envelope.bodies is not None:
         return b"0%d %s\n%s" % (envelope.expires_ms, encode_json(meta), collected(envelope.bodies))
     return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
+
+
+def _text(limit: int | None) -> str:
+    return "" if limit is None else str(limit)
+
+
+def _limits(text: object) -> tuple[int | None, int | None]:
+    match = _LIMITS.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None, None
+    return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
 def collected(bodies: Sequence[bytes]) -> bytes:
@@ -79,6 +102,7 @@ def decode_envelope(raw: bytes) -> Envelope:
             meta.get("headers"),
             origin if isinstance(origin, str) and origin else None,
             bodies,
+            *(_limits(meta["!"]) if "!" in meta else ()),
         )
     except (ValueError, AttributeError):
         return Envelope(raw)

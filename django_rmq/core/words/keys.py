@@ -8,7 +8,7 @@ key                  type    member -> score, or field -> value
 ===================  ======  ====================================================================
 ``K``                zset    Store: member -> due ms, or priority; or a retry score; fifo: due ms + sequence / 1024
 ``prepare_{K}``      zset    member -> seconds * 1000 + retries left
-``inflight_{K}``     hash    member -> "receipt original_score [mark [outlived]]"
+``inflight_{K}``     hash    member -> "receipt original_score[:timeout] [mark [outlived]]"
 ``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
 ``dead_{K}``         zset    member -> ms of death
 ``deaths_{K}``       hash    member -> the record of the death

@@ -119,6 +119,18 @@ class Message:
         return f"{self.topic.slots}.{self.slot}.{self.receipt}.{digest}"
 
     @property
+    def max_retries(self) -> int:
+        """How often the message may be tried again in all: its own MAX_RETRIES, or its topic's."""
+        own = self.envelope.max_retries
+        return self.topic.max_retries if own is None else min(own, self.topic.max_retries)
+
+    @property
+    def timeout(self) -> int:
+        """The seconds until a delivery of the message times out: its own TIMEOUT, or its topic's."""
+        own = self.envelope.timeout
+        return self.topic.timeout if own is None else min(own, self.topic.timeout)
+
+    @property
     def retries_left(self) -> int:
         """How often the message may still be tried after this delivery."""
         return self.delivery.retries_left

@@ -40,6 +40,8 @@ PER_LINE = (
     "slot_basis",
     "headers",
     "expires",
+    "max_retries",
+    "timeout",
 )
 
 
@@ -66,12 +68,12 @@ class Command(RmqCommand):
             help=f"with --jsonl: each line is an object with a body and its own options: {', '.join(PER_LINE)}",
         )
         self._add_options(parser)
+        self._add_keyed_options(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     @staticmethod
     def _add_options(parser: ArgumentParser) -> None:
         """Add the options of a message."""
-        parser.add_argument("--key", help="IDENTITY key: messages with equal keys are the same message")
         parser.add_argument("--priority", type=int, metavar="N", help="priority topics: the priority")
         parser.add_argument(
             "--time-range",
@@ -98,6 +100,11 @@ class Command(RmqCommand):
         parser.add_argument(
             "--slot-basis", metavar="TEXT", help="messages with the same text go to the same slot"
         )
+
+    @staticmethod
+    def _add_keyed_options(parser: ArgumentParser) -> None:
+        """Add the options of messages with keys."""
+        parser.add_argument("--key", help="IDENTITY key: messages with equal keys are the same message")
         parser.add_argument(
             "--header",
             action="append",
@@ -109,6 +116,18 @@ class Command(RmqCommand):
             "--expires",
             metavar="WHEN",
             help="IDENTITY key: not delivered after this time, in the form of --at",
+        )
+        parser.add_argument(
+            "--max-retries",
+            type=at_least(0),
+            metavar="N",
+            help="IDENTITY key: fewer retries than the topic's",
+        )
+        parser.add_argument(
+            "--timeout",
+            type=at_least(1),
+            metavar="SECONDS",
+            help="IDENTITY key: a shorter time-out than the topic's",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -153,8 +172,11 @@ class Command(RmqCommand):
             raise CommandError(f"the topic is full: it refused {outcomes['refused']} messages", returncode=1)
 
 
+_AS_GIVEN = ("key", "priority", "time_range", "delay", "slot_basis", "max_retries", "timeout")
+
+
 def _shared(options: dict[str, Any]) -> dict[str, Any]:
-    found = {name: options[name] for name in ("key", "priority", "time_range", "delay", "slot_basis")}
+    found = {name: options[name] for name in _AS_GIVEN}
     if options["after"] is not None:
         found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
     elif options["at"] is not None:

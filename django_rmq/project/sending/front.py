@@ -14,19 +14,17 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from django_rmq.core.producer.checks import check_durability
-from django_rmq.core.producer.placing import OPTIONS, Outgoing, Send
-from django_rmq.core.producer.sending import takes_bodies
+from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
-from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.project import connections, outbox
+from django_rmq.project.sending.bulk import Bulk
 from django_rmq.project.sending.commit import defer_removal, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch, observers
 from django_rmq.project.sending.failures import explained, too_full
 from django_rmq.project.sending.results import RemoveResult
 from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing, telemetry
+from django_rmq.project.watching import telemetry
 
 
 def send_message(
@@ -41,6 +39,8 @@ def send_message(
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
+    max_retries: int | None = None,
+    timeout: int | timedelta | None = None,
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
@@ -49,7 +49,8 @@ def send_message(
     """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
 
     ``time_range`` and ``delay`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms
-    since the epoch. ``key``, ``headers`` and ``expires`` need IDENTITY "key". ``slot_basis`` chooses the slot:
+    since the epoch. ``key``, ``headers``, ``expires``, ``max_retries`` and ``timeout`` need IDENTITY "key".
+    ``max_retries`` and ``timeout`` (seconds) are at most those of the topic. ``slot_basis`` chooses the slot:
     messages of equal basis run one after the other. ``using`` names the database whose commit to wait for.
     ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's
     disk. Each waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises
@@ -75,6 +76,8 @@ def ensure_message(
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
+    max_retries: int | None = None,
+    timeout: int | timedelta | None = None,
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
@@ -96,6 +99,8 @@ def send_messages(
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
+    max_retries: int | None = None,
+    timeout: int | timedelta | None = None,
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
@@ -122,7 +127,7 @@ def send_messages(
         chunks = [list(bodies)]
     else:
         chunks = batched(bodies, ROUND_TRIP)
-    bulk = _Bulk(declared, shared, wanted, connection, using)
+    bulk = Bulk(declared, shared, wanted, connection, using)
     with telemetry.sending(declared, waits=connection is not None) as call:
         try:
             for chunk in chunks:
@@ -234,67 +239,3 @@ def _send_one(
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result
-
-
-class _Bulk:
-    """The messages of one call of ``send_messages``, chunk by chunk."""
-
-    def __init__(
-        self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any, using: str | None
-    ) -> None:
-        self.results = SendResults(topic.name)
-        self.under_way = 0
-        """The number of messages of which it is not known whether they have been sent."""
-        self._topic = topic
-        self._producer = connections.get_producer()
-        self._shared = shared
-        self._wanted = wanted
-        self._connection = connection
-        self._using = using
-        self._is_plain = (
-            connection is None
-            and not topic.outbox
-            and takes_bodies(topic)
-            and not {"slot_basis", "headers", "expires"} & set(shared)
-            and wanted == STORED
-        )
-
-    def send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
-        """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
-        self.under_way = len(chunk)
-        self._send(chunk, call)
-        self.under_way = 0
-
-    def _send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
-        if self._is_plain and not observers and Send not in set(map(type, chunk)):
-            self._send_plain(chunk)
-            return
-        built, seen = [], []
-        for index, item in enumerate(chunk, len(self.results)):
-            body, options = item, self._shared
-            if isinstance(item, Send):
-                body, options = item.body, {**self._shared, **item.options()}
-            try:
-                built.append(self._producer.build(self._topic, body, **call.options(options)))
-            except CallerError as error:
-                raise type(error)(f"item {index}: {error}{self._so_far()}") from None
-            seen.append((body, options))
-        self.results.extend(
-            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
-        )
-
-    def _send_plain(self, bodies: Sequence[Any]) -> None:
-        """Send bodies that share all options, at once."""
-        connections.agree(self._topic)
-        before = len(self.results)
-        try:
-            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._shared)
-        except CallerError as error:
-            raise type(error)(f"{error}{self._so_far()}") from None
-        except SlotMoved as error:
-            raise explained(self._topic, error) from error
-        if announcing.are_sends_watched(self._topic.name):
-            announcing.sent(self._topic.name, self.results[before:])
-
-    def _so_far(self) -> str:
-        return f"; the {len(self.results)} messages before it were sent" if self.results else ""

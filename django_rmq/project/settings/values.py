@@ -9,12 +9,9 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.core.words.bounds import LARGEST, MAX_AGE, is_number, is_whole
+from django_rmq.core.words.bounds import LARGEST, MAX_AGE, MAX_TIMEOUT, is_number, is_whole
 from django_rmq.core.words.keys import check_prefix
 from django_rmq.exceptions import ConfigurationError
-
-MAX_TIMEOUT = 604_800
-"""The maximum TIMEOUT in seconds: a week."""
 
 
 class Wanted(Exception):

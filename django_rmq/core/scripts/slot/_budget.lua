@@ -1,13 +1,13 @@
--- How many retries a delivery has left: by its score, or on fifo topics by its failures.
+-- How many retries a delivery has left of `most`: by its score, or on fifo topics by its failures.
 --
 -- needs: kind max_retries failures bounded is_retry floor_priority
 
-local function budget(score, member)
+local function budget(score, member, most)
   if kind == 'fifo' then
     local times = string.match(redis.call('HGET', failures, member) or '', '^%S+ (%d+) ')
-    return bounded(max_retries - (tonumber(times) or 0), 0, max_retries) -- rule: fifo_without_a_budget
+    return bounded(most - (tonumber(times) or 0), 0, most) -- rule: fifo_without_a_budget
   end
-  if not is_retry(score) then return max_retries end -- rule: budget_ignores_settings
+  if not is_retry(score) then return most end -- rule: budget_ignores_settings
   local q = score
   if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
   return bounded(math.floor(q) - 1, 0, max_retries) -- rule: one_delivery_more

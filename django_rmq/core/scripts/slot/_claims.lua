@@ -1,7 +1,7 @@
 -- Returning the messages of a claim, and the end of its lease.
 --
 -- needs: store retry failures body claimants claim claim_body
--- needs: kind now_ms count keeps_first budget parse_failure first_score go_on join
+-- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score go_on join
 -- needs: newest_claim note_claim close_claim forget_claimed
 
 -- The body moves with the message, unless a newer one is there. Returns it, and whether a newer one is there.
@@ -29,8 +29,8 @@ local function return_claimed(limit, spent)
     local kept, outdated = unclaim(member)
     if spent then
       local failure = parse_failure(redis.call('HGET', failures, member))
-      due = go_on(member, budget(number, member), 'timed_out', '', first_score(score, failure), failure, nil, i, kept,
-        outdated)
+      local left = budget(number, member, (own_limits(kept))) -- rule: claimed_with_all_retries
+      due = go_on(member, left, 'timed_out', '', first_score(score, failure), failure, nil, i, kept, outdated)
     else
       if outdated then join(member, kept) end -- rule: claimed_bodies_dropped
       if newer then count('dropped') end

@@ -39,7 +39,7 @@ end
 -- Take a delivery out of Prepare. Returns its score before it first failed, its last failure, its body and whether a newer one
 -- waits, if it has failed and neither a mark nor a rejection has ended it; else nil.
 local function end_delivery(member, record, what, text)
-  local score, mark, outlived = string.match(record, '^%d+ (%S+) ?(%S*) ?(%S*)')
+  local score, mark, outlived = string.match(record, '^%d+ ([^ :]+)%S* ?(%S*) ?(%S*)')
   score, mark = score or '0', mark or ''
   local failure = parse_failure(redis.call('HGET', failures, member))
   local origin = first_score(score, failure)

@@ -6,7 +6,7 @@
 local function first_in_flight()
   local first, records = math.huge, redis.call('HGETALL', inflight)
   for i = 2, #records, 2 do
-    first = math.min(first, tonumber(string.match(records[i], '^%d+ (%S+)')) or math.huge)
+    first = math.min(first, tonumber(string.match(records[i], '^%d+ ([^ :]+)')) or math.huge)
   end
   return first
 end
@@ -26,7 +26,7 @@ local function expire_due(limit)
   for i = 1, #late, 2 do
     local left = bounded(math.floor(tonumber(late[i + 1]) % 1000), 0, max_retries)
     local record = redis.call('HGET', inflight, late[i]) or '0 0'
-    local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
+    local score, mark = string.match(record, '^%d+ ([^ :]+)%S* ?(%S*)')
     local due
     if strict and mark == '' and tonumber(score) > to_blame then -- rule: strict_charges_all
       due = give_back(late[i], score)

@@ -1,13 +1,13 @@
 -- The end of a failed delivery: back to Store, to Retry, to Dead, or dropped for a newer send.
 --
--- needs: store retry max_retries now_ms
--- needs: backoff gives_up note_failure end_delivery text_of retry_score
+-- needs: store retry now_ms
+-- needs: own_limits backoff gives_up note_failure end_delivery text_of retry_score
 
 -- Move a failed message with the body `kept`: dropped for a newer copy, dead, or a retry. `outdated`: a newer body waits.
 -- `delay` nil: the topic's exponential back-off. Returns when the message can be taken again, or nil.
 local function go_on(member, left, what, text, origin, failure, delay, index, kept, outdated)
   if gives_up(member, left, what, text, origin, failure, kept, outdated) then return nil end
-  delay = delay or backoff(max_retries - left, index)
+  delay = delay or backoff(own_limits(kept) - left, index) -- rule: later_steps
   local due = now_ms
   if delay > 0 then -- rule: no_rest
     due = now_ms + delay

@@ -2,9 +2,11 @@
 --
 -- needs: store retry failures body now_ms count parse_failure first_score die
 
+-- Also returns whether the envelope has limits of its own.
 local function has_lapsed(envelope)
-  local expires = tonumber(string.match(envelope, '^(%d+) '))
-  return expires and expires > 0 and expires < now_ms -- rule: lapses_at_once
+  local text, mark = string.match(envelope, '^(%d+) {?"?(!?)')
+  local expires = tonumber(text)
+  return expires and expires > 0 and expires < now_ms, mark == '!' -- rule: lapses_at_once
 end
 -- Move members of a flat list of member, score from Store to Dead without a delivery.
 local function bury_lapsed(lapsed)

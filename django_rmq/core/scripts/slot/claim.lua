@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight     HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] inflight     HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[4] dead         ZSET  member -> ms of death
 -- KEYS[5] deaths       HASH  member -> death
 -- KEYS[6] failures     HASH  member -> last failure
@@ -54,6 +54,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _own
 -- include: _budget
 -- include: _retry_score
 -- include: _ledger
@@ -190,13 +191,12 @@ elseif not taken then
   end
   local total = math.min(#free / 2, limit)
   more = #rows == scan * 2 or total < #free / 2
-  local names, kept = {}, {}
+  local names, kept, bytes, lapsed = {}, {}, 0, {}
   for i = 1, total do
     names[i] = free[i * 2 - 1]
   end
   if total > 0 and redis.call('HLEN', body) > 0 then kept = redis.call('HMGET', body, unpack(names)) end
 
-  local bytes, lapsed = 0, {}
   for i = 1, total do
     local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
     if envelope and has_lapsed(envelope) then -- rule: claim_of_what_lapsed

@@ -1,7 +1,7 @@
 -- Heartbeat: restart the time-out of these deliveries; their receipt stays valid.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[3] stats     HASH  counter -> n
 -- KEYS[4] control   HASH  field -> value
 --
@@ -18,12 +18,20 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 -- include: _ledger
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
-local prefix, words, flat = receipt .. ' ', {}, {}
+local prefix, words, flat, timeout = receipt .. ' ', {}, {}, nil
+-- By how much a message's own time-out is shorter than its topic's.
+local function early(record)
+  local seconds = tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
+  if not seconds then return 0 end
+  timeout = timeout or tonumber(redis.call('HGET', control, 'timeout') or 0)
+  return math.max(0, timeout - seconds)
+end
 for i = 1, #records do
   local score = tonumber(present[i])
   if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
     words[i] = 'ok'
-    flat[#flat + 1] = string.format('%.0f', now_s * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
+    local since = now_s - early(records[i]) -- rule: extended_to_the_topic
+    flat[#flat + 1] = string.format('%.0f', since * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
     flat[#flat + 1] = ARGV[first + i - 1]
   else
     words[i] = 'stale'

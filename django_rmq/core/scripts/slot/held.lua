@@ -2,7 +2,7 @@
 -- Changes nothing.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[3] prepare_body HASH  member in flight -> envelope
 -- KEYS[4] control   HASH  field -> value
 --

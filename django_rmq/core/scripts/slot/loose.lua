@@ -4,7 +4,7 @@
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] retry      ZSET  member -> ms + retries/1024
 -- KEYS[4] dead       ZSET  member -> ms of death
--- KEYS[5] inflight   HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[5] inflight   HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[6] deaths     HASH  member -> death
 -- KEYS[7] failures   HASH  member -> last failure
 -- KEYS[8] body       HASH  member -> envelope

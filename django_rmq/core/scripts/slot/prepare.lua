@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store       ZSET  member -> due ms, or priority
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight    HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] inflight    HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[4] dead        ZSET  member -> ms of death
 -- KEYS[5] deaths      HASH  member -> death
 -- KEYS[6] failures    HASH  member -> last failure
@@ -38,8 +38,9 @@
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
---       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, 'suspect']}
---         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last delivery timed out
+--       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, suspect[, timeout]]}
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body
+--         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- check: types but claim claims claim_body
 -- The other keys of claims are touched only while something is claimed.
@@ -68,6 +69,7 @@ local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _numbers
 -- include: _retries
+-- include: _own
 -- include: _budget
 -- include: _retry_score
 -- include: _ledger
@@ -142,11 +144,13 @@ if total > 0 and redis.call('HLEN', body) > 0 then
 end
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
 local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
-local bodies = {}
+local bodies, shortest = {}, nil
 local ticket, last_text, flight = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-  if envelope and has_lapsed(envelope) then -- rule: lapsed_is_delivered
+  local is_over, is_limited = false, false
+  if envelope then is_over, is_limited = has_lapsed(envelope) end
+  if is_over then -- rule: lapsed_is_delivered
     lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
   else
     local alone = wary and suspicious(member) -- rule: suspect_in_company
@@ -157,7 +161,9 @@ for i = 1, total do
       break
     end
     local is_retried = i <= retries or (wary and kind == 'fifo')
-    local left = is_retried and budget(tonumber(score), member) or max_retries
+    local most, seconds = max_retries, nil
+    if is_limited then most, seconds = own_limits(envelope) end -- rule: limits_of_the_topic
+    local left = is_retried and budget(tonumber(score), member, most) or most
     plain = plain and left == expected
     dates[left] = dates[left] or text_of(stamp + left)
     local at = taken * 2 + 1
@@ -168,6 +174,12 @@ for i = 1, total do
     prepared[at], prepared[at + 1] = dates[left], member
     if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
     flights[at], flights[at + 1] = member, flight
+    if seconds then -- rule: time_out_of_the_topic
+      local short = math.min(seconds, timeout)
+      prepared[at] = text_of(stamp - (timeout - short) * 1000 + left)
+      flights[at + 1] = string.format('%s:%.0f', flight, seconds)
+      shortest = math.min(shortest or short, short)
+    end
     if alone then
       more, suspect = more or i < total, 'suspect' -- rule: suspect_untold
       break
@@ -187,7 +199,7 @@ if taken > 0 then
     free[i] = nil
   end
   return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
-    #kept > 0 and envelopes or {}, suspect }
+    #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end

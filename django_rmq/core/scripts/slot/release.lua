@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -49,7 +49,7 @@ for i = first, last do
     end_marked(member, record)
   else
     words[#words + 1], ended = 'ok', true
-    earliest = math.min(earliest, give_back(member, string.sub(record, #prefix + 1)) or math.huge)
+    earliest = math.min(earliest, give_back(member, string.match(record, '^[^ :]+', #prefix + 1)) or math.huge)
   end
 end
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end

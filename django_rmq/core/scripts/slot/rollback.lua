@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -31,6 +31,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _own
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake

@@ -1,0 +1,86 @@
+"""Sending many messages of one topic, chunk by chunk: the part of ``send_messages`` that is the same for each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django_rmq.core.producer.placing import Send
+from django_rmq.core.producer.sending import takes_bodies
+from django_rmq.core.words.results import STORED, Durability, SendResults
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import CallerError, SlotMoved
+from django_rmq.project import connections
+from django_rmq.project.sending.dispatching import dispatch, observers
+from django_rmq.project.sending.failures import explained
+from django_rmq.project.watching import announcing, telemetry
+
+_NOT_SHARED = {"slot_basis", "headers", "expires", "max_retries", "timeout"}
+"""Options that need a look at each message."""
+
+
+class Bulk:
+    """The messages of one call of ``send_messages``, chunk by chunk."""
+
+    def __init__(
+        self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any, using: str | None
+    ) -> None:
+        self.results = SendResults(topic.name)
+        self.under_way = 0
+        """The number of messages of which it is not known whether they have been sent."""
+        self._topic = topic
+        self._producer = connections.get_producer()
+        self._shared = shared
+        self._wanted = wanted
+        self._connection = connection
+        self._using = using
+        self._is_plain = (
+            connection is None
+            and not topic.outbox
+            and takes_bodies(topic)
+            and not _NOT_SHARED & set(shared)
+            and wanted == STORED
+        )
+
+    def send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
+        """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
+        self.under_way = len(chunk)
+        self._send(chunk, call)
+        self.under_way = 0
+
+    def _send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
+        if self._is_plain and not observers and Send not in set(map(type, chunk)):
+            self._send_plain(chunk)
+            return
+        built, seen = [], []
+        for index, item in enumerate(chunk, len(self.results)):
+            body, options = item, self._shared
+            if isinstance(item, Send):
+                body, options = item.body, {**self._shared, **item.options()}
+            try:
+                built.append(self._producer.build(self._topic, body, **call.options(options)))
+            except CallerError as error:
+                raise type(error)(f"item {index}: {error}{self._so_far()}") from None
+            seen.append((body, options))
+        self.results.extend(
+            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
+        )
+
+    def _send_plain(self, bodies: Sequence[Any]) -> None:
+        """Send bodies that share all options, at once."""
+        connections.agree(self._topic)
+        before = len(self.results)
+        try:
+            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._shared)
+        except CallerError as error:
+            raise type(error)(f"{error}{self._so_far()}") from None
+        except SlotMoved as error:
+            raise explained(self._topic, error) from error
+        if announcing.are_sends_watched(self._topic.name):
+            announcing.sent(self._topic.name, self.results[before:])
+
+    def _so_far(self) -> str:
+        return f"; the {len(self.results)} messages before it were sent" if self.results else ""
+
+
+__all__ = ["Bulk"]

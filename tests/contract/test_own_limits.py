@@ -1,0 +1,249 @@
+"""Messages with a number of retries and a time-out of their own: delivered by them, and kept wherever the message goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.topics import BackOff, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
+
+KINDS = [
+    pytest.param({"type": kind, "retry_priority": retry}, id=f"{kind.value}-{retry}")
+    for kind in TopicType
+    for retry in (["original", "lowest"] if kind is TopicType.PRIORITY else ["original"])
+]
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
+    return lambda **options: make_slot(
+        **{**request.param, "identity": "key", "backoff": NO_BACKOFF, "on_duplicate": "replace", **options}
+    )
+
+
+def send(slot: Slot, *members: bytes, **limits: Any) -> None:
+    envelopes = [slot.envelope(**limits) for _ in members]
+    if slot.topic.type is TopicType.RANGE_MERGE:
+        slot.send_merge(0, list(members), envelopes)
+    elif slot.topic.is_fifo:
+        slot.send_fifo(0, list(members), envelopes)
+    else:
+        slot.send_replace([slot.fresh_score()] * len(members), list(members), envelopes)
+
+
+def lefts(slot: Slot, member: bytes) -> list[int]:
+    """Fail every delivery until the member is dead; return the retries left to each."""
+    found: list[int] = []
+    while member not in slot.zset("dead"):
+        receipt, delivery = slot.take_one()
+        found.append(delivery.retries_left)
+        assert slot.fail(receipt, member) == ["ok"]
+        slot.clock.advance(ms=slot.topic.backoff.cap_ms)
+    return found
+
+
+# --- retries
+
+
+@pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT], ids=["at once", "resting"])
+@pytest.mark.parametrize("own", [0, 1, 3, 16])
+def test_a_message_that_always_fails_is_tried_as_often_as_it_says(
+    make: Callable[..., Slot], own: int, backoff: BackOff
+) -> None:
+    slot = make(backoff=backoff)
+    send(slot, b"a", max_retries=own)
+    assert lefts(slot, b"a") == list(range(own, -1, -1))
+
+
+def test_other_messages_have_the_retries_of_the_topic(make: Callable[..., Slot]) -> None:
+    slot = make(serial=False, order="loose")
+    send(slot, b"a", max_retries=1)
+    send(slot, b"b")
+    send(slot, b"c", timeout=5)
+    prepared = slot.take()
+    assert {each.member: each.retries_left for each in prepared.deliveries} == {b"a": 1, b"b": 16, b"c": 16}
+
+
+def test_a_number_above_that_of_the_topic_counts_as_that_of_the_topic(make: Callable[..., Slot]) -> None:
+    slot = make(max_retries=2)
+    send(slot, b"a", max_retries=900)
+    assert lefts(slot, b"a") == [2, 1, 0]
+
+
+def test_the_rests_between_few_retries_begin_with_the_shortest(make: Callable[..., Slot]) -> None:
+    slot = make(backoff=BackOff(1_000, 64_000))
+    send(slot, b"a", max_retries=2)
+    rests = []
+    for _ in range(2):
+        receipt, _delivery = slot.take_one()
+        slot.fail(receipt, b"a")
+        rests.append(int(slot.zset("retry")[b"a"]) - slot.now_ms)
+        slot.clock.advance(ms=64_000)
+    assert 500 <= rests[0] <= 1_000 <= rests[1] <= 2_000
+
+
+def test_a_later_send_brings_its_own_limits(make: Callable[..., Slot]) -> None:
+    slot = make()
+    send(slot, b"a", max_retries=1, timeout=3)
+    send(slot, b"a", max_retries=4)
+    prepared = slot.take()
+    assert prepared.deliveries[0].retries_left == 4
+    assert prepared.timeout is None
+
+
+def test_a_replay_has_the_retries_of_the_message_again(make: Callable[..., Slot]) -> None:
+    slot = make()
+    send(slot, b"a", max_retries=2)
+    assert lefts(slot, b"a") == [2, 1, 0]
+    assert slot.replay([b"a"]) == ["replayed"]
+    assert lefts(slot, b"a") == [2, 1, 0]
+
+
+def test_what_is_released_has_its_retries_again(make: Callable[..., Slot]) -> None:
+    slot = make()
+    send(slot, b"a", max_retries=2)
+    receipt, _ = slot.take_one()
+    slot.release(receipt, [b"a"])
+    assert lefts(slot, b"a") == [2, 1, 0]
+
+
+def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[..., Slot]) -> None:
+    slot = make()
+    send(slot, b"a", max_retries=1)
+    for number in (1, 2):
+        assert slot.claim("s", number, 1_000, 10).taken == 1
+        slot.clock.advance(ms=1_001)
+        slot.expire()
+    assert slot.where(b"a") == "D"
+
+
+# --- time-outs
+
+
+def test_a_delivery_times_out_by_the_time_out_of_its_message(make: Callable[..., Slot], clock: Clock) -> None:
+    slot = make(timeout=30, serial=False, order="loose")
+    send(slot, b"a", timeout=5)
+    send(slot, b"b")
+    assert len(slot.take().deliveries) == 2
+    clock.advance(seconds=5)
+    assert slot.expire() == 0
+    clock.advance(seconds=1)
+    assert slot.expire() == 1
+    assert set(slot.zset("prepare")) == {b"b"}
+    assert slot.counted("expired") == 1
+
+
+def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(
+    make: Callable[..., Slot], clock: Clock
+) -> None:
+    slot = make(timeout=5)
+    send(slot, b"a", timeout=900)
+    assert slot.take().timeout == 5
+    clock.advance(seconds=6)
+    assert slot.expire() == 1
+
+
+def test_extending_restarts_the_time_out_of_the_message(make: Callable[..., Slot], clock: Clock) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", max_retries=3, timeout=5)
+    receipt, _ = slot.take_one()
+    clock.advance(seconds=4)
+    assert slot.extend(receipt, [b"a"]) == ["ok"]
+    clock.advance(seconds=5)
+    assert slot.expire() == 0
+    clock.advance(seconds=1)
+    assert slot.expire() == 1
+    assert slot.take_one()[1].retries_left == 2
+
+
+def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=5)
+    receipt, _ = slot.take_one()
+    assert slot.bury([b"a"]) == ["in_flight"]
+    assert slot.extend(receipt, [b"a"]) == ["ok"]
+    clock.advance(seconds=6)
+    assert slot.expire() == 1
+    assert slot.where(b"a") == "D"
+
+
+def test_a_message_that_timed_out_waits_with_the_score_it_had(make: Callable[..., Slot]) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=5)
+    score = slot.zset("store")[b"a"]
+    receipt, _ = slot.take_one()
+    assert slot.release(receipt, [b"a"]) == ["ok"]
+    assert slot.zset("store") == {b"a": score}
+
+
+def test_who_takes_and_who_asks_what_he_holds_is_told_the_shortest_time_out(
+    make: Callable[..., Slot],
+) -> None:
+    slot = make(timeout=30, order="loose")
+    send(slot, b"a", timeout=9)
+    send(slot, b"b", timeout=4)
+    send(slot, b"c", max_retries=1)
+    assert slot.take().timeout == 4
+    held = slot.held("A")
+    assert {one.delivery.member: one.timeout for one in held} == {b"a": 9, b"b": 4, b"c": None}
+
+
+def test_a_suspect_is_told_with_its_time_out(make: Callable[..., Slot], clock: Clock) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=4)
+    slot.take_one()
+    clock.advance(seconds=5)
+    prepared = slot.take()
+    assert (prepared.is_suspect, prepared.timeout) == (True, 4)
+
+
+def test_the_next_look_at_a_slot_is_when_the_shortest_time_out_is_over(
+    make: Callable[..., Slot], clock: Clock
+) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=4)
+    slot.take_one()
+    due = slot.take(owner="B").next_due
+    assert due is not None
+    clock.advance(ms=due - slot.now_ms)
+    assert slot.expire() == 1
+    assert due <= 1_800_000_000_000 + 6_000
+
+
+# --- without limits
+
+
+def test_a_message_without_limits_leaves_no_trace_of_them(make: Callable[..., Slot]) -> None:
+    slot = make()
+    send(slot, b"a", headers={"!": "5 5"})
+    prepared = slot.take()
+    assert (prepared.timeout, prepared.deliveries[0].retries_left) == (None, 16)
+    assert b":" not in slot.hash("inflight")[b"a"]
+
+
+@pytest.mark.parametrize("head", [b'0 {"!":5}', b'0 {"!":"x y"}', b'0 {"!":"5"}', b"0 !", b'0 {"!'])
+def test_limits_that_cannot_be_read_are_those_of_the_topic(make: Callable[..., Slot], head: bytes) -> None:
+    slot = make()
+    sent = [head + b"\nbody"]
+    if slot.topic.type is TopicType.RANGE_MERGE:
+        slot.send_merge(0, [b"a"], sent)
+    elif slot.topic.is_fifo:
+        slot.send_fifo(0, [b"a"], sent)
+    else:
+        slot.send_replace([slot.fresh_score()], [b"a"], sent)
+    prepared = slot.take()
+    assert (prepared.timeout, prepared.deliveries[0].retries_left) == (None, 16)
+
+
+def test_collected_bodies_have_the_limits_of_the_last_send(
+    make_slot: Callable[..., Slot], clock: Clock
+) -> None:
+    slot = make_slot(TopicType.RANGE_MERGE, identity="key", accumulate=10, backoff=NO_BACKOFF)
+    for own in (5, 1):
+        slot.send_merge(0, [b"a"], [slot.envelope(b"x", bodies=(b"x",), max_retries=own, timeout=own)])
+    prepared = slot.take()
+    assert (prepared.timeout, prepared.deliveries[0].retries_left) == (1, 1)

@@ -41,7 +41,7 @@ class Copy:
     expires_ms: int
     slot_basis: str | None
     failed: str
-    """failed, timed_out, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
+    """failed, timed_out, overran, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
     failures: int
     first_failed_ms: int | None
     last_failed_ms: int | None

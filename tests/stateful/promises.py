@@ -34,6 +34,8 @@ class Flight:
     left: int
     promise: Promise
     marked: bool = False
+    cancelled: bool = False
+    """Whether its consumer is to be told so. A delivery that is cancelled is marked as well."""
 
 
 @dataclass

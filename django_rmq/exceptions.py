@@ -24,10 +24,10 @@
         ├── ServerFull            Redis is out of memory (or refuses to persist)
         └── ServerRefused         the server refuses the command
 
-    Retry, Reject               raised by listeners; not errors of RMQ
+    Retry, Reject, Cancelled    raised by listeners; not errors of RMQ
 
-A listener raises ``Retry`` or ``Reject`` to decide the outcome of its message;
-they are outside the tree, so that ``except RmqError`` never swallows them.
+A listener raises ``Retry`` or ``Reject`` to decide the outcome of its message, and ``Cancelled`` to stop because
+it was cancelled; they are outside the tree, so that ``except RmqError`` never swallows them.
 """
 
 from datetime import timedelta
@@ -144,6 +144,10 @@ class Retry(Exception):
         if given is not None and not (number and seconds is not None and seconds >= 0):
             raise ValueError(f"Retry(delay=) must be seconds from 0, a timedelta or None, got {delay!r}")
         self.delay = seconds
+
+
+class Cancelled(Exception):
+    """Raised by a listener: it stops, because ``message.cancelled`` is true. Otherwise the message fails."""
 
 
 class Reject(Exception):

@@ -45,7 +45,7 @@ class Copy:
     """The message's own time-out in seconds. None: that of its topic."""
     slot_basis: str | None
     failed: str
-    """failed, timed_out, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
+    """failed, timed_out, overran, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
     failures: int
     first_failed_ms: int | None
     last_failed_ms: int | None

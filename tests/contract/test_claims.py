@@ -236,6 +236,14 @@ def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str
 
 
 @claimed
+def test_what_spark_has_claimed_cannot_be_cancelled(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    assert slot.cancel([A]) == ["claimed" if state == "C" else "waiting"]
+    assert slot.where(A) == "C" and slot.hash("body") == {}
+    assert read(slot) == {A: slot.envelope()}
+
+
+@claimed
 def test_reschedule(slot: Slot, state: str) -> None:
     bring(slot, state)
     new = 300 if slot.topic.is_priority else slot.now_ms + 9_000

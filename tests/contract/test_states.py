@@ -11,10 +11,12 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.words.topics import TopicType
+from django_rmq.core.words.wakeups import read
 from tests.contract.slots import NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]
 A = b"a"
+B = b"b"
 NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME: 1_800_000_000_700}
 
 states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW"])
@@ -333,6 +335,20 @@ def test_remove(slot: Slot, state: str) -> None:
 
 
 @states
+def test_cancel(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    assert slot.cancel([A]) == [FOUND_AS[state]]
+    assert slot.where(A) == ("F" if "F" in state else "-")
+    assert_body_is_kept_for(slot, "F" in state)
+    if "F" in state:
+        assert slot.extend(receipt, [A]) == ["cancelled"]
+        assert slot.fail(receipt, A, delay_ms=0) == ["ok"]
+        assert slot.where(A) == "-"
+    assert slot.counted("cancelled") == ("F" in state)
+    assert not slot.hash("body") and not slot.hash("failures")
+
+
+@states
 @pytest.mark.parametrize("which", ["any", "live", "dead"])
 def test_remove_with_a_dead_copy(slot: Slot, state: str, which: str) -> None:
     slot.send(A)
@@ -419,6 +435,90 @@ def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     assert slot.where(A) == ("D" if mark == "bury" else "-")
     assert slot.counted("ended_marked") == 1
     assert not slot.hash("body") and not slot.hash("failures")
+
+
+@in_flight
+@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "expire"])
+def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
+    slot: Slot, state: str, end: str
+) -> None:
+    receipt = bring(slot, state)
+    slot.cancel([A])
+    if slot.topic.serial:
+        assert slot.take(owner="B").status == "busy"
+    if end == "expire":
+        slot.clock.advance(seconds=31)
+        assert slot.expire() == 1
+    else:
+        calls = {
+            "commit": lambda: slot.commit(receipt, [A]),
+            "release": lambda: slot.release(receipt, [A]),
+            "rollback": lambda: slot.fail(receipt, A),
+            "reject": lambda: slot.reject(receipt, A),
+        }
+        assert calls[end]() == ["ok"]
+    assert slot.where(A) == "-"
+    ended = {name: slot.counted(name) for name in ("committed", "cancelled", "ended_marked")}
+    assert ended == {"committed": end == "commit", "cancelled": end != "commit", "ended_marked": 0}
+    assert not slot.hash("body") and not slot.hash("failures")
+
+
+def test_a_listener_that_stopped_because_it_was_cancelled_is_not_called_again_though_the_mark_was_lost(
+    slot: Slot,
+) -> None:
+    receipt = bring(slot, "F")
+    assert slot.fail(receipt, A, kind="cancelled") == ["ok"]
+    assert (slot.where(A), slot.counted("cancelled"), slot.counted("failed")) == ("-", 1, 0)
+
+
+def test_only_the_delivery_that_runs_is_cancelled(slot: Slot) -> None:
+    receipt = bring(slot, "F")
+    slot.cancel([A])
+    slot.send(A, body=b"new")
+    assert slot.fail(receipt, A) == ["ok"]
+    assert slot.where(A) == "W"
+    again, _ = slot.take_one()
+    assert slot.extend(again, [A]) == ["ok"]
+    assert slot.extend(receipt, [A]) == ["stale"]
+
+
+def test_a_removal_does_not_withdraw_a_cancellation_and_a_burial_does(slot: Slot) -> None:
+    receipt = bring(slot, "F")
+    slot.cancel([A])
+    slot.remove([A])
+    assert slot.extend(receipt, [A]) == ["cancelled"]
+    slot.bury([A])
+    assert slot.extend(receipt, [A]) == ["ok"]
+    assert slot.fail(receipt, A) == ["ok"]
+    assert slot.where(A) == "D"
+
+
+def test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else(slot: Slot) -> None:
+    wakeups = slot.broker.wakeups([slot.topic])
+    receipt = bring(slot, "F")
+    slot.remove([A])
+    slot.send(B)
+    slot.cancel([B, b"absent"])
+    slot.cancel([A])
+    slot.commit(receipt, [A])
+    told = []
+    while not told or told[-1] != ("look_again", 0):
+        told += [read(number) for _, number in wakeups.get(5)]
+    wakeups.close()
+    assert told.count(("look_again", 0)) == 1
+
+
+def test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted(slot: Slot) -> None:
+    receipt = bring(slot, "F")
+    assert slot.fail(receipt, A, kind="overran", delay_ms=0, error="HardTimeout: 5 s") == ["ok"]
+    assert (slot.counted("failed"), slot.counted("overran")) == (1, 1)
+    slot.send(B, score=50 if slot.topic.is_priority else None)
+    taken = slot.take(10)
+    assert [delivery.member for delivery in taken.deliveries] in ([A], [B])
+    if [delivery.member for delivery in taken.deliveries] == [B]:
+        assert slot.commit(taken.receipt, [B]) == ["ok"]
+        taken = slot.take(10)
+    assert [delivery.member for delivery in taken.deliveries] == [A]
 
 
 @pytest.mark.parametrize("mark", ["bury", "remove"])

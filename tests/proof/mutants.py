@@ -1270,8 +1270,43 @@ MUTANTS: dict[str, Mutant] = {
         "What a person removes while it runs is gone when its delivery ends.",
         "tests/contract/test_states.py::test_remove",
     ),
+    "remove_forgets_the_cancellation": Mutant(
+        As("local cancelled = cancels"),
+        "A removal does not keep from its consumer that a delivery is cancelled.",
+        "tests/contract/test_states.py::test_a_removal_does_not_withdraw_a_cancellation_and_a_burial_does",
+    ),
+    "cancel_tells_nobody": Mutant(
+        GONE,
+        "Consumers are told that a delivery is cancelled.",
+        "tests/contract/test_states.py::test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else",
+    ),
+    "extend_keeps_quiet": Mutant(
+        As("words[i] = 'ok'"),
+        "A consumer that was not there when a delivery was cancelled is told by extend.",
+        "tests/contract/test_states.py::test_cancel",
+    ),
+    "cancelled_cannot_succeed": Mutant(
+        As("return true"),
+        "A cancelled delivery that succeeds is done.",
+        "tests/contract/test_states.py::test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled",
+    ),
+    "cancelled_returns": Mutant(
+        If("false"),
+        "A cancelled delivery that does not succeed is not tried again.",
+        "tests/contract/test_states.py::test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled",
+    ),
+    "overran_uncounted": Mutant(
+        GONE,
+        "Deliveries that exceeded HARD_TIMEOUT are counted.",
+        "tests/contract/test_states.py::test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted",
+    ),
+    "overran_in_company": Mutant(
+        As("return kind == 'timed_out'"),
+        "A message that exceeded HARD_TIMEOUT is delivered alone afterwards.",
+        "tests/contract/test_states.py::test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted",
+    ),
     "remove_digs_up": Mutant(
-        If("which ~= 'live' and redis.call('ZREM', dead, member) > 0"),
+        If("which ~= 'live' and not cancels and redis.call('ZREM', dead, member) > 0"),
         "Removing a live message leaves the dead of that name alone.",
         "tests/contract/test_states.py::test_remove_with_a_dead_copy",
     ),

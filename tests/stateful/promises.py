@@ -38,6 +38,8 @@ class Flight:
     """When it was handed out or last extended. Negative: the clock was set back since."""
     timeout: int | None = None
     """Its own time-out in seconds."""
+    cancelled: bool = False
+    """Whether its consumer is to be told so. A delivery that is cancelled is marked as well."""
 
 
 @dataclass

@@ -566,12 +566,19 @@ class Lockstep(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.commit(self.topic, 0, receipt, names))
-        for member in self.ours(receipt, names, words):
-            del self.promises.flying[member]
+        ended = [self.promises.flying.pop(member) for member in self.ours(receipt, names, words)]
+        succeeded = sum(flight.cancelled or not flight.marked for flight in ended)
+        before, after = (dump.get(self.keys.stats, {}) for dump in (self.before, self.after))
+        more = int(after.get(b"committed", 0)) - int(before.get(b"committed", 0))
+        self.require("INV-23", more == succeeded, ended, more)
 
     def rollback(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
-        kind = data.draw(st.sampled_from(["failed", "failed", "undecodable", "timed_out", "rejected"]))
+        kind = data.draw(
+            st.sampled_from(
+                ["failed", "failed", "undecodable", "timed_out", "overran", "cancelled", "rejected"]
+            )
+        )
         delay_ms = data.draw(st.sampled_from([None, None, 0, 0, 1, 1_500]))
         error = data.draw(errors)
         failures = [Failure(member, kind, delay_ms, error) for member in names]
@@ -581,6 +588,8 @@ class Lockstep(RuleBasedStateMachine):
                 flight = self.promises.flying.pop(member)
                 body = self.envelope_of("deaths", member)
                 self.require("INV-17", flight.marked or flight.promise.body in (ANY, body), member, body)
+            elif kind == "cancelled":
+                del self.promises.flying[member]
             else:
                 left, body = (
                     self.promises.flying[member].left,
@@ -612,7 +621,12 @@ class Lockstep(RuleBasedStateMachine):
     def extend(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
-        for member in self.ours(receipt, names, words):
+        for member, word in zip(names, words, strict=True):
+            flight = self.promises.flying.get(member)
+            is_told = flight is not None and flight.receipt == receipt and flight.cancelled
+            self.require("INV-23", (word == "cancelled") == is_told, receipt, member, word)
+        plain = ["ok" if word == "cancelled" else word for word in words]
+        for member in self.ours(receipt, names, plain):
             self.promises.flying[member] = replace(self.promises.flying[member], since_ms=self.now_ms)
 
     @rule(limit=limits, both_ways=st.booleans())
@@ -756,7 +770,9 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        action=st.sampled_from(["replay", "replay", "bury", "remove", "discard", "reschedule", "purge"]),
+        action=st.sampled_from(
+            ["replay", "replay", "bury", "remove", "cancel", "discard", "reschedule", "purge"]
+        ),
     )
     def a_person_acts(self, data: st.DataObject, action: str) -> None:
         getattr(self, action)(data)
@@ -800,12 +816,23 @@ class Lockstep(RuleBasedStateMachine):
         names, why = data.draw(some_members), data.draw(errors)
         self.both(lambda b: b.bury(self.topic, 0, names, why))
         self.note_marked(names)
+        for member in names:
+            if member in self.promises.flying:
+                self.promises.flying[member] = replace(self.promises.flying[member], cancelled=False)
 
     def remove(self, data: st.DataObject) -> None:
         names, which = data.draw(some_members), data.draw(st.sampled_from(["any", "live", "dead"]))
         self.both(lambda b: b.remove(self.topic, 0, names, which))
         if which != "dead":
             self.note_marked(names)
+
+    def cancel(self, data: st.DataObject) -> None:
+        names = data.draw(some_members)
+        self.both(lambda b: b.cancel(self.topic, 0, names))
+        self.note_marked(names)
+        for member in names:
+            if member in self.promises.flying:
+                self.promises.flying[member] = replace(self.promises.flying[member], cancelled=True)
 
     def discard(self, data: st.DataObject) -> None:
         names, off = data.draw(some_members), data.draw(st.sampled_from([0, 0, 1]))

@@ -52,6 +52,16 @@ def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any"
     return Call("remove", AtSlot(topic, slot), (which, *members), words(len(members)), locals())
 
 
+def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Delete what waits, and have consumers told of what is in flight.
+
+    Answers like ``bury``, and claimed: Spark has it, and cannot be told.
+    """
+    return Call(
+        "remove", AtSlot(topic, slot), ("cancel", *members), words(len(members)), locals(), called="cancel"
+    )
+
+
 def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]) -> Call[list[str]]:
     """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
     return Call(

@@ -16,6 +16,7 @@ from django_rmq.core.consumer.calling import (
 from django_rmq.core.consumer.failures import judged
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
+from django_rmq.exceptions import Cancelled
 
 Coroutine = Callable[[Any], Awaitable[Any]]
 """A listener that is a coroutine function."""
@@ -24,6 +25,8 @@ Coroutine = Callable[[Any], Awaitable[Any]]
 async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
     """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
+        if message.stopped:
+            raise Cancelled
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
         except Exception as error:  # noqa: BLE001 - whatever a decoder raises

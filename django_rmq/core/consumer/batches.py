@@ -41,9 +41,11 @@ class Batch:
         "cost",
         "cut",
         "dropped",
+        "group",
         "halted",
         "listener",
         "messages",
+        "overran_at",
         "place",
         "queued",
         "receipt",
@@ -51,6 +53,7 @@ class Batch:
         "running_since",
         "size",
         "stale",
+        "steps",
         "thread",
         "timeout",
     )
@@ -65,8 +68,7 @@ class Batch:
         self.messages = messages
         """The messages, in the order of their calls once these have begun."""
         self.confirmed = confirmed
-        """The ``uptime`` at which the call was sent by which Redis last confirmed that this worker holds the
-        batch."""
+        """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
         self.queued = confirmed
         self.begun = 0
         """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
@@ -76,6 +78,12 @@ class Batch:
         self.stale: set[bytes] = set()
         """Members that this worker no longer holds."""
         self.running_since: float | None = None
+        self.group: list[Message] = []
+        """The list with which a batch listener was called last."""
+        self.overran_at: float | None = None
+        """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
+        self.steps: Any = None
+        """The calls of an async listener, which can be stopped. None: it runs in a thread."""
         self.halted = False
         """Whether no more messages of the batch may begin."""
         self.dropped = False
@@ -85,8 +93,7 @@ class Batch:
         self.abandoned = False
         """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
         self.thread: Any = None
-        """The thread that has the batch: an executor, or the event loop. None: it waits for one, or its thread was
-        given up."""
+        """The executor or event loop that has the batch. None: it waits for one, or its thread was given up."""
         self.size = 0
         """The size of its messages in bytes."""
         self.timeout: float = messages[0].topic.timeout
@@ -102,6 +109,18 @@ class Batch:
     def head(self) -> float:
         """The highest score, if the topic has priorities."""
         return self.messages[0].score
+
+    def running(self) -> list[Message]:
+        """Return the messages of the call that runs, or ran last."""
+        return self.group or self.messages[max(0, self.begun - 1) : self.begun]
+
+    def cancel(self, members: set[bytes]) -> None:
+        """Tell the listener that these members are cancelled. Those that have not begun will not."""
+        told = [m for m in self.messages if m.delivery.member in members and not m.cancelled]
+        for message in told:
+            message.stopped = "cancelled"
+        if told and self.steps is not None:
+            self.steps.stop()
 
     def in_flight(self) -> list[bytes]:
         """Return the members that the heartbeat must extend: neither reported nor given back."""

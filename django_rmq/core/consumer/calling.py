@@ -12,6 +12,7 @@ from django_rmq.core.consumer.batches import ListenerLike, Outcome
 from django_rmq.core.consumer.failures import Undecodable, failure_of, judged, name_of, text_of
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
+from django_rmq.exceptions import Cancelled
 
 
 class Interrupted(Exception):
@@ -68,6 +69,8 @@ def raised_by_one(message: Message, error: BaseException) -> Failure:
 def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
     """Call a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
+        if message.stopped:
+            raise Cancelled
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
         except Exception as error:  # noqa: BLE001 - whatever a decoder raises
@@ -90,8 +93,11 @@ class Group:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.readable: list[Message] = []
         """What the listener gets."""
-        self._unreadable: list[tuple[Message, Undecodable]] = []
+        self._unreadable: list[tuple[Message, Exception]] = []
         for message in messages:
+            if message.stopped:
+                self._unreadable.append((message, Cancelled()))
+                continue
             try:
                 message.body  # noqa: B018
                 self.readable.append(message)
@@ -144,8 +150,8 @@ def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[
 
 
 def holds(failure: Failure | None) -> bool:
-    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is not dead."""
-    return failure is not None and failure.kind != "rejected"
+    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is tried again."""
+    return failure is not None and failure.kind not in ("rejected", "cancelled")
 
 
 def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:

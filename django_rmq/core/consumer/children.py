@@ -22,9 +22,10 @@ RECYCLE = 75
 """Exit code of a child that asks for a successor: it was told to end, or has reached its limit of messages or
 memory."""
 
-USAGE, SERVER, WATCHDOG = 2, 3, 4
+USAGE, SERVER, WATCHDOG, OVERRAN = 2, 3, 4, 5
 """Exit codes. USAGE: a successor would fail too. SERVER: Redis or the coordinator was unavailable. WATCHDOG:
-the watchdog had to end the last process that could work."""
+the watchdog had to end the last process that could work. OVERRAN: only the end of the process could end a
+listener that exceeded HARD_TIMEOUT."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before a child that died is replaced: the first pause, doubled up to the longest while children die
@@ -116,6 +117,7 @@ class Child:
         """Delay the successor of a process that ended with ``code``; the delay grows with the number that died young."""
         is_clean = is_clean_end(code)
         is_young = time.monotonic() - self.started < OLD_ENOUGH
+        is_clean = is_clean or code == OVERRAN
         self.deaths = 0 if is_clean else self.deaths + 1 if is_young else 1
         longest = LONGEST_PAUSE_AWAY if code == SERVER else LONGEST_PAUSE
         pause = 0.0 if is_clean else min(longest, FIRST_PAUSE * 2 ** min(self.deaths - 1, 20))
@@ -170,7 +172,11 @@ def _ignore(number: int, frame: object) -> None:
 def _meaning(code: int) -> str:
     if code < 0:
         return f"killed by {_name(-code)}"
-    return {0: "done", RECYCLE: "stopped on request, or to be replaced"}.get(code, f"exit code {code}")
+    return {
+        0: "done",
+        OVERRAN: "a listener exceeded HARD_TIMEOUT",
+        RECYCLE: "stopped on request, or to be replaced",
+    }.get(code, f"exit code {code}")
 
 
 def _name(number: int) -> str:
@@ -180,4 +186,4 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-__all__ = ["RECYCLE", "SERVER", "USAGE", "WATCHDOG", "Child", "is_clean_end", "log_end"]
+__all__ = ["OVERRAN", "RECYCLE", "SERVER", "USAGE", "WATCHDOG", "Child", "is_clean_end", "log_end"]

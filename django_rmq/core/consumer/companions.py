@@ -9,10 +9,11 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.consumer.inbox import Inbox, Overrun, Resubscribed, Wake
+from django_rmq.core.consumer.inbox import Inbox, Overrun, Resubscribed, Unending, Wake
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import Lookout, Watched
 from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.wakeups import read
 
 
 class Companions:
@@ -43,23 +44,37 @@ class Companions:
         """Subscribe again, because the connection may be dead without an error."""
         self._listening.thread.renew()
 
-    def stop(self) -> list[threading.Thread]:
-        """End both, and return them."""
-        self._heartbeat.thread.stop()
+    def stop(self, *, keeps_beating: bool) -> list[threading.Thread]:
+        """End both, and return them. ``keeps_beating``: the heartbeat ends with the process."""
         self._listening.thread.stop()
+        if keeps_beating:
+            return [self._listening.thread]
+        self._heartbeat.thread.stop()
         return [self._heartbeat.thread, self._listening.thread]
 
     def _new_heartbeat(self) -> Heartbeat:
         def overrun(batch: Batch) -> None:
             self._inbox.queue.put(Overrun(batch))
 
-        return Heartbeat(self._broker, self._topics, lambda: self._hand.batches.copy().values(), overrun)
+        def unending(batch: Batch) -> None:
+            self._inbox.queue.put(Unending(batch))
+
+        in_hand = self._hand.batches
+        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
 
     def _new_listening(self) -> Listening:
-        def woken(topic: str, slot: int) -> None:
-            self._inbox.queue.put(Wake(topic, slot))
+        def woken(topic: str, told: int) -> None:
+            what, slot = read(told)
+            if what == "look_again":
+                self._heartbeat.thread.look_again(topic, slot)
+            else:
+                self._inbox.queue.put(Wake(topic, told))
 
-        return Listening(self._broker, self._topics, woken, lambda: self._inbox.queue.put(Resubscribed()))
+        def subscribed() -> None:
+            self._inbox.queue.put(Resubscribed())
+            self._heartbeat.thread.look_everywhere()
+
+        return Listening(self._broker, self._topics, woken, subscribed)
 
 
 __all__ = ["Companions"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from django_rmq.core.consumer.batches import Batch
 from django_rmq.exceptions import SlotMoved
 
 
@@ -15,8 +18,14 @@ class Ending:
         """Whether a listener raised SystemExit or KeyboardInterrupt."""
         self.forced = False
         """Whether the shutdown time-out cut a listener short, or something could not be settled."""
+        self.overran: list[Batch] = []
+        """The batches whose listener exceeded HARD_TIMEOUT; nothing waits for them, and the process ends."""
         self.moved: SlotMoved | None = None
         """The error to raise at the end, if a slot was given another slot count."""
+
+    def is_over(self, batches: Iterable[Batch]) -> bool:
+        """Return whether nothing is left to wait for among the ``batches`` in hand."""
+        return all(batch in self.overran for batch in batches)
 
 
 __all__ = ["Ending"]

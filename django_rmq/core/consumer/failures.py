@@ -8,6 +8,7 @@ from django_rmq.core.consumer import journal
 from django_rmq.core.words.bounds import delay_ms
 from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import Reject, Retry
 
 
@@ -49,7 +50,9 @@ def failure_of(message: Message, error: BaseException) -> Failure:
 
 def _understood(message: Message, error: BaseException) -> Failure:
     member = message.delivery.member
-    if isinstance(error, Reject):
+    if message.stopped == "overran":
+        failure = Failure(member, "overran", None, ran_too_long(message.topic))
+    elif isinstance(error, Reject):
         failure = Failure(member, "rejected", None, f"Reject: {text_of(error.reason)}")
     elif isinstance(error, Retry):
         failure = Failure(member, "failed", None, f"Retry: {text_of(error)}")
@@ -66,13 +69,20 @@ def _understood(message: Message, error: BaseException) -> Failure:
 
 def judged(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
     """Log a failure and set the delay that the topic's own back-off function chooses."""
-    if failure.kind != "rejected":
+    if message.cancelled:
+        failure = failure._replace(kind="cancelled")
+    elif failure.kind != "rejected":
         if failure.delay_ms is None:
             failure = failure._replace(delay_ms=chosen_delay(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
     journal.failed(message, failure, error)
     return failure
+
+
+def ran_too_long(topic: Topic) -> str:
+    """Return the error of a message whose listener exceeded HARD_TIMEOUT."""
+    return f"HardTimeout: the listener ran longer than {topic.hard_timeout or 0:g} s"
 
 
 def chosen_delay(message: Message) -> int | None:
@@ -88,4 +98,13 @@ def chosen_delay(message: Message) -> int | None:
         return None
 
 
-__all__ = ["Undecodable", "chosen_delay", "describe", "failure_of", "judged", "name_of", "text_of"]
+__all__ = [
+    "Undecodable",
+    "chosen_delay",
+    "describe",
+    "failure_of",
+    "judged",
+    "name_of",
+    "ran_too_long",
+    "text_of",
+]

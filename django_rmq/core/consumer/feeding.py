@@ -91,10 +91,11 @@ class Feeding:
             self._put(batch, thread)
 
     def _extend(self, message: Message) -> bool:
-        member = message.delivery.member
-        return self._broker.run(ending.extend(message.topic, message.slot, message.receipt, [member])) == [
-            "ok"
-        ]
+        call = ending.extend(message.topic, message.slot, message.receipt, [message.delivery.member])
+        [word] = self._broker.run(call)
+        if word == "cancelled":
+            message.stopped = "cancelled"
+        return word != "stale"
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name

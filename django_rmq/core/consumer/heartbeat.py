@@ -1,12 +1,14 @@
 """The heartbeat: extends what is in hand while it makes progress, and reports listeners that run too long.
 
 It runs in a separate thread, so that a listener that never returns cannot stop it. It measures the listener's
-time: after MAX_RUNTIME a batch is abandoned and left to its time-out.
+time: after MAX_RUNTIME a batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended.
+Redis answers each extension with what was cancelled meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.calls import ending
@@ -20,12 +22,15 @@ from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.consumer")
 
+GRACE_SECONDS = 5.0
+"""Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""
+
 
 class Heartbeat(threading.Thread):
     """Extends every batch in hand when a third of its time-out has passed.
 
     ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
-    run longer than MAX_RUNTIME.
+    run longer than MAX_RUNTIME, ``unending`` for one that only the end of the process can end.
     """
 
     def __init__(
@@ -34,23 +39,45 @@ class Heartbeat(threading.Thread):
         topics: Iterable[Topic],
         in_hand: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
+        unending: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
+        self._unending = unending
         # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
         # also those of single messages.
-        self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
-        self._stopped = threading.Event()
+        ends = (min(topic.timeout, topic.hard_timeout or topic.timeout) for topic in topics)
+        self._pause = min([1.0, *(end / 12 for end in ends)])
+        self._stopped = False
+        self._woken = threading.Event()
+        self._asked: deque[tuple[str, int]] = deque()
+        """Slots of which something in hand was cancelled."""
+        self._asks_all = False
         self._complain = Complaints(logger)
 
     def stop(self) -> None:
         """End after the current beat."""
-        self._stopped.set()
+        self._stopped = True
+        self._woken.set()
+
+    def look_again(self, topic: str, slot: int) -> None:
+        """Extend what is in hand of a slot at once: the answer says what was cancelled."""
+        self._asked.append((topic, slot))
+        self._woken.set()
+
+    def look_everywhere(self) -> None:
+        """Extend everything in hand at once, because the news that something was cancelled may be lost."""
+        self._asks_all = True
+        self._woken.set()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._pause):
+        while True:
+            self._woken.wait(self._pause)
+            self._woken.clear()
+            if self._stopped:
+                return
             try:
                 self.beat()
             except Exception as error:  # noqa: BLE001 - logged, not raised
@@ -59,21 +86,28 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """Extend what needs it, and abandon what has run too long."""
         now = uptime()
+        asks_all, self._asks_all = self._asks_all, False
+        asked = {self._asked.popleft() for _ in range(len(self._asked))}
         due: list[Batch] = []
         for batch in self._in_hand():
-            thread = batch.thread
-            if batch.abandoned or (thread is not None and not thread.is_alive()):
+            thread, topic = batch.thread, batch.topic
+            if thread is not None and not thread.is_alive():
                 continue
             self._pause = min(self._pause, batch.timeout / 12)
             since = batch.running_since
-            if since is not None and now - since > batch.topic.max_runtime:
+            if since is not None and topic.hard_timeout is not None and now - since > topic.hard_timeout:
+                self._end(batch, now - since)
+            if since is not None and now - since > topic.max_runtime and not batch.abandoned:
                 self._abandon(batch, now - since)
-            elif now - batch.confirmed >= batch.timeout / 3:
+            is_asked = asks_all or (topic.name, batch.place.slot) in asked
+            if is_asked or (now - batch.confirmed >= batch.timeout / 3 and not batch.abandoned):
                 due.append(batch)
         if due:
             try:
                 self._extend(due)
             except RmqError as error:
+                self._asked.extend(asked)
+                self._asks_all = self._asks_all or asks_all
                 self._complain("redis", f"Cannot extend the time-outs of {len(due)} batches: %s", error)
 
     def _extend(self, due: list[Batch]) -> None:
@@ -92,7 +126,42 @@ class Heartbeat(threading.Thread):
                 continue
             # What was settled meanwhile is stale as well; that does no harm, because it does not begin again.
             batch.stale.update(member for member, word in zip(members, words, strict=True) if word == "stale")
+            if "cancelled" in words:
+                batch.cancel(
+                    {member for member, word in zip(members, words, strict=True) if word == "cancelled"}
+                )
             batch.confirmed = at
+
+    def _end(self, batch: Batch, seconds: float) -> None:
+        """End a call that has exceeded HARD_TIMEOUT: a coroutine by cancelling it, another one with its process."""
+        if batch.overran_at is None:
+            batch.overran_at = uptime()
+            logger.error(
+                "A listener of topic %s has run for %.0f s, longer than HARD_TIMEOUT; %s. Its stack:\n%s",
+                batch.topic.name,
+                seconds,
+                "its process is replaced" if batch.steps is None else "it is cancelled",
+                batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)",
+                extra={
+                    "rmq_event": "hard_timeout",
+                    "rmq_topic": batch.topic.name,
+                    "rmq_slot": batch.place.slot,
+                },
+            )
+            if batch.steps is None:
+                self._unending(batch)
+                return
+            for message in batch.running():
+                message.stopped = message.stopped or "overran"
+            batch.steps.stop()
+        elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
+            batch.overran_at = float("inf")
+            logger.error(
+                "A listener of topic %s does not end though it was cancelled; its process is replaced",
+                batch.topic.name,
+                extra={"rmq_event": "hard_timeout", "rmq_topic": batch.topic.name},
+            )
+            self._unending(batch)
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True

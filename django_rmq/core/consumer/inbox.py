@@ -39,6 +39,12 @@ class Overrun(NamedTuple):
     batch: Batch
 
 
+class Unending(NamedTuple):
+    """A listener has exceeded HARD_TIMEOUT, and only the end of the process can end it."""
+
+    batch: Batch
+
+
 class Stop(NamedTuple):
     """The worker has to end."""
 
@@ -73,4 +79,4 @@ class Inbox:
         self._handlers[type(item)](item)
 
 
-__all__ = ["Disown", "Inbox", "Overrun", "Own", "Resubscribed", "Stop", "Wake"]
+__all__ = ["Disown", "Inbox", "Overrun", "Own", "Resubscribed", "Stop", "Unending", "Wake"]

@@ -26,6 +26,9 @@ _repeated = Complaints(logger)
 def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
     """Log that a message failed, and what follows. ``error``: what its listener raised. None: it returned False."""
     topic = message.topic
+    if failure.kind == "cancelled":
+        _cancelled(message)
+        return
     is_dead = failure.kind == "rejected" or message.retries_left <= 0
     left_out = _repeated.admit((topic.name, failure.kind, is_dead, _place_of(error)))
     if left_out is not None:
@@ -59,6 +62,20 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
             "rmq_slot": message.slot,
             "rmq_message": message.name,
             "rmq_retries_left": message.retries_left,
+        },
+    )
+
+
+def _cancelled(message: Message) -> None:
+    logger.info(
+        "Message %s of topic %s was cancelled while it was in hand; it is not tried again",
+        message.name,
+        message.topic.name,
+        extra={
+            "rmq_event": "cancelled",
+            "rmq_topic": message.topic.name,
+            "rmq_slot": message.slot,
+            "rmq_message": message.name,
         },
     )
 

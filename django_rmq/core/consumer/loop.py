@@ -43,6 +43,7 @@ from django_rmq.core.consumer.terms import ALONE, PLAIN, UNWATCHED, Ownership, T
 from django_rmq.core.consumer.threads import NO_HOOKS, Hooks
 from django_rmq.core.consumer.trips import Trips
 from django_rmq.core.consumer.troubles import Troubles
+from django_rmq.core.consumer.unending import UnendingCalls
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.topics import Topic
@@ -82,8 +83,8 @@ class Dispatcher:
         self._terms, self._ownership, self._watching = terms, ownership, watching
         self.lookout, self._complain = Lookout(), Complaints(logger)
         self._ending, self._inbox = ending, inbox = Ending(), Inbox()
-        count = max(1, terms.threads)
-        overlap = Overlap(self.topics.values(), listeners)
+        self._unending = UnendingCalls(inbox, ending, notes)
+        count, overlap = max(1, terms.threads), Overlap(self.topics.values(), listeners)
         self._hand = hand = Hand(count + bool(overlap))
         self._places = places = Places(self.topics, count, overlap)
         self._companions = Companions(broker, self.topics.values(), hand, inbox, self.lookout)
@@ -120,6 +121,11 @@ class Dispatcher:
     def exit_asked(self) -> bool:
         """Whether a listener raised SystemExit or KeyboardInterrupt."""
         return self._ending.exit_asked
+
+    @property
+    def overran(self) -> bool:
+        """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
+        return bool(self._ending.overran)
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that this worker owns."""
@@ -244,7 +250,7 @@ class Dispatcher:
             self._relief.clear_dead()
             is_refused = self._settle_rest()
             spent = time.monotonic() - begun
-            if not self._hand.batches:
+            if self._ending.is_over(self._hand.batches.values()):
                 is_done = not self._acquiring.unacquired or spent > UNCERTAIN_SECONDS
                 if is_done and not self._settling.pending:
                     with contextlib.suppress(RmqError):
@@ -280,7 +286,7 @@ class Dispatcher:
             return False
 
     def _end_threads(self) -> None:
-        companions = self._companions.stop()
+        companions = self._companions.stop(keeps_beating=self.overran)
         for batch in self._hand.batches.values():
             batch.halted = batch.dropped = True
         for thread in (*companions, *self._crew.stop()):

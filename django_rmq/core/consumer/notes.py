@@ -10,7 +10,7 @@ import mmap
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from operator import add
 from typing import NamedTuple
 from uuid import uuid4
@@ -18,6 +18,7 @@ from uuid import uuid4
 from django_rmq.core.calls import ending, looking, taking
 from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.calls.walk import all_held
+from django_rmq.core.consumer.failures import ran_too_long
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
@@ -33,7 +34,7 @@ _LOOKED_AT = 1024
 """The number of slots asked in one round trip whether anything is in flight there."""
 
 _OWNER = 32
-_BEAT, _PROCESSED, _READY, _USED, _HEAD = 0, 1, 2, 3, 4
+_BEAT, _PROCESSED, _READY, _USED, _REPLACED, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
 """Words of eight bytes before the marks of the threads."""
 
 DIED = "the process that ran it died"
@@ -42,6 +43,9 @@ DIED = "the process that ran it died"
 MARKS = 32_768
 """The number of messages of a thread whose beginning is remembered: more than the unsettled messages of a process."""
 
+
+CHARGES = 2_048
+"""The maximum number of messages that are charged because their listener exceeded HARD_TIMEOUT."""
 
 SPARE = 64
 """The number of threads, beyond the worker's own, that can record what they run: successors of those that
@@ -92,10 +96,12 @@ class Notes:
         self.token = uuid4().hex
         """A token known to parent and child, with which the parent can end the child's session."""
         threads += SPARE
-        head, marks = _OWNER + 8 * _HEAD, MARKS * threads
+        words, marks = _OWNER + 8 * _HEAD, MARKS * threads
+        head = words + 8 * CHARGES
         self._memory = mmap.mmap(-1, head + 9 * marks)
         whole = memoryview(self._memory)
-        self._words = whole[_OWNER:head].cast("Q")
+        self._words = whole[_OWNER:words].cast("Q")
+        self._charged = whole[words:head].cast("q")
         self._marks = whole[head : head + 8 * marks].cast("q")
         self._states = whole[head + 8 * marks :]
         parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
@@ -153,6 +159,29 @@ class Notes:
                 found[mark] = state == DONE
         return found
 
+    # --- its end
+
+    def charge(self, marks: Sequence[int]) -> None:
+        """Record the marks of messages whose listener exceeded HARD_TIMEOUT."""
+        at = self._words[_CHARGED]
+        some = marks[: CHARGES - at]
+        self._charged[at : at + len(some)] = memoryview(array("q", some))
+        self._words[_CHARGED] = at + len(some)
+
+    @property
+    def charged(self) -> set[int]:
+        """The marks of messages whose listener exceeded HARD_TIMEOUT."""
+        return set(self._charged[: self._words[_CHARGED]])
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the process has ended itself to end such a listener, so that nothing else is to blame."""
+        return bool(self._words[_REPLACED])
+
+    def replaced(self) -> None:
+        """Record that the process ends itself to end such a listener."""
+        self._words[_REPLACED] = True
+
     def clear(self) -> None:
         """Clear everything for a new child."""
         self.token = uuid4().hex
@@ -168,6 +197,8 @@ class Settled(NamedTuple):
     committed: int = 0
     released: int = 0
     charged: int = 0
+    overran: int = 0
+    """Charged because their listener exceeded HARD_TIMEOUT."""
 
     def plus(self, more: Settled) -> Settled:
         """Return the sums."""
@@ -177,18 +208,19 @@ class Settled(NamedTuple):
 def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
     """Commit what a dead worker had done, end what it was running as timed out, and release what it had not begun.
 
-    A message that was begun and is not done, or has failed, may have killed the process. It ends as timed out
+    If the worker has ended itself because of HARD_TIMEOUT, only what exceeded it is charged, and the rest is
+    released. Otherwise a message that was begun and is not done, or has failed, may have killed the process. It ends as timed out
     at once, because it no longer runs. Topics without a gate have no record of who holds what; their messages
     are left to the time-out. Raises ``ServerTrouble``.
     """
-    owner, begun = notes.owner, notes.begun()
+    owner, ends = notes.owner, _Ends(notes)
     settled = Settled()
     end = time.monotonic() + SETTLE_SECONDS
     for topic in topics if owner else ():
         if not topic.serial:
             continue
         for slots in _in_flight(broker, topic, end):
-            settled = settled.plus(_settle_some(broker, topic, slots, owner, begun))
+            settled = settled.plus(_settle_some(broker, topic, slots, owner, ends))
     return settled
 
 
@@ -210,33 +242,50 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
         yield found
 
 
-def _settle_some(
-    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, begun: Mapping[int, bool]
-) -> Settled:
+class _Ends:
+    """How the messages of a dead worker end, by what it has recorded of them."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._begun = notes.begun()
+        self._overran = notes.charged
+        self._is_replaced = notes.is_replaced
+
+    def of(self, mark: int) -> str:
+        """Return how a message ends: a field of ``Settled``."""
+        is_done = self._begun.get(mark)
+        if is_done:
+            return "committed"
+        if mark in self._overran:
+            return "overran"
+        return "released" if is_done is None or self._is_replaced else "charged"
+
+
+def _settle_some(broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends) -> Settled:
     telling = broker.pipeline()
-    ends: list[str] = []
+    told: list[str] = []
     calls = [taking.held(topic, slot, owner, 0, BATCH) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
         to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
         for thing in all_held(broker, topic, slot, owner, first):
-            is_done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
-            end = "released" if is_done is None else "committed" if is_done else "charged"
-            to_tell[thing.receipt, end].append(thing.delivery.member)
+            member = thing.delivery.member
+            end = ends.of(mark_of(topic.name, slot, thing.receipt, member))
+            to_tell[thing.receipt, end].append(member)
         for (receipt, end), members in to_tell.items():
             for start in range(0, len(members), BATCH):
                 part = members[start : start + BATCH]
-                if end == "charged":
-                    failures = [Failure(member, "timed_out", error=DIED) for member in part]
+                if end in ("charged", "overran"):
+                    kind = ("timed_out", DIED) if end == "charged" else ("overran", ran_too_long(topic))
+                    failures = [Failure(member, kind[0], error=kind[1]) for member in part]
                     telling.add(ending.rollback(topic, slot, receipt, failures))
                 elif end == "committed":
                     telling.add(ending.commit(topic, slot, receipt, part))
                 else:
                     telling.add(ending.release(topic, slot, receipt, part))
-                ends.append(end)
+                told.append(end)
     settled = Settled()
-    for end, words in zip(ends, telling.execute(), strict=True):
+    for end, words in zip(told, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
             settled = settled.plus(Settled(**{end: words.count("ok")}))
     return settled

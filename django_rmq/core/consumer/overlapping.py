@@ -189,7 +189,7 @@ class LoopThread(threading.Thread):
             with self._lock:
                 self._turns.ended(batch)
             return
-        self._running[batch] = steps
+        self._running[batch] = batch.steps = steps
         asyncio.get_running_loop().create_task(steps.run()).add_done_callback(partial(self._ended, batch))
 
     def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:

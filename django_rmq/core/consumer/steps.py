@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Coroutine as Running
 from contextvars import Context
@@ -15,6 +16,7 @@ from django_rmq.core.consumer.batches import Batch, Outcome, Tally
 from django_rmq.core.consumer.calling import Interrupted, groups
 from django_rmq.core.consumer.cells import Cells
 from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.notes import BEGUN
 from django_rmq.core.consumer.outcomes import noted, states_after
 from django_rmq.core.consumer.threads import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
@@ -33,6 +35,7 @@ class Steps:
     def __init__(self, batch: Batch, hooks: Hooks, cells: Cells, inbox: SimpleQueue[Any]) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
+        self._loop = asyncio.get_running_loop()
         self._batch = batch
         self._inbox = inbox
         self._call = _around(batch, hooks)
@@ -50,6 +53,15 @@ class Steps:
     def end(self) -> None:
         """Let others have what the batch needed."""
         self._taken.end()
+
+    def stop(self) -> None:
+        """Cancel the call that runs, if all of its messages have to stop. Safe in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self.task is not None and all(message.stopped for message in self._batch.group):
+            self.task.cancel()
 
     async def run(self) -> None:
         """Call the listener for the messages that may begin; raise ``Interrupted`` if the process has to stop."""
@@ -70,6 +82,9 @@ class Steps:
                 self._report(batch.messages[end:])
                 raise
             if outcomes is None:
+                for message in group:
+                    # Each has the time of a call of its own.
+                    message.stopped = "" if message.stopped == "overran" else message.stopped
                 self._lists.extendleft([message] for message in reversed(group))
                 continue
             outcomes = noted(self._tally, self._lists, ours, outcomes)
@@ -97,6 +112,7 @@ class Steps:
     async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:
         """Call the listener in a task, so that what it leaves in context variables is its own."""
         batch = self._batch
+        batch.group, batch.overran_at = ours, None
         batch.running_since = now
         self._taken.note(at, bytes([BEGUN]) * size)
         call: Running[Any, Any, list[Outcome] | None] = (
@@ -108,8 +124,18 @@ class Steps:
         self.task = task
         try:
             return await task
+        except asyncio.CancelledError as error:
+            # The call was cancelled before its first step; if the batch itself is, the loop is closing.
+            if self._batch_is_cancelled():
+                raise
+            return [(message, failure_of(message, error)) for message in ours]
         finally:
             self._tally.times.append(uptime() - now)
+
+    @staticmethod
+    def _batch_is_cancelled() -> bool:
+        current = asyncio.current_task()
+        return current is None or current.cancelling() > 0
 
     def _report(self, rest: list[Message] | None) -> None:
         """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""

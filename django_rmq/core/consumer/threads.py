@@ -254,9 +254,9 @@ class ExecutorThread(threading.Thread):
             is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
             if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break
-            batch.running_since = now
-            ours = [message for message in group if message.delivery.member not in batch.stale]
+            ours = batch.group = [message for message in group if message.delivery.member not in batch.stale]
             states[at:end] = bytes([BEGUN]) * len(group)
+            batch.running_since = now
             try:
                 outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:

@@ -79,6 +79,7 @@ class InMemoryBroker(Memory):
     replay = people.replay
     bury = people.bury
     remove = people.remove
+    cancel = people.cancel
     discard = people.discard
     reschedule = people.reschedule
     purge = people.purge

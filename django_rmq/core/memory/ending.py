@@ -27,7 +27,8 @@ def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     words = _words(slot, [slot.is_receipt(receipt, member) for member in members])
     ending = dict.fromkeys(member for member, word in zip(members, words, strict=True) if word == "ok")
     for i, member in enumerate(ending):
-        if not end_marked(slot, member, i):
+        # What succeeds although it was cancelled has succeeded.
+        if slot.flight(member).mark == "cancelled" or not end_marked(slot, member, i):
             del slot.inflight[member]
             slot.count("committed", int(slot.prepare.pop(member, None) is not None))
             land(slot, member)
@@ -76,4 +77,8 @@ def extend(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     for member, holds in zip(members, held, strict=True):
         if holds:
             slot.prepare[member] = stamp(slot, slot.flight(member).timeout, int(slot.prepare[member] % 1000))
-    return _words(slot, held)
+    words = _words(slot, held)
+    return [
+        "cancelled" if holds and slot.flight(member).mark == "cancelled" else word
+        for member, holds, word in zip(members, held, words, strict=True)
+    ]

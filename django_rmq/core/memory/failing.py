@@ -167,7 +167,7 @@ def go_on(
 def end_failed(
     slot: Slot, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
 ) -> float | None:
-    """End a failed delivery: removed, buried, dead, dropped for a newer send, waiting or resting again; see ``go_on``."""
+    """End a failed delivery: as a person has marked it, dead, dropped for a newer send, or tried again; see ``go_on``."""
     record = InFlight.parse(slot.inflight.pop(member, None))
     slot.prepare.pop(member, None)
     kept, is_outdated = land(slot, member)
@@ -184,11 +184,15 @@ def end_failed(
         forget_ended(slot, member)
     elif record.mark == "buried":
         die(slot, copy, "buried", error, 1)
+    elif "cancelled" in (record.mark, what):
+        slot.count("cancelled")
+        forget_ended(slot, member)
     elif what == "rejected":
         slot.count("rejected")
         die(slot, copy, "rejected", error, 1)
     else:
         slot.count("expired" if what == "timed_out" else "failed")
+        slot.count("overran", int(what == "overran"))
         return go_on(slot, copy, left, what, error, delay_ms, index)
     return None
 

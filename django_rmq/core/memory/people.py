@@ -15,6 +15,7 @@ from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.words.failures import Death, cut_error
+from django_rmq.core.words.wakeups import look_again
 
 
 @on(*ENDING, "claim")
@@ -76,6 +77,8 @@ def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
     waits = word in ("waiting", "retry")
     if member in slot.prepare:
         record = slot.flight(member)
+        if end == "removed" and record.mark == "cancelled":
+            end = "cancelled"
         outlived = "outlived" if waits and end == "buried" else record.outlived
         slot.inflight[member] = record._replace(mark=end, outlived=outlived).encode()
     elif member not in slot.claim:
@@ -133,6 +136,28 @@ def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str
             word = "dead"
         words.append(word)
     note_undrained(slot)
+    return words
+
+
+@on(*ENDING, "claim")
+def cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    words: list[str] = []
+    for member in members:
+        waited = slot.store.pop(member, None) is not None
+        rested = slot.retry.pop(member, None) is not None
+        slot.count("removed", waited + rested)
+        word = "waiting" if waited else "retry" if rested else "not_found"
+        if waited or rested:
+            forget(slot, member)
+        if member not in slot.claim:
+            word = mark(slot, member, "cancelled", word)
+        elif word == "not_found":
+            word = "claimed"
+        words.append(word)
+    note_undrained(slot)
+    if any(word.startswith("in_flight") for word in words):
+        slot.publish(look_again(slot.index))
     return words
 
 

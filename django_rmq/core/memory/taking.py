@@ -167,7 +167,7 @@ def at_the_gate(slot: Slot, owner: str) -> str:
 
 def is_suspicious(slot: Slot, member: bytes) -> bool:
     """Return whether its last delivery timed out. It is then handed out alone, because it may kill its process."""
-    return slot.failures.get(member, b"").startswith(b"timed_out ")
+    return slot.failures.get(member, b"").startswith((b"timed_out ", b"overran "))
 
 
 def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:

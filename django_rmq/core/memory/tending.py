@@ -6,6 +6,7 @@ from django_rmq.core.memory.scores import floor_priority
 from django_rmq.core.memory.slot import SETS, Slot, on
 from django_rmq.core.words.answers import RECORDS, Loose
 from django_rmq.core.words.keys import SlotKeys
+from django_rmq.core.words.wakeups import paused as paused_slot
 from django_rmq.exceptions import ServerRefused
 
 _HOMES = {
@@ -24,7 +25,7 @@ def pause(slot: Slot, paused: bool = True) -> str:
         return "unchanged"
     if paused:
         slot.control[b"paused"] = b"1"
-        slot.publish(-1 - slot.index)
+        slot.publish(paused_slot(slot.index))
         return "paused"
     del slot.control[b"paused"]
     slot.control.pop(b"sleeping_until", None)

@@ -30,7 +30,8 @@ class Failure(NamedTuple):
 
     member: bytes
     kind: str = "failed"
-    """failed, undecodable, timed_out (its process died), or rejected (Dead at once)."""
+    """failed, undecodable, timed_out (its process died), overran (it exceeded HARD_TIMEOUT), cancelled, or rejected
+    (Dead at once)."""
     delay_ms: int | None = None
     """The rest before the next delivery, in ms. None: the topic's exponential back-off."""
     error: str = ""
@@ -58,7 +59,7 @@ class Death(NamedTuple):
     """The record stored for a dead message."""
 
     reason: str
-    """failed, timed_out, undecodable, rejected, buried or lapsed."""
+    """failed, timed_out, overran, undecodable, rejected, buried or lapsed."""
     times: int
     first_ms: int
     last_ms: int

@@ -32,7 +32,7 @@ key                  type    member -> score, or field -> value
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
-                             -1 - index, when the slot is paused
+                             negative: the slot is paused, or some of it is cancelled (see ``wakeups``)
 ``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
 ``workers_{W}``      hash    worker -> its token, and its record as JSON
 ``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;

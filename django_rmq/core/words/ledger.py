@@ -26,7 +26,17 @@ class Ledger:
         came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"]
         went = sum(
             self[name]
-            for name in ("committed", "acked", "removed", "purged", "lapsed", "dropped", "died", "moved_out")
+            for name in (
+                "committed",
+                "cancelled",
+                "acked",
+                "removed",
+                "purged",
+                "lapsed",
+                "dropped",
+                "died",
+                "moved_out",
+            )
         )
         return went + self.store + self.prepare + self.retry + self.claimed - came
 
@@ -48,7 +58,16 @@ class Ledger:
     @property
     def delivery_drift(self) -> int:
         ended = sum(
-            self[name] for name in ("committed", "failed", "expired", "released", "rejected", "ended_marked")
+            self[name]
+            for name in (
+                "committed",
+                "cancelled",
+                "failed",
+                "expired",
+                "released",
+                "rejected",
+                "ended_marked",
+            )
         )
         return ended + self.prepare - self["prepared"]
 

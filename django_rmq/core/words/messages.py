@@ -32,7 +32,17 @@ class Message:
     of the batch.
     """
 
-    __slots__ = ("_body", "_envelope", "_extend", "delivery", "outcome", "receipt", "slot", "topic")
+    __slots__ = (
+        "_body",
+        "_envelope",
+        "_extend",
+        "delivery",
+        "outcome",
+        "receipt",
+        "slot",
+        "stopped",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -49,6 +59,8 @@ class Message:
         self.delivery = delivery
         self.outcome: Failure | None = None
         """What ``retry`` or ``reject`` decided. None: success."""
+        self.stopped = ""
+        """Why its listener has to stop: ``cancelled`` or ``overran``. Empty: it may go on."""
         self._extend = extend
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
@@ -139,6 +151,11 @@ class Message:
     def score(self) -> float:
         """The Store score with which it was taken: due ms, priority, or a retry score."""
         return self.delivery.score
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
+        return self.stopped == "cancelled"
 
     def extend(self) -> bool:
         """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""

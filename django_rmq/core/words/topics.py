@@ -72,6 +72,8 @@ class Topic:
     """fifo topics: whether a send that meets a waiting message with its key is left out (``keep``), or replaces its body."""
     max_runtime: float = 3600.0
     """Seconds a listener may run before its heartbeat stops."""
+    hard_timeout: float | None = None
+    """Seconds after which a listener that still runs is ended. None: never."""
     prefetch: int = 512
     """Messages prepared at once for one slot."""
     max_body: int = 262_144

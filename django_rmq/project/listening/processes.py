@@ -108,6 +108,12 @@ def _settle_for(topics: list[Topic], notes: Notes) -> int:
             settled.charged,
             extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
         )
+    if settled.overran:
+        logger.warning(
+            "Recorded a failure for %d messages whose listener exceeded HARD_TIMEOUT",
+            settled.overran,
+            extra={"rmq_event": "charged_for", "rmq_messages": settled.overran},
+        )
     return settled.released
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
-from django_rmq.core.consumer.children import RECYCLE
+from django_rmq.core.consumer.children import OVERRAN, RECYCLE
 from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
@@ -167,7 +167,7 @@ class WorkerProcess:
         return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
 
     def run(self) -> int:
-        """Join, work until told to stop or done, leave; return 0, 1 (something had to be left behind) or ``RECYCLE``."""
+        """Join, work until told to stop or done, leave; return 0, 1 (something was left behind), ``OVERRAN`` or ``RECYCLE``."""
         self._beat()
         # Everything loaded by now stays, so the garbage collector need not examine it again between messages.
         gc.collect()
@@ -188,6 +188,10 @@ class WorkerProcess:
             telemetry.flush(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
+        if dispatcher.overran:
+            if self._notes is not None:
+                self._notes.replaced()
+            return OVERRAN
         if dispatcher.forced or dispatcher.exit_asked:
             return 1
         enough = self._max_messages is not None and dispatcher.processed >= self._max_messages

@@ -107,6 +107,7 @@ TOPIC_KEYS: Keys = {
     "ORDER": ("order", one_of("strict", "loose")),
     "ON_DUPLICATE": ("on_duplicate", one_of("keep", "replace")),
     "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
+    "HARD_TIMEOUT": ("hard_timeout", optional(seconds(1.0))),
     "PREFETCH": ("prefetch", whole(1, BATCH)),
     "MAX_BODY": ("max_body", whole(1, 536_870_912)),
     "MAX_BACKLOG": ("max_backlog", optional(whole(1))),
@@ -121,6 +122,10 @@ TOPIC_KEYS: Keys = {
     "OUTBOX": ("outbox", boolean),
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
+
+AFTER_HARD_TIMEOUT = 3600.0
+"""Seconds by which MAX_RUNTIME exceeds HARD_TIMEOUT unless it is set: until its process has ended, a listener keeps
+its message."""
 
 _ONLY = (
     ("TIME_RANGE", TopicType.RANGE_MERGE),
@@ -178,6 +183,7 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         fifo(problems, place, values, own)
     merging(problems, place, values, own)
     _check_identity(problems, place, own, values)
+    _check_limits(problems, place, values)
     return None if len(problems) > before else Topic(name, **values)
 
 
@@ -212,3 +218,18 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
         values.pop("origin")
+
+
+def _check_limits(problems: Problems, place: str, values: dict[str, Any]) -> None:
+    """Report a HARD_TIMEOUT below MAX_RUNTIME. Without a MAX_RUNTIME of the settings the heartbeat goes on until the end."""
+    hard, most = values.get("hard_timeout"), values.get("max_runtime")
+    if hard is None:
+        return
+    if most is None:
+        values["max_runtime"] = hard + AFTER_HARD_TIMEOUT
+    elif hard <= most:
+        problems.report(
+            "E095",
+            f"{place} has HARD_TIMEOUT {hard:g} and MAX_RUNTIME {most:g}: a listener is ended before its MAX_RUNTIME.",
+            "Raise HARD_TIMEOUT, or leave out MAX_RUNTIME.",
+        )

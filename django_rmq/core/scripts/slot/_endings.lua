@@ -63,11 +63,16 @@ local function end_delivery(member, record, what, text)
       die(member, 'buried', text, origin, failure, 1, kept) -- rule: buried_with_the_newer_body
     end
     return nil
+  elseif mark == 'cancelled' or what == 'cancelled' then -- rule: cancelled_returns
+    count('cancelled')
+    forget(member)
+    return nil
   elseif what == 'rejected' then -- rule: reject_is_a_failure
     count('rejected')
     die(member, 'rejected', text, origin, failure, 1, kept) -- rule: dead_with_the_newer_body
     return nil
   end
   count(what == 'timed_out' and 'expired' or 'failed')
+  if what == 'overran' then count('overran') end -- rule: overran_uncounted
   return origin, failure, kept, outdated
 end

@@ -35,6 +35,10 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _deaths
 -- include: _endings
 -- include: _marked
+-- What succeeds although it was cancelled has succeeded.
+local function decides(record)
+  return not string.find(record, ' cancelled', 1, true) -- rule: cancelled_cannot_succeed
+end
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local prefix = receipt .. ' '
 local width, words, done, marked, top = #prefix, {}, {}, {}, 0
@@ -42,7 +46,7 @@ for i = 1, #records do
   local record = records[i]
   if record and string.find(record, prefix, 1, true) == 1 then -- rule: commit_anyone
     words[i] = 'ok'
-    if string.find(record, ' ', width + 1, true) then -- rule: commit_ignores_marks
+    if string.find(record, ' ', width + 1, true) and decides(record) then -- rule: commit_ignores_marks
       marked[#marked + 1] = i
     else
       top = top + 1

@@ -9,7 +9,8 @@
 -- ARGV[2...] members
 -- ARGV[#ARGV] now
 --
--- Returns {'ok'} if every receipt was valid, else a word for each member: ok | stale
+-- Returns {'ok'} if every receipt was valid and nothing is cancelled, else a word for each member:
+-- ok | cancelled | stale
 
 -- check: types
 if last < first then return {} end
@@ -18,7 +19,7 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 -- include: _ledger
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
-local prefix, words, flat, timeout = receipt .. ' ', {}, {}, nil
+local prefix, words, flat, plain, timeout = receipt .. ' ', {}, {}, 0, nil
 -- By how much a message's own time-out is shorter than its topic's.
 local function early(record)
   local seconds = tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
@@ -29,7 +30,8 @@ end
 for i = 1, #records do
   local score = tonumber(present[i])
   if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
-    words[i] = 'ok'
+    words[i] = string.find(records[i], ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok' -- rule: extend_keeps_quiet
+    if words[i] == 'ok' then plain = plain + 1 end
     local since = now_s - early(records[i]) -- rule: extended_to_the_topic
     flat[#flat + 1] = string.format('%.0f', since * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
     flat[#flat + 1] = ARGV[first + i - 1]
@@ -42,5 +44,5 @@ end
 redis.call('HDEL', control, '') -- rule: extend_needs_memory
 if #flat > 0 then redis.call('ZADD', prepare, unpack(flat)) end
 keep_counts()
-if #flat == 2 * #records then return { 'ok' } end
+if plain == #records then return { 'ok' } end
 return words

@@ -118,10 +118,11 @@ if slot_each_us > 0 then
   limit = math.min(limit, allowed)
 end
 
--- A member whose last delivery timed out is delivered alone, because it may kill its process.
+-- A member whose last delivery timed out, or ran for too long, is delivered alone, because it may kill its process.
 local function suspicious(member)
   local failure = redis.call('HGET', failures, member)
-  return failure and string.sub(failure, 1, 10) == 'timed_out '
+  local kind = failure and string.match(failure, '^%S+')
+  return kind == 'timed_out' or kind == 'overran' -- rule: overran_in_company
 end
 local wary = redis.call('HLEN', failures) > 0
 -- rule: company_for_a_suspect

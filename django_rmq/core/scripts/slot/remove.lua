@@ -1,4 +1,5 @@
 -- Delete messages for an operator; one in flight is marked, and deleted when its delivery ends.
+-- With `cancel` its consumer is told, and it ends as cancelled unless it succeeds.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -12,12 +13,14 @@
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
 -- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] kind
--- ARGV[2] which  live, dead, or any: the live copies, else the dead one
--- ARGV[3...] members
+-- ARGV[1] channel
+-- ARGV[2] kind
+-- ARGV[3] which  live, dead, cancel (live), or any: the live copies, else the dead one
+-- ARGV[4...] members
 -- ARGV[#ARGV] now
 --
--- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
+-- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found,
+-- and with `cancel` claimed: Spark has it, and cannot be told
 
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -27,7 +30,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _ledger
 -- include: _undrained
 redis.call('HDEL', control, '')
-local words = {}
+local words, cancels, tells = {}, which == 'cancel', false
 for i = first, last do
   local member, word = ARGV[i], 'not_found'
   if which ~= 'dead' then
@@ -43,17 +46,25 @@ for i = first, last do
       local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
       -- rule: remove_forgets_the_newer_death
       local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
-      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived) -- rule: remove_lets_it_run
+      -- rule: remove_forgets_the_cancellation
+      local cancelled = cancels or string.find(record, ' cancelled', 1, true)
+      local mark = cancelled and ' cancelled' or ' removed'
+      tells = tells or cancels
+      redis.call('HSET', inflight, member, receipt_and_score .. mark .. outlived) -- rule: remove_lets_it_run
     elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
       -- Spark continues with claimed messages.
-      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      if not cancels then
+        word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      elseif gone + rested == 0 then
+        word = 'claimed'
+      end
     elseif gone + rested > 0 then
       redis.call('HDEL', failures, member)
     end
     -- A copy that is in flight or claimed has its own body.
     if gone + rested > 0 then redis.call('HDEL', body, member) end -- rule: remove_leaves_the_body
   end
-  if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then -- rule: remove_digs_up
+  if word == 'not_found' and which ~= 'live' and not cancels and redis.call('ZREM', dead, member) > 0 then -- rule: remove_digs_up
     redis.call('HDEL', deaths, member)
     count('removed_dead')
     word = 'dead'
@@ -62,4 +73,6 @@ for i = first, last do
 end
 note_undrained()
 keep_counts()
+-- Consumers look at what they have in hand of this slot: `extend` answers what is cancelled.
+if tells then redis.pcall('PUBLISH', channel, -1048577 - string.match(store, '%d+$')) end -- rule: cancel_tells_nobody
 return words

@@ -19,7 +19,8 @@
 -- ARGV[5] retry_priority       original or lowest
 -- ARGV[6] backoff_base NUMBER  ms
 -- ARGV[7] backoff_cap NUMBER   ms
--- ARGV[8...] failures          member, what (failed, undecodable, timed_out, rejected), delay ms or empty, error
+-- ARGV[8...] failures          member, what (failed, undecodable, timed_out, overran, cancelled, rejected), delay ms or
+--                            empty, error
 -- ARGV[#ARGV] now
 --
 -- Returns a word for each member: ok | stale

@@ -1,0 +1,28 @@
+"""Unending calls: listeners that exceeded HARD_TIMEOUT in a thread, which only the end of the process can end."""
+
+from __future__ import annotations
+
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.inbox import Inbox, Unending
+from django_rmq.core.consumer.notes import Notes, mark_of
+
+
+class UnendingCalls:
+    """Makes the worker end, and records in ``notes`` which messages to charge for it."""
+
+    def __init__(self, inbox: Inbox, ending: Ending, notes: Notes | None) -> None:
+        self._ending = ending
+        self._notes = notes
+        inbox.on(Unending, self._note)
+
+    def _note(self, item: Unending) -> None:
+        batch = item.batch
+        if self._notes is not None:
+            topic, slot, receipt = batch.topic.name, batch.place.slot, batch.receipt
+            members = [message.delivery.member for message in batch.running()]
+            self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
+        self._ending.overran.append(batch)
+        self._ending.begun = True
+
+
+__all__ = ["UnendingCalls"]

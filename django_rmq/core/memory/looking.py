@@ -65,7 +65,7 @@ def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
 @on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
 def status(slot: Slot, member: bytes) -> Found:
     found, outcome = digest(member), None
-    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.keep_ms or 0):
+    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.keep_done_ms or 0):
         outcome = slot.outcomes.get(found)
     death = slot.deaths.get(member)
     return Found(
@@ -74,7 +74,7 @@ def status(slot: Slot, member: bytes) -> Found:
         None if death is None else Death.parse(death)._replace(envelope=None).encode(),
         slot.failures.get(member),
         slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
-        outcome if slot.topic.keep_ms else None,
+        outcome if slot.topic.keep_done_ms else None,
     )
 
 

@@ -8,7 +8,7 @@
 -- KEYS[6] outcomes  HASH  digest -> what became of the message
 -- KEYS[7] outcome_times ZSET digest -> ms
 --
--- ARGV[1] keep_ms NUMBER
+-- ARGV[1] keep_done_ms NUMBER
 -- ARGV[2] receipt
 -- ARGV[3] member
 -- ARGV[4] thousandths  of the work that are done

@@ -13,7 +13,7 @@
 -- KEYS[10] outcomes HASH  digest -> what became of the message
 -- KEYS[11] outcome_times ZSET digest -> ms
 --
--- ARGV[1] keep_ms NUMBER  0: the topic keeps nothing
+-- ARGV[1] keep_done_ms NUMBER  0: the topic keeps nothing
 -- ARGV[2] member
 -- ARGV[3] now
 --
@@ -29,8 +29,8 @@ if head then
   death = head .. '0\n' .. string.sub(death, from + 1, from + tonumber(length))
 end
 local digest, outcome = string.sub(redis.sha1hex(member), 1, 24), false
-local at = keep_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
-if at and at > now_ms - keep_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
+local at = keep_done_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
+if at and at > now_ms - keep_done_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
 return {
   redis.call('ZSCORE', store, member), redis.call('ZSCORE', prepare, member), redis.call('ZSCORE', retry, member),
   redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member), redis.call('HGET', inflight, member),

@@ -31,7 +31,7 @@ from tests.servers import RedisServer, TcpProxy
 
 READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
-ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim"}
+ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times"}
 
 
 # --- a slot that holds a message in every state
@@ -121,6 +121,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "rollback": lambda slot, receipt: slot.fail(receipt, b"flying", b"failing", b"marked", error="no" * 600),
     "release": lambda slot, receipt: slot.release(receipt, [b"flying", b"marked"]),
     "extend": lambda slot, receipt: slot.extend(receipt, [b"flying", b"failing"]),
+    "progress": lambda slot, receipt: slot.progress(receipt, b"flying", 400, b"half"),
     "expire": lambda slot, receipt: slot.expire(),
     "promote": lambda slot, receipt: slot.promote(),
     "claim": lambda slot, receipt: slot.claim("spark", 1, 60_000, 100),
@@ -151,6 +152,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "between": lambda slot, receipt: slot.between("store"),
     "loose": lambda slot, receipt: slot.loose("failures", repair=True),
     "look": lambda slot, receipt: slot.look([b"waiting", b"flying", b"dead"]),
+    "status": lambda slot, receipt: slot.status(b"dead"),
     "ranks": lambda slot, receipt: slot.ranks("store", [b"waiting"]),
     "seek": lambda slot, receipt: slot.seek([b"d" * 20], [Area("store"), Area("dead")]),
 }
@@ -166,6 +168,7 @@ REPEATED: dict[str, Any] = {
     "rollback": ["stale", "stale", "stale"],
     "release": ["stale", "stale"],
     "extend": ["ok", "ok"],
+    "progress": "ok",
     "expire": 0,
     "promote": 0,
     "claim": Claimed("ok", 0, 5, False),

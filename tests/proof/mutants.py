@@ -869,6 +869,36 @@ MUTANTS: dict[str, Mutant] = {
         "A marked delivery does not return by a release.",
         "tests/contract/test_duplicates.py::test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once[redis-release-remove]",
     ),
+    "success_leaves_no_outcome": Mutant(
+        GONE,
+        "A commit notes what became of the message.",
+        "tests/contract/test_outcomes.py::test_success_is_kept_with_when_how_often_and_by_whom[fixed_time-redis]",
+    ),
+    "death_leaves_no_outcome": Mutant(
+        GONE,
+        "A death notes what became of the message.",
+        "tests/contract/test_outcomes.py::test_a_message_that_fails_for_the_last_time_is_kept_as_dead[redis-failed]",
+    ),
+    "zombie_reports_progress": Mutant(
+        If("not record"),
+        "Only the holder of its receipt reports the progress of a delivery.",
+        "tests/contract/test_outcomes.py::test_a_zombie_cannot_say_what_became_of_a_message[fixed_time-redis]",
+    ),
+    "outcomes_never_go": Mutant(
+        As("local old = {}"),
+        "What became of a message is forgotten after KEEP_DONE.",
+        "tests/contract/test_outcomes.py::test_what_is_too_old_cannot_be_seen_and_goes_with_the_next_end[fixed_time-redis]",
+    ),
+    "outcomes_without_bound": Mutant(
+        GONE,
+        "A slot keeps a bounded number of outcomes.",
+        "tests/contract/test_outcomes.py::test_a_slot_keeps_the_latest_ten_thousand[redis]",
+    ),
+    "outcome_outstays": Mutant(
+        If("at"),
+        "Nothing older than KEEP_DONE is shown.",
+        "tests/contract/test_outcomes.py::test_what_is_too_old_cannot_be_seen_and_goes_with_the_next_end[fixed_time-redis]",
+    ),
     "extend_anyone": Mutant(
         If("records[i] and score"),
         "Only the holder of its receipt extends a delivery.",

@@ -29,6 +29,7 @@ from django_rmq.core.words.bounds import MAX_PRIORITY
 from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.outcomes import Outcome, parse
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.brokers import Broker, InMemoryBroker
@@ -64,6 +65,8 @@ topics = st.builds(
     max_backlog=st.sampled_from([None, None, 4]),
     max_prepared=st.sampled_from([1, 2, 1_000]),
     slot_rate=st.sampled_from([None, None, None, 0.5, 3.0, 50.0]),
+    # Redis deletes the keys after this time by its own clock, which a history must not outlive.
+    keep_done_ms=st.sampled_from([None, 60_000, 3_600_000]),
 ).map(
     lambda topic: (
         topic if topic.keyed and topic.type is TopicType.RANGE_MERGE else replace(topic, accumulate=None)
@@ -566,11 +569,33 @@ class Lockstep(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.commit(self.topic, 0, receipt, names))
-        ended = [self.promises.flying.pop(member) for member in self.ours(receipt, names, words)]
-        succeeded = sum(flight.cancelled or not flight.marked for flight in ended)
+        ended = {member: self.promises.flying.pop(member) for member in self.ours(receipt, names, words)}
+        succeeded = sum(flight.cancelled or not flight.marked for flight in ended.values())
         before, after = (dump.get(self.keys.stats, {}) for dump in (self.before, self.after))
         more = int(after.get(b"committed", 0)) - int(before.get(b"committed", 0))
         self.require("INV-23", more == succeeded, ended, more)
+        for member, flight in ended.items():
+            self.note_ended(member, "done", marked=flight.marked and not flight.cancelled)
+
+    def note_ended(self, member: bytes, state: str, *, marked: bool = False) -> None:
+        """What became of a message can be seen at once, where it is kept."""
+        found = self.memory.status(self.topic, 0, member).outcome
+        if not self.topic.keep_done_ms:
+            self.require("INV-24", found is None, found)
+        elif not marked:
+            outcome = parse(found or b"")
+            is_new = isinstance(outcome, Outcome) and outcome.ended_ms == self.now_ms
+            self.require("INV-24", is_new and outcome[0] == state, member, outcome)
+
+    @precondition(lambda self: self.topic.keep_done_ms and self.promises.flying)
+    @rule(data=st.data(), said=st.sampled_from([b"", b"half \xff\0\n"]))
+    def report_progress(self, data: st.DataObject, said: bytes) -> None:
+        receipt, names = self.some_delivery(data)
+        thousandths = data.draw(st.sampled_from([0, 500, 1_000]))
+        word = self.both(lambda b: b.progress(self.topic, 0, receipt, names[0], thousandths, said))
+        if self.ours(receipt, names[:1], [word]):
+            found = self.memory.status(self.topic, 0, names[0]).outcome
+            self.require("INV-24", found is not None and parse(found)[:2] == (receipt, thousandths / 1000))
 
     def rollback(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
@@ -588,8 +613,10 @@ class Lockstep(RuleBasedStateMachine):
                 flight = self.promises.flying.pop(member)
                 body = self.envelope_of("deaths", member)
                 self.require("INV-17", flight.marked or flight.promise.body in (ANY, body), member, body)
+                self.note_ended(member, "dead", marked=flight.marked)
             elif kind == "cancelled":
-                del self.promises.flying[member]
+                flight = self.promises.flying.pop(member)
+                self.note_ended(member, "cancelled", marked=flight.marked and not flight.cancelled)
             else:
                 left, body = (
                     self.promises.flying[member].left,
@@ -963,6 +990,8 @@ class Lockstep(RuleBasedStateMachine):
         state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
         self.reading(lambda b: b.between(self.topic, 0, state, low, 100.0))
         self.reading(lambda b: b.look(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
+        for member in (b"a", b"b", b"", b"nobody"):
+            self.reading(lambda b, member=member: b.status(self.topic, 0, member))
 
     def held(self, data: st.DataObject) -> None:
         owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))
@@ -1041,6 +1070,9 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-11", self.promises.claimed.keys() == claim.keys(), self.promises.claimed, claim)
         twice = prepare.keys() & claim.keys()
         self.require("INV-7", not twice, twice)
+        outcomes, times = self.after.get(self.keys.outcomes, {}), self.zset("outcome_times")
+        self.require("INV-24", outcomes.keys() == times.keys(), outcomes, times)
+        self.require("INV-24", not (outcomes and self.topic.keep_done_ms is None), outcomes)
 
 
 def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:

@@ -34,7 +34,7 @@ READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVAL
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
     "ZSCORE",
 }  # fmt: skip
-WRITES = {"HDEL", "HINCRBY", "HSET", "HSETNX", "PUBLISH", "RENAME", "UNLINK"} | {
+WRITES = {"HDEL", "HINCRBY", "HSET", "HSETNX", "PEXPIRE", "PUBLISH", "RENAME", "UNLINK"} | {
     "ZADD", "ZRANGESTORE", "ZREM", "ZREMRANGEBYRANK",
 }  # fmt: skip
 
@@ -50,7 +50,9 @@ TEXTS = {
     "highest",
     "lowest",
     "key",
+    "head",
     "kind",
+    "said_by",
     "wanted",
     "text",
 }
@@ -92,6 +94,7 @@ class Source:
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
         self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
+        self.second = re.findall(r"^-- include: (\w+) where KEEP_DONE$", "\n".join(lines[end:]), re.MULTILINE)
         code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
         self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
 
@@ -161,6 +164,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.rollback(TOPIC, 0, 1, [Failure(b"a"), Failure(b"b")]),
         ask.release(TOPIC, 0, 1, members),
         ask.extend(TOPIC, 0, 1, members),
+        ask.progress(TOPIC, 0, 1, b"a", 500),
         ask.expire(TOPIC, 0),
         ask.promote(TOPIC, 0),
         ask.claim(TOPIC, 0, "c", 1, 1_000, 10),
@@ -184,6 +188,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.count(TOPIC, 0),
         ask.between(TOPIC, 0, "store"),
         ask.look(TOPIC, 0, members),
+        ask.status(TOPIC, 0, b"a"),
         ask.ranks(TOPIC, 0, "store", members),
         ask.seek(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
         ask.heads(TOPIC, [0]),
@@ -331,7 +336,7 @@ def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
 
 
 def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
-    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "set"}
+    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "set"}
     for source in SCRIPTS.values():
         for key in source.declared("KEYS"):
             if source.name not in OF_MANY_SLOTS:
@@ -398,7 +403,7 @@ def test_no_statement_hides_in_a_long_line(path: Path) -> None:
 
 
 def test_fragments_exist_are_used_and_include_no_others() -> None:
-    used = {name for source in SCRIPTS.values() for name in source.includes}
+    used = {name for source in SCRIPTS.values() for name in (*source.includes, *source.second)}
     assert used | {"_types"} == set(FRAGMENTS)
     for name in FRAGMENTS:
         assert Source(name).includes == []
@@ -493,10 +498,48 @@ def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
 ) -> None:
     source = Source(name)
     needs = re.findall(r"\w+", " ".join(re.findall(r"^-- needs: (.*)$", source.text, re.MULTILINE)))
+    own = re.findall(r"^-- (?:keys|arguments): (.*)$", source.text, re.MULTILINE)
+    needs += re.findall(r"[a-z]\w*", " ".join(own))
     assert len(needs) == len(set(needs))
     dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, source.code)
     assert isinstance(dump, bytes)
     assert Bytecode(dump).read - KNOWN_GLOBALS == set(needs)
+
+
+SECOND_FORMS = [name for name in scripts.all_names() if name.endswith(scripts.SECOND)]
+
+
+@pytest.mark.parametrize("name", SECOND_FORMS)
+def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
+    name: str, redis_client: redis.Redis
+) -> None:
+    first, second = scripts.declaration(name.removesuffix(scripts.SECOND)), scripts.declaration(name)
+    assert [key.name for key in second.keys] == [
+        *(key.name for key in first.keys),
+        "outcomes",
+        "outcome_times",
+    ]
+    assert [each.name for each in second.arguments] == [
+        "keep_done_ms",
+        *(each.name for each in first.arguments),
+    ]
+    text = scripts.load(name).text.decode()
+    assert "mistyped('zset', " in text
+    assert re.search(r"mistyped\('zset', [^)]*outcome_times\)", text)
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, scripts.load(name).text)
+    assert isinstance(dump, bytes)
+    assert Bytecode(dump).read <= KNOWN_GLOBALS
+    assert Bytecode(dump).written == set()
+
+
+@pytest.mark.parametrize("name", SECOND_FORMS)
+def test_the_first_form_of_a_script_touches_no_key_of_the_second(name: str) -> None:
+    text = scripts.load(name.removesuffix(scripts.SECOND)).text.decode()
+    assert not re.search(r"\b(outcomes|outcome_times|keep_done_ms|sha1hex|PEXPIRE)\b", text)
+
+
+def test_a_topic_without_keep_done_uses_the_first_forms() -> None:
+    assert not any(call.script.endswith(scripts.SECOND) for call in CALLS.values())
 
 
 def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:

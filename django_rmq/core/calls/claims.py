@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.forms import form
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.words.answers import Claimed, ClaimRead
 from django_rmq.core.words.topics import Topic
@@ -43,7 +44,12 @@ def claim(
     ``read_claim``.
     """
     return Call(
-        "claim", AtSlot(topic, slot), (consumer, number, lease_ms, limit, max_bytes), _claimed, locals()
+        form("claim", topic),
+        AtSlot(topic, slot),
+        (consumer, number, lease_ms, limit, max_bytes),
+        _claimed,
+        locals(),
+        "claim",
     )
 
 
@@ -71,7 +77,14 @@ def return_claim(
     ``spent``: each message uses a retry, as after a time-out. Otherwise the messages are as they were before
     the claim.
     """
-    return Call("return_claim", AtSlot(topic, slot), (consumer, number, int(spent), limit), _left, locals())
+    return Call(
+        form("return_claim", topic),
+        AtSlot(topic, slot),
+        (consumer, number, int(spent), limit),
+        _left,
+        locals(),
+        "return_claim",
+    )
 
 
 def read_claim(

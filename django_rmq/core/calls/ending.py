@@ -6,15 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.forms import form
 from django_rmq.core.calls.places import AtSlot
-from django_rmq.core.calls.texts import words
+from django_rmq.core.calls.texts import word, words
 from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.topics import Topic
 
 
 def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
     """End deliveries successfully (second phase). Answers ok or stale for each member."""
-    return Call("commit", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+    return Call(
+        form("commit", topic),
+        AtSlot(topic, slot),
+        (receipt, *members),
+        words(len(members)),
+        locals(),
+        "commit",
+    )
 
 
 def _written(failures: Sequence[Failure]) -> list[Any]:
@@ -27,13 +35,25 @@ def _written(failures: Sequence[Failure]) -> list[Any]:
 def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
     """End deliveries as failed (second phase). Answers ok or stale for each."""
     return Call(
-        "rollback", AtSlot(topic, slot), (receipt, *_written(failures)), words(len(failures)), locals()
+        form("rollback", topic),
+        AtSlot(topic, slot),
+        (receipt, *_written(failures)),
+        words(len(failures)),
+        locals(),
+        "rollback",
     )
 
 
 def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
     """Give deliveries back; no retry is used. Answers ok or stale for each."""
-    return Call("release", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+    return Call(
+        form("release", topic),
+        AtSlot(topic, slot),
+        (receipt, *members),
+        words(len(members)),
+        locals(),
+        "release",
+    )
 
 
 def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
@@ -41,9 +61,16 @@ def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> C
     return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
 
 
+def progress(
+    topic: Topic, slot: int, receipt: int, member: bytes, thousandths: int, said: bytes = b""
+) -> Call[str]:
+    """Note how far a delivery has got (topics with KEEP_DONE). Answers ok or stale."""
+    return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word, locals())
+
+
 def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
     """Time out deliveries whose heartbeat has stopped; return their number."""
-    return Call("expire", AtSlot(topic, slot), (limit,), int, locals())
+    return Call(form("expire", topic), AtSlot(topic, slot), (limit,), int, locals(), "expire")
 
 
 def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:

@@ -9,7 +9,7 @@ from django_rmq.core.calls.call import Call, Command, OfKey
 from django_rmq.core.calls.places import AtSlot, AtSlots, InState
 from django_rmq.core.calls.texts import cursor, moment, number, same, text
 from django_rmq.core.words import stored
-from django_rmq.core.words.answers import Area, Counts, Entry, Looked, Page, Sought
+from django_rmq.core.words.answers import Area, Counts, Entry, Found, Looked, Page, Sought
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
@@ -45,6 +45,11 @@ def _looked(reply: list[Any]) -> list[Looked]:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
         found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _found(reply: list[Any]) -> Found:
+    scores = (None if score is None else float(score) for score in reply[:5])
+    return Found(*scores, *reply[5:8], text(reply[8] or b""), reply[9])
 
 
 def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], Sought]:
@@ -144,6 +149,11 @@ def between(
 def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[Looked]]:
     """Return what the slot knows about up to 100 members, in any state."""
     return Call("look", AtSlot(topic, slot), tuple(members), _looked, locals())
+
+
+def status(topic: Topic, slot: int, member: bytes) -> Call[Found]:
+    """Return where a message is, what failed, and what it has reported or become (topics with KEEP_DONE)."""
+    return Call("status", AtSlot(topic, slot), (member,), _found, locals())
 
 
 def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:

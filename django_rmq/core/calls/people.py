@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.forms import form
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import moved, number, word, words
 from django_rmq.core.words.answers import RECORDS, Loose
@@ -44,12 +45,21 @@ def replay(
 
 def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Call[list[str]]:
     """Put messages into Dead by hand. Answers the state in which each was found."""
-    return Call("bury", AtSlot(topic, slot), (cut_error(why), *members), words(len(members)), locals())
+    return Call(
+        form("bury", topic),
+        AtSlot(topic, slot),
+        (cut_error(why), *members),
+        words(len(members)),
+        locals(),
+        "bury",
+    )
 
 
 def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
     """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers like ``bury``."""
-    return Call("remove", AtSlot(topic, slot), (which, *members), words(len(members)), locals())
+    return Call(
+        form("remove", topic), AtSlot(topic, slot), (which, *members), words(len(members)), locals(), "remove"
+    )
 
 
 def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
@@ -96,7 +106,14 @@ def purge(
     """Delete up to ``limit`` messages of store, retry or dead with scores up to ``up_to``; return their number."""
     if state not in ("store", "retry", "dead"):
         raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
-    return Call("purge", AtSlot(topic, slot), (state, number(min_score), number(up_to), limit), int, locals())
+    return Call(
+        form("purge", topic),
+        AtSlot(topic, slot),
+        (state, number(min_score), number(up_to), limit),
+        int,
+        locals(),
+        "purge",
+    )
 
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Any
 
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.forms import form
 from django_rmq.core.calls.places import AtSlot, AtSlots
 from django_rmq.core.calls.texts import cursor, moment
 from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
@@ -94,9 +95,10 @@ def prepare(
 ) -> Call[Prepared]:
     """Take up to ``limit`` messages (first phase), after the slot's upkeep. ``epoch`` None: not fenced."""
     return Call(
-        "prepare",
+        form("prepare", topic),
         AtSlot(topic, slot),
         (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
         _prepared(topic.max_retries),
         locals(),
+        "prepare",
     )

@@ -67,6 +67,7 @@ class InMemoryBroker(Memory):
     rollback = ending.rollback
     release = ending.release
     extend = ending.extend
+    progress = ending.progress
     expire = upkeep.expire
     promote = upkeep.promote
 
@@ -102,6 +103,7 @@ class InMemoryBroker(Memory):
     count = looking.count
     audit = looking.audit
     look = looking.look
+    status = looking.status
     ranks = looking.ranks
     heads = looking.heads
     seek = seeking.seek

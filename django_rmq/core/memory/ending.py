@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from django_rmq.core.memory.failing import end_failed, end_marked, forget_ended, land, release_one
 from django_rmq.core.memory.numbers import bounded
+from django_rmq.core.memory.outcomes import note_end
 from django_rmq.core.memory.owning import stamp
 from django_rmq.core.memory.refusing import check_batch
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake_at_gate
 from django_rmq.core.words.failures import Failure, cut_error
+from django_rmq.core.words.outcomes import digest
 
 LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
@@ -29,6 +31,8 @@ def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     for i, member in enumerate(ending):
         # What succeeds although it was cancelled has succeeded.
         if slot.flight(member).mark == "cancelled" or not end_marked(slot, member, i):
+            flight, failure = slot.flight(member), slot.failure_of(member)
+            note_end(slot, member, "done", failure, flight, failure.error if failure else b"")
             del slot.inflight[member]
             slot.count("committed", int(slot.prepare.pop(member, None) is not None))
             land(slot, member)
@@ -68,6 +72,14 @@ def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
         note_undrained(slot)
     wake_at_gate(slot, earliest(dues), ended=any(held))
     return _words(slot, held)
+
+
+@on("prepare", "inflight", "failures", "stats", "control", "outcomes", "outcome_times")
+def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: bytes = b"") -> str:
+    (word,) = _words(slot, [slot.holds(receipt, member)])
+    if word == "ok":
+        slot.noted[digest(member)] = f"running {receipt} {thousandths} {slot.now_ms}\n".encode() + said
+    return word
 
 
 @on("prepare", "inflight", "stats", "control")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from django_rmq.core.memory.collecting import collects, dead_body, join, joined_death, joined_if
 from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.memory.outcomes import note_end, note_outcome
 from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import first_score, keeps_first, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
@@ -28,6 +29,8 @@ class Copy(NamedTuple):
     """The body stored in its place."""
     is_outdated: bool = False
     """Whether a newer copy waits with a body of its own."""
+    flight: InFlight | None = None
+    """The delivery that ended, if there was one."""
 
     @classmethod
     def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
@@ -126,6 +129,7 @@ def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
         f" {len(error)} {int(kept is not None)}\n"
     )
     slot.deaths[member] = head.encode() + error + (kept or b"")
+    note_outcome(slot, member, "dead", reason, times + failed, error, copy.flight)
     forget_ended(slot, member)
     slot.count("lapsed" if reason == "lapsed" else "died")
 
@@ -171,11 +175,12 @@ def end_failed(
     record = InFlight.parse(slot.inflight.pop(member, None))
     slot.prepare.pop(member, None)
     kept, is_outdated = land(slot, member)
-    copy = Copy.of(slot, member, record.score, kept)._replace(is_outdated=is_outdated)
+    copy = Copy.of(slot, member, record.score, kept)._replace(is_outdated=is_outdated, flight=record)
     if record.mark in ("removed", "buried"):
         slot.count("ended_marked")
     if record.mark == "removed":
         slot.count("removed")
+        note_end(slot, member, "removed", copy.failure, record)
         forget_ended(slot, member)
     elif record.mark == "buried" and record.outlived and member in slot.dead:
         # The newer copy that was buried with it is the one that stays.
@@ -186,6 +191,7 @@ def end_failed(
         die(slot, copy, "buried", error, 1)
     elif "cancelled" in (record.mark, what):
         slot.count("cancelled")
+        note_end(slot, member, "cancelled", copy.failure, record)
         forget_ended(slot, member)
     elif what == "rejected":
         slot.count("rejected")

@@ -10,10 +10,12 @@ from django_rmq.core.memory.listing import on_state
 from django_rmq.core.memory.numbers import ceil, floor
 from django_rmq.core.memory.slot import Slot, on
 from django_rmq.core.words import stored
-from django_rmq.core.words.answers import RECORDS, Counts, Looked
+from django_rmq.core.words.answers import RECORDS, Counts, Found, Looked
 from django_rmq.core.words.bounds import GATE
+from django_rmq.core.words.failures import Death
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.outcomes import digest
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
@@ -58,6 +60,22 @@ def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
         raise ServerRefused("ERR too many members")
     names = (*_LIVES, *RECORDS)
     return [Looked(*(getattr(slot, name).get(member) for name in names)) for member in members]
+
+
+@on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
+def status(slot: Slot, member: bytes) -> Found:
+    found, outcome = digest(member), None
+    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.keep_done_ms or 0):
+        outcome = slot.outcomes.get(found)
+    death = slot.deaths.get(member)
+    return Found(
+        *(slot.members(name).get(member) for name in _LIVES),
+        slot.inflight.get(member),
+        None if death is None else Death.parse(death)._replace(envelope=None).encode(),
+        slot.failures.get(member),
+        slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
+        outcome if slot.topic.keep_done_ms else None,
+    )
 
 
 @on_state(1)

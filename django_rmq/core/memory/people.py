@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from django_rmq.core.memory.collecting import collects, join
 from django_rmq.core.memory.failing import Copy, die, forget, supersede_resting
 from django_rmq.core.memory.numbers import bounded, floor
+from django_rmq.core.memory.outcomes import note_end
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
 from django_rmq.core.memory.sequence import later_place, next_places
@@ -128,6 +129,8 @@ def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str
             slot.count("removed", waited + rested)
             word = "waiting" if waited else "retry" if rested else word
             if waited or rested:
+                if not slot.runs(member):
+                    note_end(slot, member, "removed", slot.failure_of(member), None)
                 forget(slot, member)
             word = mark(slot, member, "removed", word)
         if word == "not_found" and which != "live" and slot.dead.pop(member, None) is not None:
@@ -215,7 +218,20 @@ def rest_until(slot: Slot, member: bytes, score: int) -> None:
     slot.retry[member] = rest + bounded(q, 1, MAX_RETRIES_LIMIT) / 1024
 
 
-@on("store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "claim", "control")
+@on(
+    "store",
+    "retry",
+    "dead",
+    "prepare",
+    "deaths",
+    "failures",
+    "body",
+    "stats",
+    "claim",
+    "control",
+    "outcomes",
+    "outcome_times",
+)
 def purge(
     slot: Slot, state: str, up_to: float = math.inf, limit: int = 1000, *, min_score: float = -math.inf
 ) -> int:
@@ -229,6 +245,8 @@ def purge(
         if state == "dead":
             slot.deaths.pop(member, None)
         else:
+            if not (slot.waits(member) or slot.runs(member)):
+                note_end(slot, member, "removed", slot.failure_of(member), None)
             forget(slot, member)
     slot.count("purged_dead" if state == "dead" else "purged", len(gone))
     if gone:

@@ -17,13 +17,14 @@ from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.keys import slot_keys, wake_channel
+from django_rmq.core.words.outcomes import MOST
 from django_rmq.core.words.topics import Topic
 
-SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
+SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times"})
 SENDING = ("store", "retry", "body", "stats", "control")
 ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
-    "prepare_body",
+    "prepare_body", "outcomes", "outcome_times",
 )  # fmt: skip
 CLAIMING = ("claimants", "claim", "claims", "claim_body")
 
@@ -78,6 +79,8 @@ class Slot:
     leaving: Hash
     arrived: Hash
     prepare_body: Hash
+    outcomes: Hash
+    outcome_times: SortedSet
 
     def __init__(self, memory: Memory, topic: Topic, index: int) -> None:
         self.topic = topic
@@ -88,6 +91,8 @@ class Slot:
         self.now_ms = micros // 1000
         self.now_us = micros
         self.counts: Counter[str] = Counter()
+        self.noted: dict[bytes, bytes] = {}
+        """Digest of a member -> what is to be kept about it at the end of the transition."""
         self._memory = memory
         # A transition that does not name it touches no claimed message.
         self.claim = SortedSet()
@@ -155,6 +160,17 @@ class Slot:
         """Add to a counter of the slot's ledger, at the end of the transition."""
         self.counts[name] += by
 
+    def write_outcomes(self) -> None:
+        """Keep what was noted, and forget what is too old, or too much; see ``outcomes``."""
+        self.outcomes.update(self.noted)
+        self.outcome_times.update(dict.fromkeys(self.noted, float(self.now_ms)))
+        rows = self.outcome_times.rows()
+        over = max(0, len(rows) - MOST)
+        before = self.now_ms - (self.topic.keep_done_ms or 0)
+        gone = [found for found, ms in rows if ms <= before] or [found for found, _ in rows[:over]]
+        for found in gone[:2_000]:
+            del self.outcomes[found], self.outcome_times[found]
+
     def configure(self) -> None:
         """Store the definition of the caller's topic."""
         self.control[b"slots"] = b"%d" % self.topic.slots
@@ -180,6 +196,8 @@ def opened(memory: Memory, topic: Topic, index: int, names: Sequence[str]) -> It
             key = getattr(slot.keys, name)
             setattr(slot, name, memory.get(key, SortedSet) if name in SETS else memory.get(key, Hash))
         yield slot
+        if slot.noted:
+            slot.write_outcomes()
         for counter, by in slot.counts.items():
             if by:
                 field = counter.encode()

@@ -59,6 +59,7 @@ def retire(slot: Slot) -> str:
         return "holds"
     for name in set(SlotKeys._fields) - SETS:
         slot.records(name).clear()
+    slot.outcome_times.clear()
     return "retired"
 
 

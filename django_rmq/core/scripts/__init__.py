@@ -11,6 +11,10 @@ A script's header declares its keys and arguments (`header`). In its code, these
 ``-- include: _name``
     the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has
     bound these names before; those in brackets are nil where it has none of that name.
+``-- include: _name where KEEP_DONE``
+    that fragment in the script's second form, ``"commit+outcomes"``, which topics with KEEP_DONE use. In the first
+    form the names that the fragment ``offers`` are nil. The keys and arguments of the fragment belong to the second
+    form only: the keys follow all others, and the arguments precede them.
 ``-- check: types``
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
 
@@ -29,6 +33,7 @@ from typing import NamedTuple
 from .header import Argument, Declaration, HeaderError, Key, parse
 
 __all__ = [
+    "SECOND",
     "Argument",
     "Declaration",
     "HeaderError",
@@ -43,8 +48,10 @@ __all__ = [
 _OF_ALL = ("_now", "_types")
 """The fragments that do not belong to a slot."""
 
-_DIRECTIVE = re.compile(r"-- (include|check): (.*)")
-_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+SECOND = "+outcomes"
+"""The end of the name of a script's second form."""
+
+_DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where KEEP_DONE)?")
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
@@ -58,6 +65,7 @@ class Script(NamedTuple):
 
 
 def _read(name: str) -> str:
+    name = name.removesuffix(SECOND)
     path = name if "/" in name or name in _OF_ALL else f"slot/{name}"
     return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
 
@@ -72,7 +80,24 @@ def _split(name: str) -> tuple[list[str], list[str]]:
 @cache
 def declaration(name: str) -> Declaration:
     """Return what the header of the script ``name`` declares."""
-    return parse(name, _split(name)[0])
+    declared = parse(name, _split(name)[0])
+    if not name.endswith(SECOND):
+        return declared
+    fragment = _of_second_form(name)
+    keys = tuple(Key(*each.split()) for each in _said("keys", fragment).split(", "))
+    arguments = tuple(Argument(*each.split()) for each in _said("arguments", fragment).split(", "))
+    return declared._replace(keys=declared.keys + keys, arguments=arguments + declared.arguments)
+
+
+def _of_second_form(name: str) -> str:
+    """Return the fragment that only the second form of a script includes. Empty: it has no second form."""
+    directives = map(_DIRECTIVE.fullmatch, _split(name)[1])
+    return next((each[2] for each in directives if each and each[3]), "")
+
+
+def _said(what: str, fragment: str) -> str:
+    """Return what the header of a fragment says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
+    return " ".join(re.findall(rf"^-- {what}: (.*)$", _read(fragment), re.MULTILINE))
 
 
 def _without_comments(lines: list[str]) -> list[str]:
@@ -88,7 +113,7 @@ def _bound(lines: list[str]) -> set[str]:
 
 def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
     """Return the code of a fragment for a script that has ``bound`` names before it."""
-    needs = " ".join(_NEEDS.findall(_read(fragment)))
+    needs = _said("needs", fragment)
     optional = re.findall(r"\[(\w+)\]", needs)
     missing = set(re.sub(r"\[\w+\]", "", needs).split()) - bound
     if missing:
@@ -118,6 +143,8 @@ def load(name: str) -> Script:
         directive = _DIRECTIVE.fullmatch(line)
         if not directive:
             lines += _without_comments([line])
+        elif directive[3] and not name.endswith(SECOND):
+            lines.append(f"local {', '.join(_said('offers', directive[2]).split())}")
         elif directive[1] == "include":
             lines += _fragment(directive[2], name, _bound(lines))
         else:
@@ -133,7 +160,8 @@ def all_names() -> tuple[str, ...]:
     """Return the names of all scripts."""
     found = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
     folders = [folder for folder in found if folder not in ("slot", "__pycache__")]
-    return tuple(name for folder in ("", *folders) for name in names(folder))
+    second = tuple(name + SECOND for name in names() if _of_second_form(name))
+    return tuple(name for folder in ("", *folders) for name in names(folder)) + second
 
 
 @cache

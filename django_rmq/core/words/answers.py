@@ -216,6 +216,24 @@ class Looked(NamedTuple):
     """The envelope of the copy in flight."""
 
 
+class Found(NamedTuple):
+    """What a slot knows about one message. None: nothing of that kind."""
+
+    store: float | None
+    prepare: float | None
+    retry: float | None
+    dead: float | None
+    claim: float | None
+    in_flight: bytes | None
+    death: bytes | None
+    """The death, without the body."""
+    failure: bytes | None
+    owner: str
+    """The last consumer that took from the slot. Empty: none has."""
+    outcome: bytes | None
+    """What was noted last, if it is not older than KEEP_DONE: how far a delivery has got, or what became of the message."""
+
+
 RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
 """The hashes of a slot that hold records about its messages."""
 

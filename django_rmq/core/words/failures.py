@@ -74,3 +74,12 @@ class Death(NamedTuple):
         reason, times, first, last, score, length, has_body = head.decode().split(" ")
         error, body = rest[: int(length)], rest[int(length) :]
         return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)
+
+    def encode(self) -> bytes:
+        """Return the record that ``parse`` reads."""
+        head = " ".join(map(str, self[:5]))
+        return (
+            f"{head} {len(self.error)} {int(self.envelope is not None)}\n".encode()
+            + self.error
+            + (self.envelope or b"")
+        )

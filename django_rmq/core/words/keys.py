@@ -29,6 +29,8 @@ key                  type    member -> score, or field -> value
 ``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
                              target, rows, and each row's parts
 ``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
+``outcomes_{K}``     hash    topics with KEEP_DONE: digest of a member -> what became of the message, or its progress
+``outcome_times_{K}``  zset  digest -> ms of that
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
@@ -88,6 +90,8 @@ class SlotKeys(NamedTuple):
     leaving: bytes
     arrived: bytes
     prepare_body: bytes
+    outcomes: bytes
+    outcome_times: bytes
 
 
 class WorkerKeys(NamedTuple):

@@ -1,6 +1,6 @@
 -- The diagnosis of a message, and its death.
 --
--- needs: store prepare retry dead deaths failures body [claim]
+-- needs: store prepare retry dead deaths failures body [claim] [note_outcome]
 -- needs: kind now_ms count is_retry floor_priority text_of plain_score collects joined exhumed
 
 local function parse_failure(record)
@@ -51,6 +51,8 @@ local function die(member, reason, text, score, failure, failed, kept)
   redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
     (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),
     now_ms, score, #text, kept and 1 or 0) .. text .. (kept or ''))
+  -- rule: death_leaves_no_outcome
+  if note_outcome then note_outcome(member, 'dead', reason, (failure and failure.times or 0) + failed, text, failed) end
   forget(member)
   count(reason == 'lapsed' and 'lapsed' or 'died')
 end

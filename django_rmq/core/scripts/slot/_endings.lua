@@ -1,7 +1,7 @@
 -- The end of a delivery, including what an operator has marked it for meanwhile.
 --
 -- needs: store retry prepare inflight dead deaths failures body prepare_body kind
--- needs: count parse_failure first_score note_failure waits forget die collects join joined_death
+-- needs: count parse_failure first_score note_failure waits forget die collects join joined_death [note_receipt] [note_outcome]
 
 -- The delivered body moves with the message, unless a newer body is there. Returns it, and whether a newer one is there.
 local function land(member)
@@ -43,12 +43,14 @@ local function end_delivery(member, record, what, text)
   score, mark = score or '0', mark or ''
   local failure = parse_failure(redis.call('HGET', failures, member))
   local origin = first_score(score, failure)
+  if note_receipt then note_receipt(member, record) end
   redis.call('ZREM', prepare, member)
   redis.call('HDEL', inflight, member) -- rule: record_outlives
   local kept, outdated = land(member)
   if mark == 'removed' then -- rule: removed_returns
     count('ended_marked')
     count('removed')
+    if note_outcome then note_outcome(member, 'removed', '-', (failure and failure.times or 0) + 1, '', 1) end
     forget(member)
     return nil
   end
@@ -65,6 +67,7 @@ local function end_delivery(member, record, what, text)
     return nil
   elseif mark == 'cancelled' or what == 'cancelled' then -- rule: cancelled_returns
     count('cancelled')
+    if note_outcome then note_outcome(member, 'cancelled', '-', (failure and failure.times or 0) + 1, '', 1) end
     forget(member)
     return nil
   elseif what == 'rejected' then -- rule: reject_is_a_failure

@@ -27,6 +27,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _outcomes where KEEP_DONE
 -- include: _ledger
 -- include: _join
 -- include: _deaths

@@ -29,6 +29,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _outcomes where KEEP_DONE
 -- include: _ledger
 -- include: _wake
 -- include: _join
@@ -61,6 +62,7 @@ end
 if #done > 0 then
   count('committed', redis.call('ZREM', prepare, unpack(done))) -- rule: commit_miscounts
   redis.call('HDEL', inflight, unpack(done))
+  if note_done then note_done(done, receipt) end -- rule: success_leaves_no_outcome
   local keyed = redis.call('HLEN', prepare_body) > 0
   if keyed or redis.call('HLEN', failures) > 0 then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}

@@ -25,6 +25,7 @@ limit = math.min(limit, 1000)
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _numbers
+-- include: _outcomes where KEEP_DONE
 -- include: _ledger
 -- include: _undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store
@@ -46,6 +47,10 @@ else
     end
   end
   if #gone > 0 then redis.call('HDEL', body, unpack(gone)) end
+  for _, member in ipairs(note_outcome and well or {}) do
+    local times = string.match(redis.call('HGET', failures, member) or '', '^%S+ (%d+) ')
+    note_outcome(member, 'removed', '-', tonumber(times) or 0, '', 0)
+  end
   if #well > 0 then redis.call('HDEL', failures, unpack(well)) end
   count('purged', #members)
 end

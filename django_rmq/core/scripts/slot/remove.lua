@@ -27,6 +27,7 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _numbers
+-- include: _outcomes where KEEP_DONE
 -- include: _ledger
 -- include: _undrained
 redis.call('HDEL', control, '')
@@ -59,6 +60,10 @@ for i = first, last do
         word = 'claimed'
       end
     elseif gone + rested > 0 then
+      if note_outcome then
+        local times = string.match(redis.call('HGET', failures, member) or '', '^%S+ (%d+) ')
+        note_outcome(member, 'removed', '-', tonumber(times) or 0, '', 0)
+      end
       redis.call('HDEL', failures, member)
     end
     -- A copy that is in flight or claimed has its own body.

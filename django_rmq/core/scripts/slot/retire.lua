@@ -17,6 +17,8 @@
 -- KEYS[15] arrived    HASH  slot -> last ticket
 -- KEYS[16] stats      HASH  counter -> n
 -- KEYS[17] control    HASH  field -> value
+-- KEYS[18] outcomes   HASH  digest -> what became of the message
+-- KEYS[19] outcome_times ZSET digest -> ms
 --
 -- ARGV[1] now
 --
@@ -25,5 +27,6 @@
 -- check: types
 -- rule: retire_what_holds
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
-redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control)
+redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control,
+  outcomes, outcome_times)
 return 'retired'

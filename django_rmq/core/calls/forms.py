@@ -1,0 +1,11 @@
+"""The form of a script that a topic uses."""
+
+from __future__ import annotations
+
+from django_rmq.core.scripts import SECOND
+from django_rmq.core.words.topics import Topic
+
+
+def form(script: str, topic: Topic) -> str:
+    """Return the name of ``script`` in the form that notes what becomes of messages, if ``topic`` keeps that."""
+    return script + SECOND if topic.keep_done_ms else script

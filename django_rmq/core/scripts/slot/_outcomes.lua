@@ -1,0 +1,64 @@
+-- What became of messages, on topics with KEEP_DONE: collected while the script runs, and written with the ledger at its end.
+--
+-- keys: outcomes HASH, outcome_times ZSET
+-- arguments: keep_done_ms NUMBER
+-- needs: control failures now_ms text_of
+-- offers: note_receipt note_progress note_outcome note_done write_outcomes
+
+local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
+
+-- The receipt of a delivery, before its record is deleted.
+local function note_receipt(member, record)
+  outcome_receipts[member] = string.match(record, '^%d+')
+end
+
+-- The digest stands for the member: a body may be long, and need not stay longer than its message.
+local function note(member, record)
+  local digest, n = string.sub(redis.sha1hex(member), 1, 24), #outcome_fields
+  outcome_fields[n + 1], outcome_fields[n + 2] = digest, record
+  outcome_scores[n + 1], outcome_scores[n + 2] = text_of(now_ms), digest
+end
+
+local function note_progress(member, receipt, thousandths, text)
+  note(member, string.format('running %s %s %.0f\n', receipt, thousandths, now_ms) .. text)
+end
+
+-- `delivered`: 1 if the message ended with a delivery.
+local function note_outcome(member, state, reason, attempts, text, delivered)
+  local class = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') or ''
+  if #class > 200 then class = '' end
+  -- A receipt is the time of the delivery in us.
+  local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
+  worker = worker or redis.call('HGET', control, 'owner') or ''
+  local said_by = receipt > 0 and worker or ''
+  note(member, string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000),
+    now_ms, class) .. said_by)
+end
+
+-- Deliveries that succeeded, before their failures are deleted.
+local function note_done(members, receipt)
+  local failed = {}
+  if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
+  for i, member in ipairs(members) do
+    note_receipt(member, receipt)
+    local times, text = string.match(failed[i] or '', '^%S+ (%d+) %d+ %d+ %S+\n(.*)')
+    note_outcome(member, 'done', '-', (tonumber(times) or 0) + 1, text or '', 1)
+  end
+end
+
+local function write_outcomes()
+  if #outcome_fields == 0 then return end
+  -- As with counters, one that cannot be written loses no message.
+  redis.pcall('HSET', outcomes, unpack(outcome_fields))
+  redis.pcall('ZADD', outcome_times, unpack(outcome_scores))
+  -- rule: outcomes_never_go
+  local old = redis.call('ZRANGEBYSCORE', outcome_times, '-inf', text_of(now_ms - keep_done_ms), 'LIMIT', 0, 2000)
+  local over = math.min(redis.call('ZCARD', outcome_times) - #old - 10000, 2000)
+  if #old == 0 and over > 0 then old = redis.call('ZRANGE', outcome_times, 0, over - 1) end -- rule: outcomes_without_bound
+  if #old > 0 then
+    redis.call('ZREM', outcome_times, unpack(old))
+    redis.call('HDEL', outcomes, unpack(old))
+  end
+  redis.call('PEXPIRE', outcomes, keep_done_ms)
+  redis.call('PEXPIRE', outcome_times, keep_done_ms)
+end

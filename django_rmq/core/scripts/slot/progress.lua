@@ -1,0 +1,34 @@
+-- Note how far a delivery has got, if the caller still holds its receipt (KEEP_DONE).
+--
+-- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] failures  HASH  member -> last failure
+-- KEYS[4] stats     HASH  counter -> n
+-- KEYS[5] control   HASH  field -> value
+-- KEYS[6] outcomes  HASH  digest -> what became of the message
+-- KEYS[7] outcome_times ZSET digest -> ms
+--
+-- ARGV[1] keep_done_ms NUMBER
+-- ARGV[2] receipt
+-- ARGV[3] member
+-- ARGV[4] thousandths  of the work that are done
+-- ARGV[5] text         what the listener says about it
+-- ARGV[6] now
+--
+-- Returns ok | stale
+
+-- check: types
+-- include: _now
+-- include: _numbers
+-- include: _outcomes
+-- include: _ledger
+local record, prefix = redis.call('HGET', inflight, member), receipt .. ' '
+-- rule: zombie_reports_progress
+if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then
+  count('stale')
+  keep_counts()
+  return 'stale'
+end
+note_progress(member, receipt, thousandths, text)
+keep_counts()
+return 'ok'

@@ -1,0 +1,38 @@
+-- What a slot knows about one message: where it is, its failures, what it has reported, and what became of it (KEEP_DONE).
+-- Changes nothing.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] retry     ZSET  member -> ms + retries/1024
+-- KEYS[5] dead      ZSET  member -> ms of death
+-- KEYS[6] deaths    HASH  member -> death
+-- KEYS[7] failures  HASH  member -> last failure
+-- KEYS[8] claim     ZSET  claimed member -> score it was taken with
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] outcomes HASH  digest -> what became of the message
+-- KEYS[11] outcome_times ZSET digest -> ms
+--
+-- ARGV[1] keep_done_ms NUMBER  0: the topic keeps nothing
+-- ARGV[2] member
+-- ARGV[3] now
+--
+-- Returns {scores in store, prepare, retry, dead and claim, in-flight record, death without its body, last failure, worker,
+--         outcome}, nil for what there is not
+
+-- check: types
+-- include: _now
+local death = redis.call('HGET', deaths, member)
+local head, length = string.match(death or '', '^(%S+ %d+ %d+ %d+ %S+ (%d+) )[01]\n')
+if head then
+  local from = string.find(death, '\n', 1, true)
+  death = head .. '0\n' .. string.sub(death, from + 1, from + tonumber(length))
+end
+local digest, outcome = string.sub(redis.sha1hex(member), 1, 24), false
+local at = keep_done_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
+if at and at > now_ms - keep_done_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
+return {
+  redis.call('ZSCORE', store, member), redis.call('ZSCORE', prepare, member), redis.call('ZSCORE', retry, member),
+  redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member), redis.call('HGET', inflight, member),
+  death, redis.call('HGET', failures, member), redis.call('HGET', control, 'owner'), outcome,
+}

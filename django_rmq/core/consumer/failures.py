@@ -15,6 +15,10 @@ class Undecodable(ValueError):
     """The body does not match the topic's BODY."""
 
 
+class Unfit(Undecodable):
+    """The body does not fit the type that BODY names. Another try would find the same body, so there is none."""
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and message, then the end of its traceback, within 1 KB."""
     head = cut_error(f"{name_of(error)}: {text_of(error)}", 400).decode()
@@ -51,6 +55,8 @@ def _understood(message: Message, error: BaseException) -> Failure:
     member = message.delivery.member
     if isinstance(error, Reject):
         failure = Failure(member, "rejected", None, f"Reject: {text_of(error.reason)}")
+    elif isinstance(error, Unfit):
+        failure = Failure(member, "rejected", None, text_of(error))
     elif isinstance(error, Retry):
         failure = Failure(member, "failed", None, f"Retry: {text_of(error)}")
         if error.delay is not None:
@@ -88,4 +94,4 @@ def chosen_delay(message: Message) -> int | None:
         return None
 
 
-__all__ = ["Undecodable", "chosen_delay", "describe", "failure_of", "judged", "name_of", "text_of"]
+__all__ = ["Undecodable", "Unfit", "chosen_delay", "describe", "failure_of", "judged", "name_of", "text_of"]

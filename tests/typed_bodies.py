@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Generic, NotRequired, TypeVar
+from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 from uuid import UUID
 
 from annotated_types import Gt
@@ -119,3 +119,26 @@ def upcast(data: Any) -> Any:
 
 
 NOT_A_FUNCTION = 7
+
+
+class OneA(BaseModel):
+    """One of two, by its kind."""
+
+    kind: Literal["a"]
+
+
+class OneB(BaseModel):
+    """The other one."""
+
+    kind: Literal["b"]
+
+
+class Shapes(BaseModel):
+    """What JSON Schema says in another way than OpenAPI 3.0."""
+
+    const: Literal["x"]
+    pair: tuple[int, str]
+    share: float = Field(gt=0, le=1, examples=[0.5])
+    nothing: None
+    choice: OneA | OneB = Field(discriminator="kind")
+    maybe: OneA | None

@@ -37,7 +37,7 @@ def typed(name: str, upcast: str | None = None, **options: Any) -> Topic:
 
 
 def message(topic: Topic, raw: bytes) -> Message[Any]:
-    return Message(topic, 0, 1, Delivery(raw, 16, 0.0, None))
+    return Message(topic, 0, 1, Delivery(raw, 0.0, 16))
 
 
 PRICES = typed("PriceChanged")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from django_rmq.exceptions import (
         CallerError,
         ConfigurationError,
+        InvalidBody,
         InvalidMessage,
         InvalidRequest,
         LostRace,
@@ -60,6 +61,7 @@ else:
         "exceptions": (
             "CallerError",
             "ConfigurationError",
+            "InvalidBody",
             "InvalidMessage",
             "InvalidRequest",
             "LostRace",
@@ -123,6 +125,7 @@ else:
 __all__ = [
     "CallerError",
     "ConfigurationError",
+    "InvalidBody",
     "InvalidMessage",
     "InvalidRequest",
     "LostRace",

@@ -7,7 +7,8 @@
     │   ├── UnknownTopic          no such topic is declared
     │   ├── UnknownSchedule       no worker has declared such a schedule
     │   ├── InvalidMessage        a body, priority, time or key breaks a rule
-    │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
+    │   │   ├── MessageTooLarge     the body exceeds the topic's MAX_BODY
+    │   │   └── InvalidBody         the body does not fit the type that BODY names
     │   ├── WrongType             a key holds something that RMQ did not put there
     │   │   └── Unreadable          a value in it cannot be read
     │   ├── NotPermitted          the caller lacks the permission
@@ -30,7 +31,9 @@ A listener raises ``Retry`` or ``Reject`` to decide the outcome of its message, 
 it was cancelled; they are outside the tree, so that ``except RmqError`` never swallows them.
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Self
 
 
 class RmqError(Exception):
@@ -39,6 +42,12 @@ class RmqError(Exception):
 
 class CallerError(RmqError):
     """The call is wrong; repeating it cannot help."""
+
+    def reworded(self, text: str) -> Self:
+        """Return the same error with another text."""
+        error = type(self).__new__(type(self), text)
+        error.__dict__.update(self.__dict__)
+        return error
 
 
 class ConfigurationError(CallerError):
@@ -63,6 +72,17 @@ class InvalidMessage(CallerError):
 
 class MessageTooLarge(InvalidMessage):
     """The encoded body is larger than the topic's ``MAX_BODY``; nothing was written."""
+
+
+class InvalidBody(InvalidMessage, ValueError):
+    """The body does not fit the type that the topic's ``BODY`` names.
+
+    ``fields``: place in the body, such as ``lines[2].price`` (empty: the body itself) → what is wrong there.
+    """
+
+    def __init__(self, text: str, fields: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(text)
+        self.fields = dict(fields or {})
 
 
 class WrongType(CallerError):

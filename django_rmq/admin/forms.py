@@ -12,7 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_PRIORITY
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.exceptions import InvalidBody, InvalidMessage
+from django_rmq.operations.typed import body_schema
 
 
 class QuestionForm(forms.Form):
@@ -107,6 +108,10 @@ class BodyForm(forms.Form):
         self.topic = topic
         kinds = {"json": _("JSON."), "text": _("Text."), "bytes": _("Text, sent as UTF-8.")}
         self.fields["body"].help_text = kinds[topic.body]
+        schema = body_schema(topic)
+        if topic.typed is not None:
+            self.fields["body"].help_text = _("JSON of the type %(path)s.") % {"path": topic.typed.path}
+        self.schema = "" if schema is None else json.dumps(schema, ensure_ascii=False, indent=2)
 
     def clean_body(self) -> Any:
         # Browsers send line ends as CR LF, whatever the original text had.
@@ -121,6 +126,9 @@ class BodyForm(forms.Form):
             body = text.encode()
         try:
             encode_body(self.topic, body)
+        except InvalidBody as error:
+            wrong = [f"{at}: {text}" if at else text for at, texts in error.fields.items() for text in texts]
+            raise forms.ValidationError(wrong) from None
         except InvalidMessage as error:
             raise forms.ValidationError(str(error)) from None
         return body

@@ -20,6 +20,7 @@ from rest_framework.response import Response
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import (
     ConfigurationError,
+    InvalidBody,
     InvalidMessage,
     InvalidRequest,
     MessageGone,
@@ -57,6 +58,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     UnknownSchedule: Answer(404, "schedule_not_found"),
     MessageGone: Answer(404, "message_gone"),
     MessageTooLarge: Answer(413, "message_too_large"),
+    InvalidBody: Answer(400, "invalid_body"),
     InvalidMessage: Answer(400, "invalid_message"),
     InvalidRequest: Answer(400, "invalid_request"),
     OperationRefused: Answer(409, "refused"),
@@ -130,7 +132,10 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
         detail = "Redis is full. Consuming still works. Repeat the request later."
         if found.status != 507:
             detail = "Redis is unavailable. Repeat the request later."
-    response = Response({"code": found.code, "detail": detail}, status=found.status)
+    data: dict[str, Any] = {"code": found.code, "detail": detail}
+    if isinstance(error, InvalidBody):
+        data["errors"] = error.fields
+    response = Response(data, status=found.status)
     seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else found.retry_seconds
     if seconds is not None:
         response["Retry-After"] = str(seconds)

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
 
+from django_rmq.project.settings import get_config
+
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
@@ -23,7 +25,7 @@ class Problem(serializers.Serializer[Any]):
     code = serializers.CharField()
     detail = serializers.CharField()
     errors = serializers.DictField(  # type: ignore[assignment] # a field, which the class takes out of its body
-        required=False, help_text="With the code `invalid`: field → errors"
+        required=False, help_text="With the codes `invalid` and `invalid_body`: field → errors"
     )
     outcome = serializers.CharField(
         required=False, help_text="With the code `conflict`: the state of the message"
@@ -70,6 +72,8 @@ def view_schema() -> ViewInspector:
             found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found.update(_unsaid(field, found))
+                if field.field_name == "body":
+                    found.update(_typed(self.registry))
             return found
 
         def _get_request_for_media_type(self, serializer: Any, direction: Any = "request") -> Any:
@@ -81,6 +85,22 @@ def view_schema() -> ViewInspector:
             return ["rmq"]
 
     return Schema()
+
+
+def _typed(registry: Any) -> dict[str, Any]:
+    """Add the types of bodies to the components, and return what a body may be. Empty: anything."""
+    from drf_spectacular.plumbing import ResolvedComponent
+    from drf_spectacular.settings import spectacular_settings
+
+    from django_rmq.api import typed
+
+    topics = get_config().topics
+    found = typed.components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
+    for name, schema in found.items():
+        component: Any = ResolvedComponent
+        registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
+    names = [f"Body_{name}" for name in topics if f"Body_{name}" in found]
+    return typed.one_of_them(names) if names else {}
 
 
 def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from django_rmq.api.answers import topics as answers
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Permission
+from django_rmq.operations.typed import body_schema
 
 
 class TopicsView(RmqView):
@@ -28,10 +29,12 @@ class TopicView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topic", answers={200: answers.TopicAnswer}, errors=[404])
+    @documented("topic", answers={200: answers.OneTopicAnswer}, errors=[404])
     def get(self, request: Request, topic: str) -> Response:
-        """Show one topic with its figures."""
-        return Response(answers.topic(self.operations.topic(self.topic(topic).name)))
+        """Show one topic with its figures, and the type of its bodies."""
+        declared = self.topic(topic)
+        shown = answers.topic(self.operations.topic(declared.name))
+        return Response({**shown, "body_schema": body_schema(declared)})
 
 
 class StatsView(RmqView):

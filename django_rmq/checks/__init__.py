@@ -46,6 +46,11 @@ django_rmq.E071    a schedule with a cron expression or a time zone that cannot 
 django_rmq.E072    options of a schedule that do not go together, or not with its topic
 django_rmq.E073    a schedule with a cron expression, and cronsim is not installed
 django_rmq.E074    two different schedules of one name
+django_rmq.E100    BODY names a type, and pydantic is not installed
+django_rmq.E101    BODY names a type that cannot be imported
+django_rmq.E102    BODY names something that cannot be the type of a body
+django_rmq.E103    UPCAST names a function that cannot be imported, or no function
+django_rmq.E104    options of a topic that do not fit the type of its bodies
 django_rmq.E050    no database may have the outbox, because the routers forbid it
 django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
 django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
@@ -69,6 +74,7 @@ from django.core.checks import CheckMessage, register
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
+from django_rmq.checks.bodies import check_bodies
 from django_rmq.checks.listeners import check_listeners, check_tables
 from django_rmq.checks.reports import TAGS, AppError, AppWarning
 from django_rmq.checks.schedules import check_schedules
@@ -239,6 +245,7 @@ _FORBID = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."
 
 
 __all__ = [
+    "check_bodies",
     "check_listeners",
     "check_outbox",
     "check_outbox_tables",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_rmq.core.words.results import SendResult
+from django_rmq.exceptions import InvalidBody
 
 _ANY: Any = object()
 
@@ -98,6 +99,7 @@ def assert_message_sent(
 ) -> list[CapturedMessage]:
     """Assert that ``topic`` was sent a matching message (``count``: exactly this often), and return the matches.
 
+    On topics whose BODY names a type, ``body`` may be an instance or plain data, whichever was sent.
     ``options`` are compared with those of the send, like ``priority=500``. ``messages``: those of a
     ``captured_messages()`` block; by default of the innermost one. Messages that were rolled back do not
     count.
@@ -108,7 +110,7 @@ def assert_message_sent(
         message
         for message in sent.of(topic)
         if message.result.status != "discarded"
-        and (body is _ANY or message.body == body)
+        and (body is _ANY or _has_body(message, body))
         and all(message.options.get(name) == value for name, value in wanted.items())
     ]
     if len(fitting) != count if count is not None else not fitting:
@@ -132,6 +134,19 @@ def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages |
     if found:
         where = "" if topic is None else f" of topic {topic!r}"
         raise AssertionError(f"expected no message{where}, found {len(found)}; {_listed(found)}")
+
+
+def _has_body(message: CapturedMessage, body: Any) -> bool:
+    """Return whether a message was sent with ``body``, or with what is stored as the same."""
+    from django_rmq.project.settings import get_config
+
+    topic = get_config().topics.get(message.topic)
+    if message.body == body or topic is None or topic.typed is None:
+        return bool(message.body == body)
+    try:
+        return bool(topic.typed.plain(message.body) == topic.typed.plain(body))
+    except InvalidBody:
+        return False
 
 
 def _captured(messages: CapturedMessages | None) -> CapturedMessages:

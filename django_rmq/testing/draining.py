@@ -113,9 +113,9 @@ def _drain_slot(
                 f"drain stopped at its limit of deliveries: do listeners of {topic.name} send more messages?"
             )
         messages = _messages(broker, topic, slot, prepared)
-        failures = _settle(broker, topic, slot, prepared.receipt, messages, calling.run(recording, messages))
+        failed = _settle(broker, topic, slot, prepared.receipt, messages, calling.run(recording, messages))
         if raise_errors:
-            _raise_first(topic, raised, failures)
+            _raise_first(topic, raised, failed)
 
 
 def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
@@ -150,28 +150,29 @@ def _settle(
     receipt: int,
     messages: Sequence[Message],
     outcomes: Sequence[Failure | None],
-) -> list[Failure]:
-    """Commit and roll back like a consumer; return the failures."""
+) -> list[tuple[Message, Failure]]:
+    """Commit and roll back like a consumer; return the failed messages."""
     from django_rmq.project.watching import announcing
 
     # A strict fifo topic goes no further than its first failure.
     ended = list(zip(messages, outcomes, strict=False))
     done = [message for message, outcome in ended if outcome is None]
     failed = [(message, outcome) for message, outcome in ended if outcome is not None]
-    failures = [failure for _, failure in failed]
     if done:
         broker.run(ending.commit(topic, slot, receipt, [message.delivery.member for message in done]))
-    if failures:
-        broker.run(ending.rollback(topic, slot, receipt, failures))
+    if failed:
+        broker.run(ending.rollback(topic, slot, receipt, [failure for _, failure in failed]))
     if behind := [message.delivery.member for message in messages[len(outcomes) :]]:
         broker.run(ending.release(topic, slot, receipt, behind))
     announcing.ended(done, failed)
-    return failures
+    return failed
 
 
-def _raise_first(topic: Topic, raised: list[BaseException], failures: list[Failure]) -> None:
+def _raise_first(topic: Topic, raised: list[BaseException], failed: list[tuple[Message, Failure]]) -> None:
     for error in raised:
         raise error
-    for failure in failures:
+    for message, failure in failed:
+        if topic.typed is not None:
+            message.body  # noqa: B018 - raises InvalidBody again, if its listener was not called
         if failure.kind == "undecodable":
             raise InvalidMessage(f"a message of topic {topic.name} cannot be decoded: {failure.error}")

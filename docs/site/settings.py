@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[1] / "reference/settings.md"
 IN_WORDS = {
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
+    "UPCAST": "none",
     "TIMEZONE": "`TIME_ZONE`",
     "ACL": '`"creator"` with `AUTH`, else `"open"`',
 }

@@ -228,6 +228,21 @@ def test_a_double_click_sends_one(shop: Shop, log_in: LogIn) -> None:
     expect(rows(page)).to_have_count(1)
 
 
+def test_a_body_that_does_not_fit_its_type_is_mended_in_the_form(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.goto(f"{shop.admin}views/send/")
+    page.get_by_text("JSON schema of the body").click()
+    expect(page.locator("details pre")).to_contain_text('"page"')
+    assert violations(page) == []
+    page.get_by_label("Body").fill('{"page": "/", "ms": "soon"}')
+    page.get_by_label("Priority").fill("50")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_contain_text("ms: Input should be a valid integer")
+    page.get_by_label("Body").fill('{"page": "/", "ms": "3"}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
+
+
 def test_a_dead_message_of_a_listener_shows_its_traceback(shop: Shop, log_in: LogIn, consumers: None) -> None:
     page = log_in("boss")
     page.goto(f"{shop.admin}image-renders/send/")

@@ -25,6 +25,8 @@ from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.zookeeper import ZooKeeper
+from django_rmq.project.validating import conditions as of_bodies
+from django_rmq.project.validating import declared
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 DOCUMENT = (REFERENCE / "settings.md").read_text()
@@ -57,6 +59,36 @@ def config(caches: dict[str, Any] | None = None, **rmq: Any) -> Config:
 
 def topic_problems(**options: Any) -> list[Problem]:
     return problems(TOPICS={"orders": {"TYPE": "range_merge", **options}})
+
+
+def test_a_path_as_body_is_a_type_whose_bodies_are_json() -> None:
+    path = "tests.typed_bodies.PriceChanged"
+    topic = config(
+        TOPICS={
+            "prices": {
+                "TYPE": "range_merge",
+                "BODY": path,
+                "UPCAST": "tests.typed_bodies.upcast",
+                "SLOT_BASIS": "shop",
+            }
+        }
+    ).topic("prices")
+    assert (topic.body, topic.slot_basis) == ("json", "shop")
+    assert topic.typed == declared.DeclaredBody(path, "tests.typed_bodies.upcast")
+
+
+def test_a_type_of_all_topics_may_be_a_default() -> None:
+    own = {"typed": {"TYPE": "fixed_time"}, "text": {"TYPE": "fixed_time", "BODY": "text"}}
+    defaults = {"BODY": "tests.typed_bodies.Viewed", "UPCAST": "tests.typed_bodies.upcast"}
+    found = config(TOPICS=own, TOPIC_DEFAULTS=defaults)
+    assert found.topic("typed").typed == declared.DeclaredBody(*defaults.values())
+    assert (found.topic("text").body, found.topic("text").typed) == ("text", None)
+
+
+def test_upcast_needs_a_type() -> None:
+    (problem,) = topic_problems(UPCAST="tests.typed_bodies.upcast")
+    assert problem.id == "django_rmq.E006"
+    assert 'has UPCAST and BODY "json"' in problem.message
 
 
 def test_what_is_not_said_has_its_default() -> None:
@@ -110,6 +142,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "max_wait_ms": None,
         "accumulate": None,
         "body": "json",
+        "typed": None,
         "identity": "key",
         "slot_basis": "shop",
         "serial": False,
@@ -392,7 +425,7 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"TIME_RANGE": 0.5}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": "5s"}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": timedelta(days=999)}, "a timedelta or a whole number of ms"),
-        ({"BODY": "pickle"}, "'json', 'text' or 'bytes'"),
+        ({"BODY": "pickle"}, "'json', 'text', 'bytes' or the dotted path of a type"),
         ({"IDENTITY": "id"}, "'body' or 'key'"),
         ({"SLOT_BASIS": ""}, "non-empty text"),
         ({"SERIAL": 1}, "True or False"),
@@ -797,7 +830,7 @@ def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
     folders = [Path(str(module.__file__)).parent for module in (checks, settings)]
     files = [file for folder in folders for file in folder.glob("*.py")]
-    files += [Path(str(module.__file__)) for module in (conditions, of_schedules)]
+    files += [Path(str(module.__file__)) for module in (conditions, of_schedules, of_bodies, declared)]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15

@@ -41,6 +41,15 @@ class TopicAnswer(Answer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
+class OneTopicAnswer(TopicAnswer):
+    """A topic and its figures, and the type of its bodies."""
+
+    body_schema = serializers.DictField(
+        allow_null=True,
+        help_text="The JSON schema of a body that may be sent. null: the topic has no type of bodies, or the type no schema",
+    )
+
+
 class TopicsAnswer(Answer):
     """All topics."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from django_rmq.core.consumer import forks, journal
 from django_rmq.core.consumer.batches import ListenerLike, Outcome
-from django_rmq.core.consumer.failures import Undecodable, failure_of, judged, name_of, text_of
+from django_rmq.core.consumer.failures import Undecodable, Unfit, failure_of, judged, name_of, text_of
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
-from django_rmq.exceptions import Cancelled
+from django_rmq.exceptions import Cancelled, InvalidBody
 
 
 class Interrupted(Exception):
@@ -40,6 +40,8 @@ def check_returned(returned: Any) -> None:
 
 def undecodable(message: Message, error: Exception) -> Undecodable:
     """Return the error of a message whose body cannot be decoded, because of ``error``."""
+    if isinstance(error, InvalidBody):
+        return Unfit(f"{name_of(error)}: {text_of(error)}")
     return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
 
 

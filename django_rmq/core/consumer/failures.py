@@ -16,6 +16,10 @@ class Undecodable(ValueError):
     """The body does not match the topic's BODY."""
 
 
+class Unfit(Undecodable):
+    """The body does not fit the type that BODY names. Another try would find the same body, so there is none."""
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and message, then the end of its traceback, within 1 KB."""
     head = cut_error(f"{name_of(error)}: {text_of(error)}", 400).decode()
@@ -54,6 +58,8 @@ def _understood(message: Message, error: BaseException) -> Failure:
         failure = Failure(member, "overran", None, ran_too_long(message.topic))
     elif isinstance(error, Reject):
         failure = Failure(member, "rejected", None, f"Reject: {text_of(error.reason)}")
+    elif isinstance(error, Unfit):
+        failure = Failure(member, "rejected", None, text_of(error))
     elif isinstance(error, Retry):
         failure = Failure(member, "failed", None, f"Retry: {text_of(error)}")
         if error.delay is not None:
@@ -100,6 +106,7 @@ def chosen_delay(message: Message) -> int | None:
 
 __all__ = [
     "Undecodable",
+    "Unfit",
     "chosen_delay",
     "describe",
     "failure_of",

@@ -17,7 +17,7 @@ from django_rmq.core.words import discretion
 from django_rmq.core.words.failures import Failure, error_class
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import Reject, Retry
+from django_rmq.exceptions import Retry
 
 logger = safe_logger("django_rmq.consumer")
 _repeated = Complaints(logger)
@@ -42,8 +42,8 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     else:
         rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
         then = f"tried again{rest}, retries left: {message.retries_left}"
-    # A listener that raises Retry or Reject has decided; a traceback would add nothing.
-    is_traced = left_out == 0 and not isinstance(error, (Retry, Reject))
+    # A listener that raises Retry or Reject has decided, and a body that does not fit its type has no frames.
+    is_traced = left_out == 0 and failure.kind != "rejected" and not isinstance(error, Retry)
     what, traced, frames = _shown(topic, failure, error if is_traced else None)
     logger.log(
         level,

@@ -168,5 +168,5 @@ def _each(
     try:
         found.extend(read(topic, body) for body in bodies)
     except InvalidMessage as error:
-        raise type(error)(f"item {first + len(found)}: {error}") from None
+        raise error.reworded(f"item {first + len(found)}: {error}") from None
     return found

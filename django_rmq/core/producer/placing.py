@@ -209,6 +209,8 @@ def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
 def basis_of_field(topic: Topic, body: object) -> bytes:
     """Return the slot basis of a message that the SLOT_BASIS of its topic gives."""
     name = topic.slot_basis
+    if topic.typed is not None:
+        body = topic.typed.plain(body)
     if not isinstance(body, Mapping) or name not in body:
         raise InvalidMessage(
             f"topic {topic.name} has SLOT_BASIS {name!r}: the body must be an object with that field"

@@ -84,9 +84,12 @@ def encode_json(body: object) -> bytes:
 
 
 def encode_body(topic: Topic, body: object) -> bytes:
-    """Return ``body`` as the bytes that ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``."""
+    """Return ``body`` as the bytes that ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``.
+
+    On a topic with a type it may be an instance, or plain data that fits.
+    """
     if topic.body == "json":
-        raw = encode_json(body)
+        raw = encode_json(body if topic.typed is None else topic.typed.plain(body))
     elif topic.body == "text":
         if not isinstance(body, str):
             raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {shown(body)}")
@@ -113,7 +116,7 @@ _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once
 
 
 def decode_body(topic: Topic, raw: bytes) -> Any:
-    """Return the body that a listener gets. Raises ``ValueError`` for bytes that do not match BODY."""
+    """Return the body as plain data, also on topics with a type. Raises ``ValueError`` for bytes that do not match BODY."""
     if topic.body == "json":
         # Bodies written by encode_json have no space around them: one scan reads them, without json.loads'
         # preparations.

@@ -6,7 +6,7 @@ import asyncio
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from django_rmq.core.words import discretion
 from django_rmq.core.words.answers import Delivery
@@ -15,6 +15,8 @@ from django_rmq.core.words.bounds import delay_ms
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.typed import BodyType
+from django_rmq.exceptions import InvalidBody
 
 
 def message_id(slot: int, member: bytes) -> str:
@@ -22,17 +24,29 @@ def message_id(slot: int, member: bytes) -> str:
     return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Body = TypeVar("Body", default=Any)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
+
 _UNREAD = object()
 
 
-class Message:
+class Message(Generic[Body]):
     """What a listener gets: one delivery. The body is decoded when it is first read.
+
+    A type checker takes ``Message[PriceChanged]`` for one whose body is such an instance.
 
     In a batch, ``retry`` and ``reject`` set the outcome of a single message; otherwise it shares the outcome
     of the batch.
     """
 
     __slots__ = (
+        "_bodies",
         "_body",
         "_envelope",
         "_extend",
@@ -50,7 +64,7 @@ class Message:
         slot: int,
         receipt: int,
         delivery: Delivery,
-        extend: Callable[[Message], bool] | None = None,
+        extend: Callable[[Message[Any]], bool] | None = None,
     ) -> None:
         self.topic = topic
         self.slot = slot
@@ -93,20 +107,43 @@ class Message:
         return delivery.member if delivery.envelope is None else self.envelope.body
 
     @property
-    def body(self) -> Any:
-        """The decoded body. Raises ``ValueError`` for bytes that do not match the topic's BODY."""
+    def body(self) -> Body:
+        """The decoded body; on topics whose BODY names a type, an instance of it.
+
+        Raises ``ValueError`` for bytes that do not match the topic's BODY: ``InvalidBody`` if it names a type.
+        """
         if self._body is _UNREAD:
-            self._body = decode_body(self.topic, self.raw)
-        return self._body
+            typed = self.topic.typed
+            self._body = decode_body(self.topic, self.raw) if typed is None else self._typed(typed)
+        return self._body  # type: ignore[no-any-return]
 
     @property
-    def bodies(self) -> list[Any]:
+    def bodies(self) -> list[Body]:
         """The decoded bodies of all merged sends in their order (topics with ``ACCUMULATE``); otherwise the only one.
 
-        Raises ``ValueError`` for bytes that do not match the topic's BODY.
+        Raises the errors of ``body``.
         """
         collected = self.envelope.bodies
-        return [self.body] if collected is None else [decode_body(self.topic, raw) for raw in collected]
+        if collected is None:
+            return [self.body]
+        if self.topic.typed is None:
+            return [decode_body(self.topic, raw) for raw in collected]
+        self.body  # noqa: B018 - reads all of them
+        return list(self._bodies)
+
+    def _typed(self, typed: BodyType) -> Any:
+        """Return the instance, and keep those of all merged sends, so that each is read once."""
+        collected = self.envelope.bodies
+        if collected is None:
+            return typed.read(self.raw)
+        found = []
+        for index, raw in enumerate(collected):
+            try:
+                found.append(typed.read(raw))
+            except InvalidBody as error:
+                raise error.reworded(f"body {index + 1} of {len(collected)}: {error}") from None
+        self._bodies = found
+        return found[-1]
 
     @property
     def key(self) -> str | None:

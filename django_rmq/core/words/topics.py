@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from django_rmq.core.words.typed import BodyType
+
 
 class TopicType(StrEnum):
     """How a topic's Store is ordered (article, section "three kinds of messages")."""
@@ -53,6 +55,8 @@ class Topic:
     """range_merge with keys: the bodies of up to this many merged sends are kept. None: the last one counts."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
+    typed: BodyType | None = None
+    """The type of the bodies, which are then JSON. None: any body. It is not registered in Redis."""
     identity: str = "body"
     """What makes two messages the same: body or key."""
     slot_basis: str | None = None

@@ -14,6 +14,7 @@ from django_rmq.project import connections
 from django_rmq.project.listening import conditions, registry
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
+from django_rmq.project.validating import conditions as validating
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -59,8 +60,9 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
 
     A topic whose registered definition cannot be read is left out, with an error in the log.
 
-    Raises ``ConfigurationError`` if workers could not use the coordinator, a strict DURABILITY is not met, a
-    listener could not keep what ``once`` promises or a schedule could not run; ``TopicMismatch`` if Redis has
+    Raises ``ConfigurationError`` if workers could not use the coordinator, a strict DURABILITY is not met, the
+    type of a body cannot be used, a listener could not keep what ``once`` promises or a schedule could not
+    run; ``TopicMismatch`` if Redis has
     another definition, and ``ServerTrouble`` if Redis or ZooKeeper does not answer.
     """
     chosen = list(topics)
@@ -82,10 +84,18 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
         raise ConfigurationError(
             "no topic can be consumed, because none of their definitions in Redis can be read"
         )
+    _check_bodies(readable)
     _check_once(readable)
     register_topics(broker, readable)
     running.declare()
     return readable
+
+
+def _check_bodies(topics: list[Topic]) -> None:
+    """Raise ``ConfigurationError`` if the type of a topic's bodies cannot be used. The types are imported once, here."""
+    found = [problem for topic in topics for problem in validating.problems(topic)]
+    if found:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}".strip() for problem in found))
 
 
 def _check_once(topics: list[Topic]) -> None:

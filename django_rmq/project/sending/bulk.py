@@ -60,7 +60,7 @@ class Bulk:
             try:
                 built.append(self._producer.build(self._topic, body, **call.options(options)))
             except CallerError as error:
-                raise type(error)(f"item {index}: {error}{self._so_far()}") from None
+                raise error.reworded(f"item {index}: {error}{self._so_far()}") from None
             seen.append((body, options))
         self.results.extend(
             dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
@@ -73,7 +73,7 @@ class Bulk:
         try:
             self._producer.send_bodies(self._topic, bodies, results=self.results, **self._shared)
         except CallerError as error:
-            raise type(error)(f"{error}{self._so_far()}") from None
+            raise error.reworded(f"{error}{self._so_far()}") from None
         except SlotMoved as error:
             raise explained(self._topic, error) from error
         if announcing.are_sends_watched(self._topic.name):

@@ -13,6 +13,7 @@ from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_RETRIES_LIM
 from django_rmq.core.words.keys import check_slots, check_topic_name
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.project.settings.bodies import body, typed
 from django_rmq.project.settings.fifo import fifo
 from django_rmq.project.settings.keys import Keys
 from django_rmq.project.settings.merging import merging
@@ -96,7 +97,8 @@ TOPIC_KEYS: Keys = {
     "DEBOUNCE": ("debounce", boolean),
     "MAX_WAIT": ("max_wait_ms", optional(time_range)),
     "ACCUMULATE": ("accumulate", optional(whole(2, 10_000))),
-    "BODY": ("body", one_of("json", "text", "bytes")),
+    "BODY": ("body", body),
+    "UPCAST": ("upcast", optional(dotted_path)),
     "IDENTITY": ("identity", one_of("body", "key")),
     "SLOT_BASIS": ("slot_basis", optional(text)),
     "SERIAL": ("serial", boolean),
@@ -179,6 +181,7 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         values["slot_rate"] = values.pop("max_rate").rate
 
     _check_type(problems, place, own, values)
+    typed(problems, place, values, own)
     if values["type"] is TopicType.FIFO:
         fifo(problems, place, values, own)
     merging(problems, place, values, own)

@@ -13,6 +13,12 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
         **SHOP_RMQ["TOPICS"],  # type: ignore[dict-item]
         "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000, "BODY": "text", "LISTENER": False},
         "letters": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "LISTENER": False},
+        "views": {
+            "TYPE": "priority",
+            "SLOTS": 1,
+            "BODY": "tests.typed_bodies.Viewed",
+            "LISTENER": False,
+        },
         "cards": {"TYPE": "priority", "SLOTS": 2, "LISTENER": False},
     },
     "ADMIN": {"PAGE_SIZE": 20, "FORMATTER": {"cards": "tests.browser.shop.redaction.hide_numbers"}},

@@ -1,8 +1,8 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module),
 WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
 `many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_EVENTS (1: EVENTS is on),
-WORKER_OTEL (1: spans and metrics are on); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of
-REDIS_URL."""
+WORKER_OTEL (1: spans and metrics are on), WORKER_UPCAST (the path of UPCAST, with WORKER_LISTENERS=typed);
+RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -93,6 +93,15 @@ if "WORKER_SLOTS" in os.environ:
     RMQ["TOPICS"] = {
         "many": {"TYPE": "range_merge", "SLOTS": int(os.environ["WORKER_SLOTS"]), "TIME_RANGE": 1}
     }
+_TYPED = {
+    "TYPE": "range_merge",
+    "SLOTS": 1,
+    "TIME_RANGE": 1,
+    "BODY": "tests.typed_bodies.PriceChanged",
+    "UPCAST": os.environ.get("WORKER_UPCAST"),
+}
+if os.environ.get("WORKER_LISTENERS") == "typed":
+    RMQ["TOPICS"] = dict.fromkeys(("typed", "typed-async", "typed-list"), _TYPED)
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
 if "RMQ_TEST_SENTINELS" in os.environ:

@@ -1,0 +1,1 @@
+"""Typed bodies: the types that BODY names, by pydantic; and what their topics need."""

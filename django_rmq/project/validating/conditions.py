@@ -1,0 +1,60 @@
+"""What a topic with a typed body needs: pydantic, a type and a function that exist, and options that fit the type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from django_rmq.core.words.topics import Topic
+from django_rmq.project.validating.declared import DeclaredBody, Unusable
+
+
+class Problem(NamedTuple):
+    """A reason why a topic's bodies cannot have their type: an id of the system checks, a sentence and a hint."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+def problems(topic: Topic) -> Iterator[Problem]:
+    """Yield why the bodies of ``topic`` cannot have the type that BODY names. Imports it."""
+    typed = topic.typed
+    if not isinstance(typed, DeclaredBody):
+        return
+    place = f'RMQ["TOPICS"]["{topic.name}"]'
+    try:
+        typed.load()
+    except Unusable as error:
+        yield Problem(error.check, f"{place}: {error}.", error.hint)
+        return
+    stored = typed.schema("serialization")
+    if stored is not None:
+        yield from _of_options(place, topic, stored)
+
+
+def _of_options(place: str, topic: Topic, schema: Mapping[str, Any]) -> Iterator[Problem]:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    fields = schema.get("$defs", {}).get(name, schema).get("properties")
+    if topic.slot_basis is not None and fields is not None and topic.slot_basis not in fields:
+        yield Problem(
+            "E104",
+            f"{place} has SLOT_BASIS {topic.slot_basis!r}, and its BODY has no such field. It has: "
+            f"{', '.join(sorted(fields))}.",
+        )
+    if not topic.keyed and _has_set(schema):
+        yield Problem(
+            "E104",
+            f'{place} has IDENTITY "body", and its BODY contains a set, whose order changes from process to process: '
+            "equal bodies would be different messages.",
+            'Use a list, or set IDENTITY "key".',
+        )
+
+
+def _has_set(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        return schema.get("uniqueItems") is True or any(map(_has_set, schema.values()))
+    return isinstance(schema, list) and any(map(_has_set, schema))
+
+
+__all__ = ["Problem", "problems"]

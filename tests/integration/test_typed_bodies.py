@@ -1,0 +1,331 @@
+"""Typed bodies from the settings to the listener: every way to send, what a listener gets, and what does not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import override_settings
+
+from django_rmq import (
+    ConfigurationError,
+    InvalidBody,
+    Message,
+    Reject,
+    Send,
+    asend_message,
+    asend_messages,
+    listener,
+    remove_message,
+    send_message,
+    send_messages,
+)
+from django_rmq.models import OutboxMessage
+from django_rmq.operations import Actor, Operations
+from django_rmq.project import connections
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.listening.starting import check_start
+from django_rmq.project.scheduling import conditions as scheduling
+from django_rmq.project.settings import get_config
+from django_rmq.testing import (
+    Clock,
+    adrain,
+    assert_message_sent,
+    captured_messages,
+    clock_from_now,
+    drain,
+    memory_broker,
+)
+from tests.brokers import direct
+from tests.typed_bodies import Line, Ordered, PriceChanged, Reason
+
+MERGING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5_000}
+PRICES = "tests.typed_bodies.PriceChanged"
+TOPICS: dict[str, dict[str, Any]] = {
+    "prices": {**MERGING, "BODY": PRICES, "SLOT_BASIS": "shop", "UPCAST": "tests.typed_bodies.upcast"},
+    "orders": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "BODY": "tests.typed_bodies.Ordered"},
+    "views": {**MERGING, "IDENTITY": "key", "ACCUMULATE": 5, "BODY": "tests.typed_bodies.Viewed"},
+    "line": {"TYPE": "fifo", "SLOTS": 1, "BODY": "tests.typed_bodies.Line"},
+    "plain": MERGING,
+}
+CHANGED = PriceChanged(7, [Line(1, Decimal("9.90"))], datetime(2026, 11, 23, 12, tzinfo=UTC), Reason.CAMPAIGN)
+PLAIN = {
+    "shop": 7,
+    "lines": [{"sku": 1, "price": "9.90"}],
+    "at": "2026-11-23T12:00:00Z",
+    "reason": "campaign",
+}
+STORED = (
+    b'{"at":"2026-11-23T12:00:00Z","batch":null,"extra":{},"lines":[{"price":"9.90","sku":1}],"note":null,'
+    b'"reason":"campaign","shop":7}'
+)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    rmq = {"REDIS": "redis://nowhere", "TOPICS": TOPICS, "AUTODISCOVER": None}
+    with override_settings(RMQ=rmq), isolated(), memory_broker(found := clock_from_now()):
+        yield found
+
+
+def stored(name: str, state: str = "store") -> list[bytes]:
+    """What the topic holds in a state."""
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
+    return sorted(
+        entry.member for slot in range(topic.slots) for entry in broker.peek(topic, slot, state).entries
+    )
+
+
+def heard(topic: str, **options: Any) -> list[Any]:
+    """Where a listener puts the bodies of its messages."""
+    found: list[Any] = []
+
+    @listener(topic, **options)
+    def hear(message: Any) -> None:
+        found.append([one.body for one in message] if options else message.body)
+
+    return found
+
+
+def dead(name: str) -> list[Any]:
+    """The dead messages of a topic, as operations show them."""
+    return list(Operations(Actor("test", "command")).listing(name, "dead").copies)
+
+
+def test_an_instance_and_its_plain_data_are_one_message(clock: Clock) -> None:
+    found = heard("prices")
+    assert send_message("prices", CHANGED, on_commit=False).status == "stored"
+    assert send_message("prices", PLAIN, on_commit=False).status == "merged"
+    assert stored("prices") == [STORED]
+    clock.advance(seconds=6)
+    drain()
+    assert found == [CHANGED]
+
+
+def test_a_message_is_taken_back_by_an_instance(clock: Clock) -> None:
+    send_message("prices", CHANGED, on_commit=False)
+    assert remove_message("prices", PLAIN, on_commit=False).status == "waiting"
+    send_message("prices", PLAIN, on_commit=False)
+    assert remove_message("prices", CHANGED, on_commit=False).status == "waiting"
+
+
+def test_a_body_that_does_not_fit_is_refused_at_the_call(clock: Clock) -> None:
+    with pytest.raises(InvalidBody) as error:
+        send_message("prices", {**PLAIN, "lines": [{"sku": 1, "price": 0}]})
+    assert error.value.fields == {"lines[0].price": ["Input should be greater than 0"]}
+    with pytest.raises(InvalidBody):
+        async_to_sync(asend_message)("prices", {}, on_commit=False)
+    assert not stored("prices")
+
+
+@pytest.mark.parametrize(
+    "bodies", [[CHANGED, {"shop": 7}], [Send(CHANGED), Send({"shop": 7})]], ids=["plain", "Send"]
+)
+def test_nothing_is_sent_of_a_list_with_a_bad_body(clock: Clock, bodies: list[Any]) -> None:
+    with pytest.raises(InvalidBody, match=r"^item 1: body does not fit") as error:
+        send_messages("prices", bodies, on_commit=False)
+    assert list(error.value.fields) == ["lines", "at"]
+    with pytest.raises(InvalidBody):
+        async_to_sync(asend_messages)("prices", bodies, on_commit=False)
+    assert not stored("prices")
+
+
+def test_a_list_of_instances_and_plain_data_is_sent(clock: Clock) -> None:
+    found = heard("prices", batch_size=10)
+    others = [CHANGED, replace(CHANGED, note="b"), {**PLAIN, "note": "b"}]
+    assert [one.status for one in send_messages("prices", others, on_commit=False)] == [
+        "stored",
+        "stored",
+        "merged",
+    ]
+    clock.advance(seconds=6)
+    drain()
+    (group,) = found
+    assert sorted(group, key=lambda body: body.note or "") == [CHANGED, replace(CHANGED, note="b")]
+
+
+def test_an_async_listener_gets_the_instance(clock: Clock) -> None:
+    found: list[PriceChanged] = []
+
+    @listener("prices")
+    async def hear(message: Message[PriceChanged]) -> None:
+        found.append(message.body)
+
+    send_message("prices", CHANGED, on_commit=False)
+    clock.advance(seconds=6)
+    async_to_sync(adrain)()
+    assert found == [CHANGED]
+
+
+def test_collected_bodies_are_instances_and_one_that_does_not_fit_kills_the_message(clock: Clock) -> None:
+    found: list[list[Any]] = []
+
+    @listener("views")
+    def hear(message: Message[Any]) -> None:
+        assert message.body is message.bodies[-1]
+        found.append(message.bodies)
+
+    for ms in ("1", "2"):
+        send_message("views", {"page": "/", "ms": ms}, key="a", on_commit=False)
+    clock.advance(seconds=6)
+    drain()
+    assert found == [[{"page": "/", "ms": 1}, {"page": "/", "ms": 2}]]
+
+    with override_settings(
+        RMQ={"REDIS": "redis://nowhere", "TOPICS": {"views": {**TOPICS["views"], "BODY": "json"}}}
+    ):
+        send_message("views", {"page": "/"}, key="b", on_commit=False)
+    send_message("views", {"page": "/", "ms": 3}, key="b", on_commit=False)
+    clock.advance(seconds=6)
+    with pytest.raises(InvalidBody, match=r"body 1 of 2: body does not fit .*: ms: Field required"):
+        drain()
+    assert [one.failed for one in dead("views")] == ["rejected"]
+
+
+def test_an_old_body_is_upcast(clock: Clock) -> None:
+    found = heard("prices")
+    with override_settings(
+        RMQ={
+            "REDIS": "redis://nowhere",
+            "TOPICS": {"prices": {**TOPICS["prices"], "BODY": "json", "UPCAST": None}},
+        }
+    ):
+        send_message(
+            "prices", {"shop": 7, "sku": 1, "price": "9.90", "at": "2026-11-23T12:00:00Z"}, on_commit=False
+        )
+    clock.advance(seconds=6)
+    drain()
+    assert found == [replace(CHANGED, reason=Reason.COST)]
+
+
+def test_what_no_longer_fits_is_dead_at_once_with_its_fields(clock: Clock) -> None:
+    found = heard("line")
+    untyped = {"line": {**TOPICS["line"], "BODY": "json"}}
+    with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": untyped}):
+        send_message("line", {"sku": 1}, on_commit=False)
+    send_message("line", Line(2, Decimal(3)), on_commit=False)
+    drain(raise_errors=False)
+    (one,) = dead("line")
+    assert (one.failed, one.failures) == ("rejected", 1)
+    assert one.error_class == "django_rmq.exceptions.InvalidBody"
+    assert one.error.endswith("body does not fit tests.typed_bodies.Line: price: Field required")
+    assert found == [Line(2, Decimal(3))]  # a strict line goes on behind it
+    with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": untyped}):
+        Operations(Actor("test", "command")).replay("line", [one.id])
+        drain()
+    assert found[-1] == {"sku": 1}
+
+
+def test_a_rejected_body_that_fits_raises_nothing_in_a_test(clock: Clock) -> None:
+    @listener("prices")
+    def hear(message: Message[Any]) -> None:
+        raise Reject(message.body.note)
+
+    send_message("prices", CHANGED, on_commit=False)
+    clock.advance(seconds=6)
+    assert drain() == 1
+    assert len(dead("prices")) == 1
+
+
+@pytest.mark.django_db
+def test_the_outbox_keeps_what_was_validated(clock: Clock) -> None:
+    topics = {"prices": {**TOPICS["prices"], "OUTBOX": True}}
+    with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": topics}), transaction.atomic():
+        send_message("prices", CHANGED)
+        with pytest.raises(InvalidBody):
+            send_message("prices", {})
+        assert [bytes(row.member) for row in OutboxMessage.objects.all()] == [STORED]
+
+
+def test_captured_messages_are_found_by_instance_and_by_plain_data(clock: Clock) -> None:
+    with captured_messages():
+        send_message("prices", CHANGED, on_commit=False)
+        send_message("plain", {"a": 1}, on_commit=False)
+        assert_message_sent("prices", body=CHANGED)
+        assert_message_sent("prices", body=PLAIN)
+        assert_message_sent("plain", body={"a": 1})
+        for other in (replace(CHANGED, shop=8), {}, {**PLAIN, "note": "b"}):
+            with pytest.raises(AssertionError):
+                assert_message_sent("prices", body=other)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"), [({"number": 1}, "orderNumber: Field required"), (None, "Input should be")]
+)
+def test_a_schedule_has_a_body_of_the_type(clock: Clock, body: Any, why: str) -> None:
+    good = {"orderNumber": 1, "placed": "2026-11-23T12:00:00Z", "total": "1"}
+    rmq = {
+        "REDIS": "redis://nowhere",
+        "TOPICS": TOPICS,
+        "SCHEDULES": {
+            "good": {"TOPIC": "orders", "BODY": good, "EVERY": 60},
+            "bad": {"TOPIC": "orders", "BODY": body, "EVERY": 60},
+        },
+    }
+    with override_settings(RMQ=rmq):
+        config = get_config()
+        assert not list(scheduling.problems(config, config.schedules["good"]))
+        (problem,) = scheduling.problems(config, config.schedules["bad"])
+    assert problem.id == "E072"
+    assert why in problem.message
+
+
+def test_the_command_names_the_fields_and_the_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    call_command("rmqsend", "prices", json.dumps(PLAIN), stdout=out)
+    assert out.getvalue().startswith("stored in slot")
+    with pytest.raises(CommandError, match=r"shop: Field required; lines: Input should be a valid array"):
+        call_command("rmqsend", "prices", '{"lines": 3, "at": 5}')
+    lines = io.BytesIO(f'{json.dumps({**PLAIN, "shop": 8})}\n\n{{"shop":1,"lines":[]}}\n'.encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines))
+    with pytest.raises(
+        CommandError, match=r"^line 3: body does not fit .*: at: Field required \(nothing was sent\)"
+    ):
+        call_command("rmqsend", "prices", "-", jsonl=True)
+    assert stored("prices") == [STORED]
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [
+        ({"BODY": "tests.nowhere.Missing"}, "E101"),
+        ({"BODY": "tests.typed_bodies.convert"}, "E102"),
+        ({"BODY": PRICES, "UPCAST": "tests.typed_bodies.missing"}, "E103"),
+        ({"BODY": PRICES, "SLOT_BASIS": "store"}, "E104"),
+    ],
+    ids=["E101", "E102", "E103", "E104"],
+)
+def test_a_type_that_cannot_be_used_is_found_by_checks_and_stops_workers(
+    options: dict[str, Any], check: str
+) -> None:
+    topics = {"prices": {**MERGING, **options}, "plain": MERGING}
+    with (
+        override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": topics, "AUTODISCOVER": None}),
+        isolated(),
+        memory_broker(),
+    ):
+        (found,) = [one for one in run_checks(tags=["rmq"]) if one.id and one.id.startswith("django_rmq.E")]
+        assert found.id == f"django_rmq.{check}"
+        with pytest.raises(ConfigurationError, match="prices"):
+            check_start([get_config().topic("prices")])
+        assert check_start([get_config().topic("plain")])
+
+
+def test_a_model_is_a_body(clock: Clock) -> None:
+    found = heard("orders")
+    ordered = Ordered(orderNumber=9, placed=CHANGED.at, total=Decimal("1.50"))
+    send_message("orders", ordered, fixed_time=round(time.time() * 1000) + 10_000, on_commit=False)
+    clock.advance(seconds=11)
+    drain()
+    assert found == [ordered]

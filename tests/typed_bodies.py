@@ -1,0 +1,144 @@
+"""Types of bodies for tests, as a project would declare them: settings name them by their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
+from uuid import UUID
+
+from annotated_types import Gt
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+from typing_extensions import TypedDict
+
+
+class Reason(Enum):
+    """A plain Enum, which today's JSON does not take."""
+
+    CAMPAIGN = "campaign"
+    COST = "cost"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is nested."""
+
+    sku: int
+    price: Annotated[Decimal, Gt(0)]
+
+
+@dataclass
+class PriceChanged:
+    """A dataclass of the standard library."""
+
+    shop: int
+    lines: Sequence[Line]
+    at: datetime
+    reason: Reason = Reason.COST
+    note: str | None = None
+    batch: UUID | None = None
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Viewed(TypedDict):
+    """A TypedDict."""
+
+    page: str
+    ms: int
+    user: NotRequired[int]
+
+
+class Ordered(BaseModel):
+    """A model with names of its own in JSON, which takes nothing else and converts nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    number: int = Field(alias="orderNumber", gt=0)
+    placed: datetime
+    total: Decimal
+
+    @computed_field
+    def cents(self) -> int:
+        """What is computed is not stored."""
+        return int(self.total * 100)
+
+
+class Narrow(BaseModel):
+    """A model whose validator raises an error of its own."""
+
+    share: float
+
+    @field_validator("share")
+    @classmethod
+    def invert(cls, value: float) -> float:
+        return 1 / value
+
+
+class Lopsided(BaseModel):
+    """A model that cannot read what it writes."""
+
+    number: int = Field(validation_alias="in", serialization_alias="out")
+
+
+class Tagged(BaseModel):
+    """A model with a set."""
+
+    tags: frozenset[str]
+
+
+Number = TypeVar("Number")
+
+
+class Boxed(BaseModel, Generic[Number]):
+    """Generic."""
+
+    value: Number
+
+
+Counts = dict[str, Annotated[int, Gt(0)]]
+BoxedInt = Boxed[int]
+
+
+class Opaque:
+    """What pydantic cannot validate."""
+
+
+def convert(value: Any) -> Any:
+    """A function is no type."""
+    return value
+
+
+def upcast(data: Any) -> Any:
+    """Version 1 of `PriceChanged` had one product, and no list of lines."""
+    if "lines" in data:
+        return data
+    return {"shop": data["shop"], "at": data["at"], "lines": [{"sku": data["sku"], "price": data["price"]}]}
+
+
+NOT_A_FUNCTION = 7
+
+
+class OneA(BaseModel):
+    """One of two, by its kind."""
+
+    kind: Literal["a"]
+
+
+class OneB(BaseModel):
+    """The other one."""
+
+    kind: Literal["b"]
+
+
+class Shapes(BaseModel):
+    """What JSON Schema says in another way than OpenAPI 3.0."""
+
+    const: Literal["x"]
+    pair: tuple[int, str]
+    share: float = Field(gt=0, le=1, examples=[0.5])
+    nothing: None
+    choice: OneA | OneB = Field(discriminator="kind")
+    maybe: OneA | None

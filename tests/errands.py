@@ -38,11 +38,6 @@ def prior(value: Any) -> Any:
     return value
 
 
-@task(queue_name="mail")
-def mail(value: Any) -> Any:
-    return value
-
-
 @task()
 def fails(text: str = "this task failed") -> None:
     raise ValueError(text)
@@ -143,3 +138,23 @@ together: list[str] = []
 
 def plain() -> None:
     """Not a task."""
+
+
+@task()
+def sleeps(path: str) -> None:
+    """Return when there is such a file."""
+    end = time.monotonic() + 60
+    while not Path(path).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@task()
+def takes_a_moment(value: Any) -> Any:
+    time.sleep(0.05)
+    return value
+
+
+@task()
+async def atakes_a_moment(value: Any) -> Any:
+    await asyncio.sleep(0.05)
+    return value

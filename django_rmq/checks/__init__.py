@@ -46,6 +46,10 @@ django_rmq.E071    a schedule with a cron expression or a time zone that cannot 
 django_rmq.E072    options of a schedule that do not go together, or not with its topic
 django_rmq.E073    a schedule with a cron expression, and cronsim is not installed
 django_rmq.E074    two different schedules of one name
+django_rmq.E085    a backend of TASKS, and neither Django nor an installed package has tasks
+django_rmq.E086    a queue of TASKS that cannot be a topic, or whose topic is declared elsewhere
+django_rmq.E087    the DATABASE of a backend of TASKS is not in DATABASES
+django_rmq.E088    options of a queue that a backend of TASKS does not have
 django_rmq.E100    BODY names a type, and pydantic is not installed
 django_rmq.E101    BODY names a type that cannot be imported
 django_rmq.E102    BODY names something that cannot be the type of a body
@@ -78,6 +82,7 @@ from django_rmq.checks.bodies import check_bodies
 from django_rmq.checks.listeners import check_listeners, check_tables
 from django_rmq.checks.reports import TAGS, AppError, AppWarning
 from django_rmq.checks.schedules import check_schedules
+from django_rmq.checks.tasks import check_tasks
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases, looking
@@ -254,6 +259,7 @@ __all__ = [
     "check_schedules",
     "check_settings",
     "check_tables",
+    "check_tasks",
     "check_testing",
     "check_zookeeper",
 ]

@@ -1878,6 +1878,11 @@ MUTANTS: dict[str, Mutant] = {
         "A request with a key is done once.",
         "tests/unit/test_quota_scripts.py::test_both_brokers_answer_alike",
     ),
+    "results_go_back": Mutant(
+        GONE,
+        "A late record of a task's start does not overwrite its result.",
+        "tests/unit/test_quota_scripts.py::test_what_is_known_of_a_task_never_goes_back",
+    ),
     "done_beside_itself": Mutant(
         GONE,
         "A request with a key is not done twice at the same time.",

@@ -1,4 +1,4 @@
-"""The scripts of rates, permits and answers keep to the rules of all scripts, and both brokers do alike."""
+"""The scripts of rates, permits, answers and results keep to the rules of all scripts, and both brokers do alike."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.keys import answer_key, bucket_key, limits_key
+from django_rmq.core.words.keys import answer_key, bucket_key, limits_key, result_key
 from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
 from tests.unit import test_lua as rules
 
-NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend"]
+NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend", "results/keep"]
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3, max_in_flight=9)
@@ -39,6 +39,7 @@ def calls() -> dict[str, Call]:
         ask.keep_answer("r", "t", b"k", 1),
         ask.end_permits(TOPIC, "w", 1, 2),
         ask.spend("s", 1.5, 2, 1),
+        ask.keep_result("r", 3, 1, b"j", b"k"),
     ]
     return {call.script: call for call in found}
 
@@ -57,6 +58,7 @@ def test_keys_lie_below_the_prefix() -> None:
         b"answer_{P:rmq:answer:r}",
         b"bucket_{P:rmq:bucket:s}",
         b"limits_{P:rmq:limits:topic}",
+        b"result_{P:rmq:result:r}",
     }
 
 
@@ -190,6 +192,22 @@ def test_a_request_is_done_once_unless_its_attempt_dies(redis_client: redis.Redi
         assert broker.begin_answer("request", "a", "t3", 30_000) == ("done", b"kept")
         assert broker.keep_answer("request", "t2", b"", 60_000) == "stale"
     assert 59_000 < redis_client.pttl(answer_key("alike:", "request")) <= 60_000
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.binary(max_size=3)), min_size=1, max_size=12))
+def test_what_is_known_of_a_task_never_goes_back(redis_client: redis.Redis, history: list[Any]) -> None:
+    key = result_key("alike:", "task")
+    brokers, _ = pair(redis_client, key)
+    known = 0
+    for stamp, record in history:
+        answers = {broker.keep_result("task", stamp, 60_000, b"job", record) for broker in brokers}
+        assert answers == {"ok" if stamp > known else "stale"}
+        known = max(known, stamp)
+        check_alike(redis_client, brokers[1], key)
+        assert len({broker.result("task") for broker in brokers}) == 1
+        assert brokers[0].result("task").stamp == known
+    assert [broker.result("another") for broker in brokers] == [None, None]
+    assert 59_000 < redis_client.pttl(key) <= 60_000
 
 
 def test_what_did_nothing_is_forgotten(redis_client: redis.Redis) -> None:

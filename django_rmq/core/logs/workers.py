@@ -13,7 +13,12 @@ _worker = "-"
 def name_worker(worker: str) -> None:
     """Set the id of this process's worker."""
     global _worker  # noqa: PLW0603 - a process has one worker
-    _worker = worker[:SHOWN]
+    _worker = worker
+
+
+def this_worker() -> str:
+    """Return the id of this process's worker; "-" in a process without one."""
+    return _worker
 
 
 class WorkerFilter(logging.Filter):
@@ -24,8 +29,8 @@ class WorkerFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set ``rmq_worker`` of a line, and let it through."""
-        record.rmq_worker = _worker
+        record.rmq_worker = _worker[:SHOWN]
         return True
 
 
-__all__ = ["WorkerFilter", "name_worker"]
+__all__ = ["WorkerFilter", "name_worker", "this_worker"]

@@ -28,6 +28,7 @@ from django_rmq.core.memory import (
     looking,
     moving,
     people,
+    results,
     schedules,
     seeking,
     sending,
@@ -134,6 +135,9 @@ class InMemoryBroker(Memory):
 
     begin_answer = answers.begin_answer
     keep_answer = answers.keep_answer
+
+    keep_result = results.keep_result
+    result = results.result
 
     sample = history.sample
     claim_minute = history.claim_minute

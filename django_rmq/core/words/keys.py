@@ -47,6 +47,7 @@ key                  type    member -> score, or field -> value
                              calls of the listener by how long they took and the sum in µs; never reset
 ``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
                              bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
+``result_{R}``       hash    what became of a task: stamp, job and record (see ``results/keep``); ``R = P + "rmq:result:ID"``
 ``P rmq:schedules``  hash    NAME:field -> value; fields: spec, override, paused, removed, generation, at, state,
                              changed, topic, crc, last, late (see ``schedules``); generation -> the newest of all
 ``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
@@ -164,6 +165,11 @@ def bucket_key(prefix: str, spender: str) -> bytes:
 def answer_key(prefix: str, request: str) -> bytes:
     """Return the hash that keeps the answer to ``request`` (letters and digits), which runs only once."""
     return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
+
+
+def result_key(prefix: str, task: str) -> bytes:
+    """Return the hash that keeps what became of ``task``."""
+    return f"result_{{{prefix}rmq:result:{task}}}".encode()
 
 
 def schedules_key(prefix: str) -> bytes:

@@ -1,6 +1,6 @@
 """The connections of this process to Redis: brokers, producers and coordinators, and the check of topic definitions."""
 
-from django_rmq.project.connections.agreement import agree, forget, is_agreed, present, unreadable
+from django_rmq.project.connections.agreement import agree, forget, is_agreed, present, slots_now, unreadable
 from django_rmq.project.connections.brokers import (
     SOCKET_TIMEOUTS,
     Purpose,
@@ -38,6 +38,7 @@ __all__ = [
     "present",
     "replaced_broker",
     "server_flaws",
+    "slots_now",
     "survey_zookeeper",
     "unreadable",
 ]

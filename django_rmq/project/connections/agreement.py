@@ -53,6 +53,12 @@ def present(topic: Topic, broker: Broker | None = None) -> Topic:
     return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
 
 
+def slots_now(topic: Topic) -> tuple[int, ...]:
+    """Return the slot counts by which messages of ``topic`` are placed; see ``present``."""
+    present(topic)
+    return current().slot_counts.get(topic.name, (topic.slots,))
+
+
 def unreadable(topic: Topic) -> str:
     """Return why the registered definition of ``topic`` could not be read at the last check. Empty: it could."""
     return current().unreadable.get(topic.name, "")

@@ -27,6 +27,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
 from django_rmq.project.scheduling import registry as scheduled
 from django_rmq.project.settings import get_config
+from django_rmq.project.tasks import running as tasks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -84,6 +85,8 @@ def is_library(path: str) -> bool:
 
 
 _listeners: dict[str, Listener] = {}
+_of_tasks: set[str] = set()
+"""The topics of tasks that have a listener."""
 
 
 def listener(
@@ -184,6 +187,7 @@ def discover() -> list[FailedModule]:
     """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return those that failed."""
     name = get_config().autodiscover
     failed: list[FailedModule] = []
+    _add_tasks()
     if name is None:
         return failed
     for app in apps.get_app_configs():
@@ -195,6 +199,17 @@ def discover() -> list[FailedModule]:
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             failed.append(FailedModule(module, error))
     return failed
+
+
+def _add_tasks() -> None:
+    """Register the listeners of the topics that the setting TASKS needs now, and of no others."""
+    wanted = tasks.listeners(get_config())
+    for topic in _of_tasks - wanted.keys():
+        _listeners.pop(topic, None)
+    _of_tasks.clear()
+    _of_tasks.update(wanted)
+    for topic, function in wanted.items():
+        add(topic, function)
 
 
 def autodiscover() -> None:

@@ -15,6 +15,7 @@ from django_rmq.exceptions import UnknownTopic
 from django_rmq.project.settings import values
 from django_rmq.project.settings.keys import setting
 from django_rmq.project.settings.redis import RedisServer
+from django_rmq.project.settings.tasks import TaskBackend
 from django_rmq.project.settings.wording import did_you_mean
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
@@ -123,6 +124,9 @@ class Config:
     """All settings of the package, validated."""
 
     topics: Mapping[str, Topic]
+    """Those of ``RMQ["TOPICS"]``, and those that ``TASKS`` needs."""
+    tasks: Mapping[str, TaskBackend] = field(default_factory=dict)
+    """The backends of ``TASKS`` that are RMQ's, by alias."""
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     time_zone: str = "UTC"
     """Of schedules that name none: the project's TIME_ZONE."""

@@ -19,6 +19,7 @@ from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.problems import Problem, Problems
 from django_rmq.project.settings.redis import read_redis
 from django_rmq.project.settings.schedules import read_schedules
+from django_rmq.project.settings.tasks import read_tasks, with_task_topics
 from django_rmq.project.settings.topics import read_topics
 from django_rmq.project.settings.wording import did_you_mean, shown
 from django_rmq.project.settings.zookeeper import read_coordinator, read_zookeeper
@@ -69,6 +70,8 @@ def _read(problems: Problems) -> Config | None:
         elif key in root:
             values[name] = kind(**problems.values(f'RMQ["{key}"]', root[key], keys))
     values["topics"] = read_topics(problems, root)
+    values["tasks"] = read_tasks(problems, root, getattr(settings, "TASKS", {}))
+    values["topics"] = with_task_topics(problems, values["topics"], values["tasks"].values())
     values["time_zone"] = settings.TIME_ZONE or "UTC"
     values["schedules"] = read_schedules(problems, root, values["time_zone"])
     values["zookeeper"] = read_zookeeper(problems, root)
@@ -120,7 +123,7 @@ def is_debug() -> bool:
 
 def _forget(*, setting: str, **_: object) -> None:
     global _config  # noqa: PLW0603
-    if setting in ("RMQ", "TIME_ZONE", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
+    if setting in ("RMQ", "TASKS", "TIME_ZONE", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
         _config = None
 
 

@@ -143,12 +143,7 @@ _ONLY = (
 
 def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
     """Return the declared topics that have no problem."""
-    defaults_place = 'RMQ["TOPIC_DEFAULTS"]'
-    has_outbox = root.get("OUTBOX", False) is not False
-    defaults = {
-        "outbox": has_outbox,
-        **problems.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS),
-    }
+    defaults = read_defaults(problems, root)
     declared = root.get("TOPICS", {})
     if not isinstance(declared, Mapping):
         problems.report("E001", f'RMQ["TOPICS"] is {shown(declared)}: it must be a dict.')
@@ -160,14 +155,23 @@ def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Top
         except ConfigurationError as error:
             problems.report("E004", f'RMQ["TOPICS"]: {quoting(error, name)}.')
             continue
-        topic = _topic(problems, name, options, defaults)
+        topic = read_topic(problems, f'RMQ["TOPICS"]["{name}"]', name, options, defaults)
         if topic is not None:
             found[name] = topic
     return MappingProxyType(found)
 
 
-def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str, Any]) -> Topic | None:
-    place = f'RMQ["TOPICS"]["{name}"]'
+def read_defaults(problems: Problems, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of topics that declare nothing themselves."""
+    has_outbox = root.get("OUTBOX", False) is not False
+    given = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    return {"outbox": has_outbox, **given}
+
+
+def read_topic(
+    problems: Problems, place: str, name: str, options: object, defaults: Mapping[str, Any]
+) -> Topic | None:
+    """Return the topic that ``options`` declare at ``place`` of the settings. None: it has a problem."""
     before = len(problems)
     own = problems.values(place, options, TOPIC_KEYS)
     values = {**defaults, **own}

@@ -1,0 +1,45 @@
+"""Checks of the setting TASKS: whether its backends of RMQ could run tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, register
+
+from django_rmq.checks.reports import TAGS, AppError
+from django_rmq.project.settings import read_settings
+from django_rmq.project.settings.tasks import TaskBackend
+from django_rmq.project.tasks.frameworks import is_installed
+
+
+@register(*TAGS)
+def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the backends of TASKS beyond what ``check_settings`` finds."""
+    config, _ = read_settings()
+    if config is None:
+        return []  # check_settings reports why
+    return [problem for backend in config.tasks.values() for problem in _of(backend)]
+
+
+def _of(backend: TaskBackend) -> Iterator[CheckMessage]:
+    place = f'TASKS["{backend.alias}"]'
+    if not is_installed(backend.package):
+        has_none = "this version of Django has no tasks" if not backend.package else "it takes their tasks"
+        yield AppError(
+            f"{place} needs the package django-tasks, which is not installed: {has_none}.",
+            hint='pip install "django-redis-rmq[tasks]".',
+            id="django_rmq.E085",
+        )
+    alias = backend.options.database
+    if alias is not None and alias not in settings.DATABASES:
+        yield AppError(
+            f'{place}["OPTIONS"]["DATABASE"] is {alias!r}, which is not in DATABASES.',
+            hint=f"Its aliases are {', '.join(map(repr, settings.DATABASES))}.",
+            id="django_rmq.E087",
+        )
+
+
+__all__ = ["check_tasks"]

@@ -1,0 +1,17 @@
+-- Keep what is known of a task, unless something newer is known already.
+--
+-- KEYS[1] result  HASH  field -> value
+--
+-- ARGV[1] stamp NUMBER  rises with each delivery of the task, and from its start to its end
+-- ARGV[2] keep_ms       how long it is kept
+-- ARGV[3] job           what is to be done
+-- ARGV[4] record        what became of it
+-- ARGV[5] now
+--
+-- Returns ok | stale: something newer is known
+
+-- check: types
+if tonumber(redis.call('HGET', result, 'stamp') or 0) >= stamp then return 'stale' end -- rule: results_go_back
+redis.call('HSET', result, 'stamp', string.format('%.0f', stamp), 'job', job, 'record', record)
+redis.call('PEXPIRE', result, keep_ms)
+return 'ok'

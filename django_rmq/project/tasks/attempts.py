@@ -1,0 +1,183 @@
+"""Attempts: one delivery of a task's message, from the start of the function to the record of its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from traceback import format_exception
+from typing import Any
+
+from django.utils import timezone
+
+from django_rmq.core.calls import results
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.call import Call
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.logs.workers import this_worker
+from django_rmq.core.words.messages import Message
+from django_rmq.exceptions import Reject, Retry, RmqError, ServerTrouble
+from django_rmq.project import connections
+from django_rmq.project.settings import get_config
+from django_rmq.project.settings.tasks import TaskBackend
+from django_rmq.project.tasks.finding import read
+from django_rmq.project.tasks.frameworks import Framework, framework
+from django_rmq.project.tasks.jobs import Job
+from django_rmq.project.tasks.records import (
+    FAILED,
+    READY,
+    RUNNING,
+    SUCCESSFUL,
+    Error,
+    Record,
+    result_of,
+)
+
+logger = safe_logger("django_rmq.tasks")
+_complain = Complaints(logger)
+
+LEAST_KEPT_MS = 604_800_000
+"""How long the record of a task that is not finished is kept at least: a week."""
+
+PATIENCE = 10.0
+"""Seconds for which the end of a task waits for Redis to have its result."""
+
+PAUSE = 0.2
+
+LOST = "lost"
+"""Stands for the worker of an attempt that ended before its start was noted: the worker died."""
+
+
+class Attempt:
+    """One attempt at a task. ``is_over``: it needs none, because it has succeeded before."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self._broker: Broker = connections.get_broker("worker")
+        self.ended = False
+        """Whether the end of the attempt is known. A record of its start is then too late."""
+        self.job = Job.of(message.body)
+        self.key = message.key or ""
+        self.record = self._earlier()
+        self.is_over = self.record.status == SUCCESSFUL
+        self.backend: TaskBackend
+        self.framework: Framework
+        self.task: Any = None
+        self.result: Any = None
+
+    def _earlier(self) -> Record:
+        """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
+        if self._message.retries_left >= self._message.topic.max_retries:
+            return Record()
+        kept = self._broker.run(results.result(self.key))
+        record = Record() if kept is None else read(kept).record
+        begun = self._message.topic.max_retries - self._message.retries_left
+        record.workers += [LOST] * (begun - len(record.workers))
+        return record
+
+    def begin(self) -> list[Any]:
+        """Note the start of the attempt; return the arguments of the function.
+
+        Raises ``ImportError`` and the other errors of ``Job.task`` for a task that cannot be run.
+        """
+        record, now = self.record, timezone.now()
+        record.status, record.finished_at, record.value = RUNNING, None, None
+        record.started_at = record.started_at or now
+        record.last_attempted_at = now
+        record.workers = [*record.workers, this_worker()]
+        self.backend = get_config().tasks[self.job.backend]
+        self.framework = framework(self.backend.package)
+        self.task = self.job.task(self.framework)
+        self.result = result_of(self.framework, self.task, self.key, self.job, record)
+        context = (
+            [self.framework.base.TaskContext(task_result=self.result)] if self.task.takes_context else []
+        )
+        return [*context, *self.result.args]
+
+    @property
+    def sender(self) -> Any:
+        """The sender of the framework's signals."""
+        return type(self.task.get_backend())
+
+    def start(self) -> Call[str]:
+        """Return what notes in Redis that the attempt runs."""
+        return self._kept(2 * self._message.receipt, self.record.written())
+
+    def succeed(self, returned: Any) -> Callable[[], None]:
+        """Note that the function has returned; return what keeps the result.
+
+        Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.
+        """
+        # As the framework itself does it.
+        value = self.framework.base.normalize_json(returned)
+        record = self.record
+        status, now = record.status, timezone.now()
+        record.status, record.value, record.finished_at = SUCCESSFUL, value, now
+        try:
+            call = self._kept(2 * self._message.receipt + 1, record.written())
+        except ValueError:
+            record.status, record.value, record.finished_at = status, None, None
+            raise
+        self._end()
+        return lambda: self._keep(call)
+
+    def fail(self, error: BaseException) -> Callable[[], None]:
+        """Note that the attempt has failed with ``error``; return what keeps this."""
+        record = self.record
+        is_last = isinstance(error, Reject) or self._message.retries_left <= 0
+        record.status = FAILED if is_last else READY
+        record.finished_at = timezone.now() if is_last else None
+        if is_last or not isinstance(error, Retry):
+            record.add(_described(error))
+        call = self._kept(2 * self._message.receipt + 1, record.written())
+        self._end()
+
+        def keep() -> None:
+            try:
+                self._keep(call)
+            except RmqError as trouble:
+                _complain("kept", "The error of a task is not in its result: %s", trouble)
+
+        return keep
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there will be no further attempt."""
+        return self.record.is_finished
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.task is not None:
+            self.result = result_of(self.framework, self.task, self.key, self.job, self.record)
+
+    def _kept(self, stamp: int, record: bytes) -> Call[str]:
+        backend = get_config().tasks.get(self.job.backend)
+        keep_ms = round(backend.options.result_ttl * 1000) if backend else LEAST_KEPT_MS
+        if not self.record.is_finished:
+            keep_ms = max(keep_ms, LEAST_KEPT_MS)
+        return results.keep_result(self.key, stamp, keep_ms, self._message.raw, record)
+
+    def _keep(self, call: Call[str]) -> None:
+        """Write to Redis, and wait for it for a while if it is unavailable."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._broker.run(call)
+                return
+            except ServerTrouble:
+                # A repeated write changes nothing.
+                if time.monotonic() > until:
+                    raise
+            time.sleep(PAUSE)
+
+
+def _described(error: BaseException) -> Error:
+    kind = type(error)
+    try:
+        text = "".join(format_exception(error))
+    except Exception as wrong:  # noqa: BLE001 - an error may have any text
+        text = f"The error cannot be shown: {type(wrong).__name__}"
+    return Error(f"{kind.__module__}.{kind.__qualname__}", text)
+
+
+__all__ = ["Attempt"]

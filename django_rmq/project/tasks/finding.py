@@ -1,0 +1,126 @@
+"""Finding: what became of a task, from its message while it has one, and from what was kept of its attempts."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from django.conf import settings
+
+from django_rmq.core.calls import looking, results
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.words.answers import Looked
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Death, error_class
+from django_rmq.core.words.keys import slot_of
+from django_rmq.exceptions import RmqError
+from django_rmq.project import connections
+from django_rmq.project.settings.tasks import TaskBackend
+from django_rmq.project.tasks.jobs import Job
+from django_rmq.project.tasks.records import FAILED, READY, RUNNING, Error, Record
+
+_ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
+
+_GONE = Error("django_rmq.exceptions.MessageGone", "The task was removed from its queue.")
+
+_CLASSES = {
+    "timed_out": "builtins.TimeoutError",
+    "rejected": "django_rmq.exceptions.Reject",
+    "buried": "django_rmq.exceptions.Reject",
+}
+"""Why a message died -> the class of the error, where no listener has raised one."""
+
+
+class Found(NamedTuple):
+    """What became of a task."""
+
+    job: Job
+    record: Record
+
+
+def find(backend: TaskBackend, key: str) -> Found | None:
+    """Return what became of the task with this id. None: there is no such task, or its result has expired."""
+    if not _ID.fullmatch(key):
+        return None
+    broker = connections.get_broker()
+    kept = broker.run(results.result(key))
+    if kept is not None and (found := read(kept)).record.is_finished:
+        return found
+    looked = _look(broker, backend, key.encode())
+    if looked is not None:
+        return _of_message(looked, None if kept is None else read(kept))
+    # Its last attempt may have ended between the two requests.
+    kept = broker.run(results.result(key))
+    if kept is None:
+        return None
+    found = read(kept)
+    if not found.record.is_finished:
+        found.record.status = FAILED
+        found.record.add(_GONE)
+    return found
+
+
+def read(kept: results.Kept) -> Found:
+    """Return what was kept of a task's attempts."""
+    return Found(Job.of(json.loads(kept.job)), Record.read(kept.record, kept.stamp))
+
+
+def _look(broker: Broker, backend: TaskBackend, member: bytes) -> Looked | None:
+    """Return what is known of the task's message, in whichever topic it is. Raises ``RmqError``."""
+    calls = [
+        looking.look(topic, slot_of(member, slots), [member])
+        for topic in backend.topics
+        for slots in connections.slots_now(topic)
+    ]
+    candidates = []
+    for answer in run_all(broker, calls):
+        if isinstance(answer, RmqError):
+            raise answer
+        candidates += [looked for looked in answer if any(score is not None for score in looked[:5])]
+    # A task that is about to leave the topic of those that wait is in both; the last one is where it waits.
+    return candidates[0] if candidates else None
+
+
+def _of_message(looked: Looked, kept: Found | None) -> Found | None:
+    death = Death.parse(looked.death) if looked.death is not None else None
+    if kept is None:
+        raw = looked.delivered_envelope or looked.envelope or looked.claimed_envelope
+        raw = raw or (death.envelope if death else None)
+        if raw is None:
+            return None
+        kept = Found(Job.of(json.loads(decode_envelope(raw).body)), Record())
+    record = kept.record
+    if looked.store is None and looked.prepare is None and looked.retry is None and looked.dead is not None:
+        record.status = FAILED
+        record.finished_at = _moment(looked.dead)
+        if death is not None:
+            record.add(_error(death))
+    else:
+        record.status = RUNNING if _runs(looked, record) else READY
+    return kept
+
+
+def _runs(looked: Looked, record: Record) -> bool:
+    """Return whether the delivery that is in flight has begun: what was handed out may still wait in its worker."""
+    if looked.prepare is None or looked.in_flight is None:
+        return False
+    receipt = looked.in_flight.split(b" ", 1)[0]
+    return receipt.isdigit() and record.stamp == 2 * int(receipt)
+
+
+def _error(death: Death) -> Error:
+    text = death.error.decode("utf-8", "replace")
+    path = _CLASSES.get(death.reason) or error_class(text) or "builtins.Exception"
+    told = f"The task ended as {death.reason}."
+    return Error(path if "." in path else f"builtins.{path}", f"{told}\n{text}" if text else told)
+
+
+def _moment(ms: float) -> datetime:
+    """Return a time of Redis as Django's settings want times."""
+    found = datetime.fromtimestamp(ms / 1000, UTC)
+    return found if settings.USE_TZ else found.astimezone().replace(tzinfo=None)
+
+
+__all__ = ["Found", "find", "read"]

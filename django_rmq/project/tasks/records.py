@@ -1,0 +1,121 @@
+"""Records: what became of a task so far, as it is kept in Redis, and as the result that programs get."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django_rmq.core.words.failures import cut_error
+from django_rmq.project.tasks.frameworks import Framework
+from django_rmq.project.tasks.jobs import Job
+
+READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
+
+MOST_ERRORS = 20
+"""How many errors of a task are kept: the last ones."""
+
+MOST_TRACEBACK = 16_384
+"""How many bytes of a traceback are kept."""
+
+
+class Error(NamedTuple):
+    """Why an attempt failed."""
+
+    path: str
+    """``module.name`` of the exception's class."""
+    traceback: str
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of a task."""
+
+    status: str = READY
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+    errors: list[Error] = field(default_factory=list)
+    workers: list[str] = field(default_factory=list)
+    """The worker of each attempt."""
+    value: Any = None
+    stamp: int = 0
+    """Of the attempt that wrote it: twice its receipt, and one more at its end."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in (FAILED, SUCCESSFUL)
+
+    def add(self, error: Error) -> None:
+        """Add the error of an attempt."""
+        cut = cut_error(error.traceback, MOST_TRACEBACK).decode("utf-8", "replace")
+        self.errors = [*self.errors, error._replace(traceback=cut)][-MOST_ERRORS:]
+
+    def written(self) -> bytes:
+        """Return the form that is kept. Raises ``ValueError`` for a value that JSON cannot hold."""
+        found = {
+            "status": self.status,
+            "started_at": _text(self.started_at),
+            "finished_at": _text(self.finished_at),
+            "last_attempted_at": _text(self.last_attempted_at),
+            "errors": self.errors,
+            "workers": self.workers,
+            "value": self.value,
+        }
+        return json.dumps(found, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
+            "utf-8", "backslashreplace"
+        )
+
+    @classmethod
+    def read(cls, raw: bytes, stamp: int) -> Record:
+        """Return the record from the form that is kept. Raises ``ValueError`` for what is none."""
+        try:
+            found = json.loads(raw)
+            return cls(
+                found["status"],
+                _moment(found["started_at"]),
+                _moment(found["finished_at"]),
+                _moment(found["last_attempted_at"]),
+                [Error(*each) for each in found["errors"]],
+                found["workers"],
+                found["value"],
+                stamp,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a task: {error!r}") from None
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def result_of(framework: Framework, task: Any, key: str, job: Job, record: Record) -> Any:
+    """Return what programs get: a ``TaskResult`` of the framework."""
+    base = framework.base
+    found = base.TaskResult(
+        task=task,
+        id=key,
+        status=base.TaskResultStatus[record.status],
+        enqueued_at=job.enqueued_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        last_attempted_at=record.last_attempted_at,
+        args=job.args,
+        kwargs=job.kwargs,
+        backend=job.backend,
+        errors=[
+            base.TaskError(exception_class_path=each.path, traceback=each.traceback) for each in record.errors
+        ],
+        worker_ids=list(record.workers),
+    )
+    # Not an argument of the class, which is frozen.
+    object.__setattr__(found, "_return_value", record.value)
+    return found
+
+
+__all__ = ["FAILED", "READY", "RUNNING", "SUCCESSFUL", "Error", "Record", "result_of"]

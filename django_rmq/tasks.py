@@ -1,0 +1,27 @@
+"""Tasks of Django 6.0 and newer, or of the package django-tasks, with RMQ as their backend.
+
+    TASKS = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend"}}
+
+``PackageBackend`` takes the tasks of django-tasks on every version of Django; ``RMQBackend`` does so where Django has
+none of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rmq.project.tasks.backend import backend_of
+from django_rmq.project.tasks.frameworks import PACKAGE, framework
+
+RMQBackend: Any = backend_of(framework())
+
+
+def __getattr__(name: str) -> Any:
+    # Its package need not be installed.
+    if name == "PackageBackend":
+        found = globals()[name] = backend_of(framework(PACKAGE))
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["RMQBackend"]

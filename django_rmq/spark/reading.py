@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import looking
@@ -27,6 +26,7 @@ from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch
 from django_rmq.spark.patience import Patience
+from django_rmq.spark.versions import arrow_schema
 
 PAGE = 1_000
 PAGE_BYTES = 4_194_304
@@ -97,7 +97,7 @@ class Reader(DataSourceReader):
         # If there is nothing to read, Spark makes a partition of its own.
         if not isinstance(partition, Task):
             return
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = arrow_schema(self._schema)
         broker = broker_of(self._options)
         for topic, slot, queue in partition.pieces:
             if not topic.keyed and not self._metadata:

@@ -39,6 +39,7 @@ STREAM = CONNECTION | {
     "consumerId",
     "failOnDataLoss",
     "pollInterval",
+    "includeMetadata",
 }
 WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
@@ -171,6 +172,11 @@ class Options:
         """Return the scores between which to read."""
         return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
 
+    @property
+    def metadata(self) -> bool:
+        """Whether rows have all that is known of their messages."""
+        return self.flag("includeMetadata", default=False)
+
     # --- for a stream
 
     @property
@@ -210,5 +216,4 @@ class Options:
         self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        self.flag("includeMetadata", default=False)
-        _ = self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer
+        _ = self.metadata, self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer

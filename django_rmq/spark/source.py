@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     BinaryType,
     DoubleType,
     IntegerType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -48,6 +49,7 @@ METADATA = StructType(
         StructField("scored", DoubleType()),
         StructField("key", BinaryType()),
         StructField("envelope", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
     ]
 )
 
@@ -66,7 +68,7 @@ class RmqDataSource(DataSource):
         options = Options(dict(self.options), READ | STREAM, "format rmq")
         options.check()
         broker_of(options)  # connects to nothing
-        return METADATA if options.flag("includeMetadata", default=False) else COLUMNS
+        return METADATA if options.metadata else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from django_rmq.spark.reading import Reader

@@ -228,10 +228,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         schema = arrow_schema(self._schema)
         reading = Reading(self._broker, self._topic, schema, self._patience)
+        read = reading.piece_with_metadata if self._options.metadata else reading.piece
         missing = 0
         for piece in partition.pieces:
             rows = 0
-            for batch in reading.piece(partition, piece):
+            for batch in read(partition, piece):
                 rows += batch.num_rows
                 yield batch
             missing += 0 if rows else piece.rows

@@ -12,6 +12,7 @@ ARROW = {
     "binary": pa.binary(),
     "double": pa.float64(),
     "int": pa.int32(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }

@@ -70,6 +70,8 @@ class Options:
         self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")
         self.socket_timeout = self.number("socketTimeout", 30.0, low=0.1)
+        self.metadata = self.flag("includeMetadata", default=False)
+        """Whether rows have all that is known of their messages."""
         self.patience = self.number("patience", PATIENCE, low=0.0, high=86_400.0)
 
     def text(self, name: str) -> str | None:
@@ -172,11 +174,6 @@ class Options:
         """Return the scores between which to read."""
         return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
 
-    @property
-    def metadata(self) -> bool:
-        """Whether rows have all that is known of their messages."""
-        return self.flag("includeMetadata", default=False)
-
     # --- for a stream
 
     @property
@@ -216,4 +213,4 @@ class Options:
         self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        _ = self.metadata, self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer
+        _ = self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer

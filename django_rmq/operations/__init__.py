@@ -14,10 +14,12 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 from __future__ import annotations
 
 from django_rmq.core.telling.history import Minute
+from django_rmq.operations import claims as claiming
 from django_rmq.operations import editing, looking, named, reading, sending, sweeping
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
+from django_rmq.operations.claims import ClaimFigures
 from django_rmq.operations.copies import Copy
 from django_rmq.operations.crew import WorkerFigures
 from django_rmq.operations.deliveries import Deliveries, deliveries_of
@@ -64,6 +66,8 @@ class Operations(Desk):
 
     deliveries = deliveries_of
 
+    claims, return_claims = claiming.claims, claiming.return_claims
+
     replay, bury, reschedule = named.replay, named.bury, named.reschedule
     delete, delete_only = named.delete, named.delete_only
     replay_edited = editing.replay_edited
@@ -76,6 +80,7 @@ __all__ = [
     "MAX_IDS",
     "STATES",
     "Actor",
+    "ClaimFigures",
     "Copy",
     "Deliveries",
     "Done",

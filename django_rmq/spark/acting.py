@@ -26,6 +26,7 @@ from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
+from django_rmq.spark.versions import too_old
 
 Rows = list[dict[str, Any]]
 
@@ -90,7 +91,10 @@ def _outcomes(
 
 def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
     """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
-    from pyspark.sql.pandas.functions import arrow_udf
+    try:
+        from pyspark.sql.pandas.functions import arrow_udf
+    except ImportError:
+        raise too_old("operations of tasks", "4.1") from None
 
     # It has effects: the optimizer must neither leave it out nor run it twice.
     make: Any = arrow_udf

@@ -6,7 +6,8 @@ import json
 import os
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
@@ -22,6 +23,9 @@ from django_rmq.spark.options import Options
 URL_VARIABLE = "RMQ_URL"
 """The environment variable that names the server if no option does, so that jobs need not contain a password."""
 
+PROVIDER_VARIABLE = "RMQ_CREDENTIAL_PROVIDER"
+"""The environment variable that names the credential provider if no option does."""
+
 CLUSTER_PATIENCE = 5.0
 """Seconds for which a call is repeated that no node of a cluster has run, because that is cheaper than trying
 a task again."""
@@ -34,56 +38,84 @@ def broker_of(options: Options) -> Broker:
         raise ConfigurationError(
             f"option url is missing, and the environment variable {URL_VARIABLE} is not set"
         )
+    login = {"username": options.username, "password": options.password}
+    more = options.keywords("connectionOptions") | options.keywords("secretConnectionOptions")
+    more |= {name: value for name, value in login.items() if value is not None}
+    if options.is_cluster and options.sentinels:
+        raise ConfigurationError(
+            "option sentinels has no meaning with cluster, whose nodes know the primaries"
+        )
     return _broker(
-        url,
-        options.is_cluster,
-        options.username,
-        options.password,
-        options.prefix,
-        options.socket_timeout,
-        options.text("connectionOptions") or "{}",
-        options.text("secretConnectionOptions") or "{}",
+        Server(
+            url,
+            options.is_cluster,
+            options.prefix,
+            options.socket_timeout,
+            json.dumps(more),
+            options.text("credentialProvider") or os.environ.get(PROVIDER_VARIABLE),
+            tuple(options.sentinels),
+            json.dumps(options.keywords("secretSentinelOptions")),
+        )
     )
 
 
+class Server(NamedTuple):
+    """How a Redis is reached."""
+
+    url: str
+    is_cluster: bool
+    prefix: str
+    timeout: float
+    more: str
+    """Options of connections, in JSON."""
+    provider: str | None
+    sentinels: tuple[tuple[str, int], ...]
+    sentinel_options: str
+    """In JSON."""
+
+    def client(self, given: dict[str, Any]) -> Any:
+        """Return a client of a single server, or of the primary that sentinels report."""
+        if self.sentinels:
+            ours = {**clients.own_options(), **clients.timeouts(self.timeout)}
+            asking = json.loads(self.sentinel_options)
+            return clients.build_client_behind_sentinels(self.url, self.sentinels, asking, given, ours)
+        return clients.build_client(self.url, given, clients.own_options(), RenewingPool)
+
+
 @lru_cache(maxsize=16)
-def _broker(
-    url: str,
-    is_cluster: bool,
-    username: str | None,
-    password: str | None,
-    prefix: str,
-    timeout: float,
-    more: str,
-    secret: str,
-) -> Broker:
-    login = {"username": username, "password": password}
-    given: dict[str, Any] = {
-        **_connection_options("connectionOptions", more),
-        **_connection_options("secretConnectionOptions", secret),
-        **{name: value for name, value in login.items() if value is not None},
-        **clients.timeouts(timeout),
-    }
-    urls = addresses.several(url) if is_cluster else [url]
+def _broker(server: Server) -> Broker:
+    given: dict[str, Any] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
+    if server.provider is not None:
+        given["credential_provider"] = _credentials(server.provider)
+    urls = addresses.several(server.url) if server.is_cluster else [server.url]
     try:
-        if is_cluster:
+        if server.is_cluster:
             seeds, told = parse_seeds(urls)
             return ClusterBroker(
-                Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE), prefix
+                Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE),
+                server.prefix,
             )
-        return RedisBroker(clients.build_client(url, given, clients.own_options(), RenewingPool), prefix)
+        return RedisBroker(server.client(given), server.prefix)
     except (ValueError, TypeError) as error:
         where = ", ".join(map(addresses.shown, urls))
-        raise ConfigurationError(addresses.unusable(where, given, error)) from None
+        told_why = addresses.unusable(where, given, error)
+        raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
 
 
-def _connection_options(name: str, text: str) -> dict[str, Any]:
+def _credentials(path: str) -> Any:
+    """Return the credential provider that a function or class without arguments makes."""
+    module, _, name = path.rpartition(".")
     try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"option {name} must be a JSON object of redis-py's options")
+        found = getattr(import_module(module), name)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"option credentialProvider: {path} cannot be called without arguments to make a provider "
+            f"({type(error).__name__}: {error}). Its module must be importable on driver and executors"
+        ) from None
+    if not hasattr(found, "get_credentials"):
+        raise ConfigurationError(
+            f"option credentialProvider: {path} makes a {type(found).__name__}, not a credential provider of redis-py"
+        )
     return found
 
 

@@ -5,8 +5,10 @@ Spark passes them as text, with names in lower case.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.words.keys import TOPIC_NAME, check_prefix, check_topic_name
@@ -23,6 +25,9 @@ CONNECTION = {
     "connectionOptions",
     "patience",
     "secretConnectionOptions",
+    "credentialProvider",
+    "sentinels",
+    "secretSentinelOptions",
     "topic",
 }
 TASKS = ("minPartitions", "messagesPerTask")
@@ -34,6 +39,7 @@ STREAM = CONNECTION | {
     "consumerId",
     "failOnDataLoss",
     "pollInterval",
+    "includeMetadata",
 }
 WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
@@ -64,6 +70,8 @@ class Options:
         self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")
         self.socket_timeout = self.number("socketTimeout", 30.0, low=0.1)
+        self.metadata = self.flag("includeMetadata", default=False)
+        """Whether rows have all that is known of their messages."""
         self.patience = self.number("patience", PATIENCE, low=0.0, high=86_400.0)
 
     def text(self, name: str) -> str | None:
@@ -100,6 +108,26 @@ class Options:
     def names(self, name: str, default: str = "") -> list[str]:
         """Return an option as a list of names."""
         return [part.strip() for part in (self.text(name) or default).split(",") if part.strip()]
+
+    def keywords(self, name: str) -> dict[str, Any]:
+        """Return an option that is a JSON object of keyword arguments."""
+        try:
+            found = json.loads(self.text(name) or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"option {name} must be a JSON object of redis-py's options")
+        return found
+
+    @property
+    def sentinels(self) -> list[tuple[str, int]]:
+        """The addresses of the sentinels, of which ``url`` names the service."""
+        parts = [address.rpartition(":") for address in self.names("sentinels")]
+        if not all(host and port.isdecimal() for host, _, port in parts):
+            raise ConfigurationError(
+                f"option sentinels must be addresses like host:26379, separated by commas, got {self.text('sentinels')!r}"
+            )
+        return [(host.strip("[]"), int(port)) for host, _, port in parts]
 
     def topics(self) -> list[str]:
         """Return the topics, one or more."""
@@ -182,7 +210,7 @@ class Options:
         """Raise ``ConfigurationError`` for an invalid value of any option, before anything is begun."""
         self.topics()
         self.queues()
+        self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        self.flag("includeMetadata", default=False)
         _ = self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer

@@ -1,15 +1,19 @@
 """The data source: the capabilities of ``format("rmq")``, and the schema of what is read.
 
-Spark's calls have fixed argument names; the work is done in the module of each class.
+Spark's calls have fixed argument names; the work is done in the module of each class, which is imported in
+its method, because older versions of PySpark lack what some of them need.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import (
     BinaryType,
     DoubleType,
     IntegerType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -18,9 +22,10 @@ from pyspark.sql.types import (
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.options import READ, STREAM, WRITE, Options
-from django_rmq.spark.reading import Reader
-from django_rmq.spark.streaming import StreamReader
-from django_rmq.spark.writing import StreamWriter, Writer
+
+if TYPE_CHECKING:
+    from django_rmq.spark.stream_writing import StreamWriter
+    from django_rmq.spark.writing import Writer
 
 COLUMNS = StructType(
     [
@@ -44,6 +49,7 @@ METADATA = StructType(
         StructField("scored", DoubleType()),
         StructField("key", BinaryType()),
         StructField("envelope", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
     ]
 )
 
@@ -57,15 +63,22 @@ class RmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         # Spark calls it at load(), on the driver, so errors in options are raised there.
+        from django_rmq.spark.connection import broker_of
+
         options = Options(dict(self.options), READ | STREAM, "format rmq")
         options.check()
-        return METADATA if options.flag("includeMetadata", default=False) else COLUMNS
+        broker_of(options)  # connects to nothing
+        return METADATA if options.metadata else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from django_rmq.spark.reading import Reader
+
         self._check(schema)
         return Reader(Options(dict(self.options), READ, "spark.read"), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from django_rmq.spark.streaming import StreamReader
+
         self._check(schema)
         return StreamReader(Options(dict(self.options), STREAM, "spark.readStream"), schema)
 
@@ -76,7 +89,11 @@ class RmqDataSource(DataSource):
             )
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        from django_rmq.spark.writing import Writer
+
         return Writer(Options(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        from django_rmq.spark.stream_writing import StreamWriter
+
         return StreamWriter(Options(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite)

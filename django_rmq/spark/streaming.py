@@ -15,13 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls.broker import Broker
@@ -32,6 +25,17 @@ from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
 from django_rmq.spark.patience import Patience, Result
 from django_rmq.spark.tasks import Reading, Task, split
+from django_rmq.spark.versions import arrow_schema, too_old
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    raise too_old("stream reads", "4.2") from None
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -222,12 +226,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # If a batch has no rows, Spark makes a partition of its own.
         if not isinstance(partition, Task):
             return
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = arrow_schema(self._schema)
         reading = Reading(self._broker, self._topic, schema, self._patience)
+        read = reading.piece_with_metadata if self._options.metadata else reading.piece
         missing = 0
         for piece in partition.pieces:
             rows = 0
-            for batch in reading.piece(partition, piece):
+            for batch in read(partition, piece):
                 rows += batch.num_rows
                 yield batch
             missing += 0 if rows else piece.rows

@@ -18,6 +18,7 @@ from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace
+from django_rmq.spark.entries import entry_batch
 from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
 from django_rmq.spark.patience import Patience
 
@@ -89,13 +90,41 @@ class Reading(NamedTuple):
             firsts = range(offset, min(end, offset + PAGES * size), size)
             parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
             if state != "sealed" or not all(rows for rows, _ in parts):
-                # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.
-                raise LostRace(
-                    f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was being read"
-                )
+                raise self._lost(task, slot)
             for rows, envelopes in parts:
                 yield self._batch(slot, rows, envelopes)
                 offset += len(rows) // 2
+
+    def piece_with_metadata(self, task: Task, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """Read a piece with what is known of its messages, by the order of (score, member), which is that of ranks."""
+        topic, slot, offset = self.topic, piece.slot, piece.offset
+        claim = (topic, slot, task.consumer, task.number)
+        after: tuple[str, bytes] | None = None
+        if offset:
+            before = looking.rows(topic, slot, "claim", offset - 1, offset - 1)
+            member, score = self.patience(lambda: self.broker.run(before)) or (b"", b"inf")
+            after = (score.decode(), member)
+        left = piece.rows
+        while left:
+            page = self.patience(
+                partial(
+                    self.broker.run, looking.peek(topic, slot, "claim", after=after, limit=min(left, BATCH))
+                )
+            )
+            state = self.patience(lambda: self.broker.run(claims.read_claim(*claim))).state
+            if state != "sealed" and left == piece.rows:
+                return
+            rest = left - len(page.entries)
+            if state != "sealed" or (rest and page.cursor is None):
+                raise self._lost(task, slot)
+            yield entry_batch(self.schema, topic, slot, "claim", page.entries)
+            left, after = rest, page.cursor
+
+    def _lost(self, task: Task, slot: int) -> LostRace:
+        # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.
+        return LostRace(
+            f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was being read"
+        )
 
     def _trip(
         self, claim: tuple[Topic, int, str, int], firsts: range, *, plain: bool

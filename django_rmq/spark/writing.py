@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import people
@@ -72,7 +72,7 @@ def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return found
 
 
-class _Sending:
+class Sending:
     """The common part of a batch write and a stream write."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -129,7 +129,7 @@ class _Sending:
                 f"topic {topic.name} has the type range_merge: set the option timeRange (ms), or add a column time_range"
             )
 
-    def _send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         producer = Producer(broker_of(self._options))
         bulk = Bulk(producer, self._topic, self._patience)
         counts: Counter[str] = Counter()
@@ -255,27 +255,14 @@ def _shown(batch: pa.RecordBatch, row: int) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-class Writer(_Sending, DataSourceArrowWriter):
+class Writer(Sending, DataSourceArrowWriter):
     """``df.write``: sends each row once, and again if a task is tried again."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._send(iterator)
+        return self.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the messages are already sent."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: sent messages stay, and merge if they are sent again."""
-
-
-class StreamWriter(_Sending, DataSourceStreamArrowWriter):
-    """``df.writeStream``: each batch is sent at least once."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._send(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: the messages are already sent."""
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: sent messages stay, and merge if they are sent again."""

@@ -283,6 +283,61 @@ def _shop_topics() -> Any:
     return settings.RMQ["TOPICS"]
 
 
+# --- rmqclaims
+
+
+def claimed(broker: Broker, count: int, consumer: str = "query") -> None:
+    """Let a query hold messages of the topic renders."""
+    topic = get_config().topic("renders")
+    send_messages("renders", [f"{consumer} {n}" for n in range(count)], priority=100)
+    for slot in range(topic.slots):
+        broker.claim(topic, slot, consumer, 1, 60_000, 1_000)
+        broker.renew(topic, slot, consumer, 1, 60_000, seal=True)
+
+
+def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: Run) -> None:
+    assert "no Spark query holds messages" in run("rmqclaims")
+    claimed(broker, 20)
+    [found] = json.loads(run("rmqclaims", "--json"))
+    assert (found["topic"], found["consumer"], found["number"]) == ("renders", "query", 1)
+    assert (found["state"], found["slots"], found["messages"]) == ("sealed", [0, 1], 20)
+    assert "renders  query         1  sealed      2        20" in run("rmqclaims", "renders")
+    assert "Use --no-input" in run("rmqclaims", "renders", "--return", code=2)
+    before = stored(broker, "renders")
+    assert "renders: 20 returned" in run("rmqclaims", "renders", "--return", "--no-input")
+    assert len(stored(broker, "renders")) == len(before) + 20
+    # As if they had never been claimed.
+    assert {score for _, score in stored(broker, "renders")} == {100.0}
+    assert "no Spark query holds messages" in run("rmqclaims")
+    assert "nothing to do" in run("rmqclaims", "renders", "--return")
+
+
+def test_rmqclaims_uses_a_retry_of_what_fails_its_batch(broker: Broker, run: Run) -> None:
+    claimed(broker, 1_000)
+    told = json.loads(run("rmqclaims", "renders", "--return", "--spent", "--no-input", "--json"))
+    assert told["outcomes"] == {"returned": 1_000}
+    topic = get_config().topic("renders")
+    assert sum(broker.count(topic, slot).retry for slot in range(2)) == 1_000
+
+
+def test_rmqclaims_asks_whose_claims_are_meant(broker: Broker, run: Run) -> None:
+    topic = get_config().topic("renders")
+    send_messages("renders", list(range(20)), priority=100)
+    for slot, consumer in enumerate(("one", "two")):
+        broker.claim(topic, slot, consumer, 1, 60_000, 1_000)
+    assert "several consumers hold claims of renders: one, two" in run(
+        "rmqclaims", "renders", "--return", "--no-input", code=2
+    )
+    run("rmqclaims", "renders", "--return", "--consumer", "two", "--no-input")
+    [left] = json.loads(run("rmqclaims", "--json"))
+    assert (left["consumer"], left["state"]) == ("one", "open")
+
+
+@pytest.mark.parametrize("arguments", [("--return",), ("--return", "orders", "renders"), ("--spent",)])
+def test_rmqclaims_is_told_exactly_what_to_return(run: Run, arguments: tuple[str, ...]) -> None:
+    assert "--return" in run("rmqclaims", *arguments, code=2)
+
+
 # --- rmqpause, rmqresume, rmqslots, rmqworkers
 
 

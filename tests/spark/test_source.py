@@ -341,6 +341,11 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),
         ({"patience": "-1"}, "option patience must be a number from 0"),
         ({"consumerId": "a b"}, "consumerId"),
+        ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),
+        ({"slots": "1,x"}, "option slots must be numbers from 0"),
+        ({"connectionOptions": "[]"}, "option connectionOptions must be a JSON object"),
+        ({"url": "redis//nobody"}, "option url, or an option of connections: the options for Redis"),
+        ({"url": ""}, "option url is missing"),
     ],
 )
 def test_a_wrong_option_is_an_error_on_the_driver(

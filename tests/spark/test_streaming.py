@@ -18,7 +18,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.options import STREAM, Options
-from django_rmq.spark.source import COLUMNS
+from django_rmq.spark.source import COLUMNS, METADATA
 from django_rmq.spark.streaming import StreamReader
 from django_rmq.spark.tasks import Piece, split
 from tests.spark.conftest import Queue
@@ -76,6 +76,66 @@ def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: A
     with pytest.raises(LostRace, match="the checkpoint is older"):
         rows(source, start, end)
     assert rows(source, end, following) == {b'"more"': 1}
+
+
+def told(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read a batch with the columns of ``includeMetadata``."""
+    return [
+        row
+        for executor, task in plan(source, start, end)
+        for batch in executor.read(task)
+        for row in batch.to_pylist()
+    ]
+
+
+def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
+    topic = queue(slots=1, identity="key", max_retries=5)
+    topic.send([{"n": 1}], key="sku-1", headers={"trace": "abc"})
+    answer = topic.broker.prepare(topic.topic, 0, "A", None, 1)
+    failure = Failure(answer.deliveries[0].member, "failed", 0, "ValueError: no good")
+    topic.broker.rollback(topic.topic, 0, answer.receipt, [failure])
+    topic.send([{"n": 2}], key="sku-2")
+    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
+    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    found = {row["key"]: row for row in told(source, start, end)}
+    assert {key: row["value"] for key, row in found.items()} == {b"sku-1": b'{"n":1}', b"sku-2": b'{"n":2}'}
+    failed, fresh = found[b"sku-1"], found[b"sku-2"]
+    assert (failed["headers"], fresh["headers"]) == ([("trace", "abc")], None)
+    assert (failed["failures"], failed["retries"], failed["error"]) == (1, 4, "ValueError: no good")
+    assert (fresh["failures"], fresh["retries"], fresh["error"]) == (None, 5, None)
+    assert {row["queue"] for row in found.values()} == {"claim"}
+
+
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_rows_with_metadata_are_those_of_the_claim_in_every_part(queue: MakeQueue, identity: str) -> None:
+    topic = queue(slots=2, identity=identity)
+    topic.send(list(range(5_000)))
+    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true", "minPartitions": "7"}
+    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    first = Counter(row["value"] for row in told(source, start, end))
+    assert first.total() == len(first) == 5_000
+    assert Counter(row["value"] for row in told(source, start, end)) == first
+
+
+def test_a_claim_lost_between_pages_with_metadata_fails_the_task(queue: MakeQueue) -> None:
+    topic = queue(slots=1)
+    topic.send(list(range(2_500)))
+    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
+    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    [(executor, task)] = plan(source, start, end)
+    reading = executor.read(task)
+    assert next(reading).num_rows == 1_000
+    while topic.broker.return_claim(topic.topic, 0, start["consumer"], 1)[1]:
+        pass
+    with pytest.raises(LostRace, match="while it was being read"):
+        list(reading)
+    assert list(executor.read(task)) == []
 
 
 def test_nothing_to_claim_is_the_same_offset_and_no_task(begun: Any) -> None:

@@ -24,8 +24,9 @@ _STATES = {
     "retry": {"set": "retry", "records": "failures", "body": "body"},
     "dead": {"set": "dead", "records": "deaths", "body": "body"},
     "claim": {"set": "claim", "records": "failures", "body": "claim_body"},
+    "claimants": {"set": "claimants"},
 }
-"""The set of a state, the hash of notes on its members, and the hash of their bodies."""
+"""The set of a state (or of what holds one), the hash of notes on its members, and the hash of their bodies."""
 
 
 class Place(Protocol):

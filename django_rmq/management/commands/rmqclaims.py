@@ -1,0 +1,85 @@
+"""``manage.py rmqclaims``: what Spark queries hold, and the return of a claim that no query will end."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.management import RmqCommand, ago, shown, table
+from django_rmq.operations import ClaimFigures
+
+
+class Command(RmqCommand):
+    """List and return claims."""
+
+    help = (
+        "List the claims by which Spark queries hold messages. --return gives the messages of one topic back "
+        "to their slots, in the order and with the retries that they had; with --spent each uses a retry, and "
+        "one without retries left goes to Dead. Stop the query first: it reads its batch as empty afterwards."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument(
+            "--return", action="store_true", dest="give_back", help="return the claims of the topic"
+        )
+        parser.add_argument(
+            "--consumer", metavar="ID", help="with --return: only the claims of this consumer"
+        )
+        parser.add_argument("--spent", action="store_true", help="with --return: use a retry of each message")
+        parser.add_argument(
+            "--no-input", action="store_false", dest="interactive", help="with --return: do not ask"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["give_back"]:
+            self._return(options)
+            return
+        if options["consumer"] or options["spent"]:
+            raise CommandError("--consumer and --spent need --return", returncode=2)
+        operations = self.operations()
+        found = [one for topic in self.topics(options["topics"]) for one in operations.claims(topic.name)]
+        if options["json"]:
+            self.print_json([asdict(one) for one in found])
+            return
+        if not found:
+            self.stdout.write("no Spark query holds messages")
+            return
+        now_ms = time.time() * 1000
+        rows = [("topic", "consumer", "claim", "state", "slots", "messages", "lease"), *_rows(found, now_ms)]
+        for line in table(rows, right=(2, 4, 5, 6)):
+            self.stdout.write(line)
+
+    def _return(self, options: dict[str, Any]) -> None:
+        if len(options["topics"]) != 1:
+            raise CommandError("--return needs the name of one topic", returncode=2)
+        (topic,) = self.topics(options["topics"])
+        operations = self.operations()
+        consumer = options["consumer"]
+        found = [one for one in operations.claims(topic.name) if consumer in (None, one.consumer)]
+        messages = sum(one.messages for one in found)
+        if found:
+            question = f"{messages} messages of {topic.name} are returned. Their query must be stopped."
+            self.confirm(question, topic.name, options)
+        run = operations.return_claims(topic.name, consumer, spent=options["spent"])
+        self.tell(topic.name, self.follow(run, f"return claims of {topic.name}", options), options)
+
+
+def _rows(found: list[ClaimFigures], now_ms: float) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.topic,
+            shown(one.consumer),
+            str(one.number),
+            one.state,
+            str(len(one.slots)),
+            str(one.messages),
+            "ended" if one.lease_ms <= now_ms else ago((one.lease_ms - now_ms) / 1000),
+        )
+        for one in found
+    ]

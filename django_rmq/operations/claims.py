@@ -1,0 +1,111 @@
+"""What Spark queries hold of a topic: a list, and the return of a claim whose query will not end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from django_rmq.core.calls import claims as calls
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.runs import Progress, Run, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFigures:
+    """One claim of a Spark query."""
+
+    topic: str
+    consumer: str
+    """The query's name in Redis, which is also in the offsets of its checkpoint."""
+    number: int
+    state: str
+    """open (being claimed), sealed (its batch can be read), acked, lost or returned (these are being ended)."""
+    slots: tuple[int, ...]
+    messages: int
+    lease_ms: int
+    """When the first of its leases ends (ms) unless it is renewed."""
+
+
+def claims(desk: Desk, name: str) -> list[ClaimFigures]:
+    """Return the claims that hold something of a topic, in the order of their consumers."""
+    desk.actor.require(Permission.VIEW)
+    return _found(_broker(desk), desk.present(name))
+
+
+def _broker(desk: Desk) -> Broker:
+    if desk.config.broker == "memory":
+        raise OperationRefused('there are no claims where RMQ["BROKER"] is "memory", which Spark cannot use')
+    return desk.broker
+
+
+def _found(broker: Broker, topic: Topic) -> list[ClaimFigures]:
+    slots = range(topic.slots)
+    claimants = walk(broker, (looking.rows(topic, slot, "claimants", 0, -1) for slot in slots))
+    held = [
+        (slot, consumer.decode(errors="replace"), int(float(ends)))
+        for slot, rows in zip(slots, claimants, strict=True)
+        for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
+    ]
+    reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
+    found: dict[tuple[str, int, str], ClaimFigures] = {}
+    for (slot, consumer, ends), read in zip(held, reads, strict=True):
+        known = found.get((consumer, read.number, read.state))
+        if known is None:
+            known = ClaimFigures(topic.name, consumer, read.number, read.state, (), 0, ends)
+        found[consumer, read.number, read.state] = replace(
+            known,
+            slots=(*known.slots, slot),
+            messages=known.messages + read.size,
+            lease_ms=min(known.lease_ms, ends),
+        )
+    return [found[key] for key in sorted(found)]
+
+
+def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: bool = False) -> Run:
+    """Give the messages of claims back to their slots: of ``consumer``, or of the only one that has any.
+
+    ``spent``: each message uses a retry, as after a time-out, and one without retries left goes to Dead.
+    Outcomes, of messages: ``returned``. Their query reads its batch as empty from now on, so it must be stopped
+    first. Raises ``InvalidRequest`` if there are several consumers and none is named.
+    """
+    desk.actor.require(Permission.REPLAY)
+    broker, topic = _broker(desk), desk.present(name)
+    found = _found(broker, topic)
+    consumers = {one.consumer for one in found}
+    if consumer is None and len(consumers) > 1:
+        raise InvalidRequest(f"several consumers hold claims of {name}: {', '.join(sorted(consumers))}")
+    chosen = [one for one in found if consumer in (None, one.consumer)]
+    steps = _returning(broker, topic, chosen, spent=spent)
+    return desk.recorded("return claims", topic, "with a retry used" if spent else "", steps)
+
+
+def _returning(
+    broker: Broker, topic: Topic, chosen: list[ClaimFigures], *, spent: bool
+) -> Iterator[Progress]:
+    tally = Tally(sum(one.messages for one in chosen))
+    yield tally.progress()
+    for one in chosen:
+        for slot in one.slots:
+            left: int | None = None
+            try:
+                before = broker.run(calls.read_claim(topic, slot, one.consumer, one.number)).size
+                while left is None or left:
+                    call = calls.return_claim(topic, slot, one.consumer, one.number, spent=spent)
+                    word, left = broker.run(call)
+                    if word == "ok":
+                        tally.done += before - left
+                        tally.outcomes["returned"] += before - left
+                    before = left
+            except RmqError as error:
+                tally.failed(slot, error)
+            yield tally.progress()
+    yield tally.progress(is_complete=True)
+
+
+__all__ = ["ClaimFigures", "claims", "return_claims"]

@@ -1,0 +1,73 @@
+"""Declares a topic from a Spark program, for use without a Django project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django_rmq.core.topics.definitions import register_topics
+from django_rmq.core.words.bounds import MAX_RETRIES_LIMIT, is_whole, shown
+from django_rmq.core.words.keys import check_slots
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.connection import broker_of
+from django_rmq.spark.options import CONNECTION, Options
+
+TYPES = (TopicType.RANGE_MERGE, TopicType.PRIORITY, TopicType.FIXED_TIME)
+WORDS = {"body": ("json", "text", "bytes"), "identity": ("body", "key")}
+NUMBERS = {"timeout": (1, 604_800), "max_retries": (0, MAX_RETRIES_LIMIT)}
+"""Setting -> the smallest and the largest whole number."""
+
+SETTINGS = ("slots", *WORDS, *NUMBERS, "serial", "slot_basis")
+
+
+def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  # noqa: A002 - the setting's name
+    """Register the topic of these options of ``format("rmq")`` in Redis, if it is not registered yet.
+
+    ``type``: ``range_merge``, ``priority`` or ``fixed_time``. ``settings`` are those of ``RMQ["TOPICS"]`` in lower
+    case: ``slots``, ``body``, ``identity``, ``slot_basis``, ``serial``, ``timeout``, ``max_retries``. A topic that
+    needs others is declared in a project.
+
+    Raises ``ConfigurationError`` for an invalid setting, and ``TopicMismatch`` if Redis has another definition.
+    """
+    given = Options(
+        {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "declare"
+    )
+    name = given.topic()
+    if type not in TYPES:
+        raise ConfigurationError(f"topic {name}: type must be one of {', '.join(TYPES)}, got {shown(type)}")
+    for setting, value in settings.items():
+        _check(name, setting, value)
+    if settings.get("slot_basis") is not None and settings.get("body", "json") != "json":
+        raise ConfigurationError(f'topic {name}: slot_basis is a field of the body, which needs body="json"')
+    topic = Topic(name, TopicType(type), **settings)
+    register_topics(broker_of(given), [topic])
+    return topic
+
+
+def _check(name: str, setting: str, value: object) -> None:
+    if setting not in SETTINGS:
+        raise ConfigurationError(
+            f"topic {name}: {setting} is not among {', '.join(SETTINGS)}; declare it in a project's settings"
+        )
+    if setting == "slots":
+        check_slots(value)
+    elif setting in WORDS:
+        _refuse_unless(value in WORDS[setting], name, setting, f"one of {', '.join(WORDS[setting])}", value)
+    elif setting in NUMBERS:
+        low, high = NUMBERS[setting]
+        is_fine = is_whole(value) and low <= value <= high
+        _refuse_unless(is_fine, name, setting, f"a whole number from {low} to {high}", value)
+    elif setting == "serial":
+        _refuse_unless(isinstance(value, bool), name, setting, "True or False", value)
+    else:
+        is_fine = value is None or (isinstance(value, str) and bool(value))
+        _refuse_unless(is_fine, name, setting, "the name of a field of the body", value)
+
+
+def _refuse_unless(is_fine: bool, name: str, setting: str, wanted: str, value: object) -> None:
+    if not is_fine:
+        raise ConfigurationError(f"topic {name}: {setting} must be {wanted}, got {shown(value)}")
+
+
+__all__ = ["declare"]

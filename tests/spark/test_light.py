@@ -1,0 +1,118 @@
+"""What runs without Django, and with which PySpark; an environment of its own is given by LIGHT_PYTHON (`make matrix`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.environments import OF_A_DRIVER, OF_A_TASK, OURS, ROOT, environment
+
+WAYS = {"batch_write": "4.0", "batch_read": "4.0", "stream_write": "4.1", "stream_read": "4.2"}
+"""Way in which topics are read and written -> the first PySpark that has it."""
+
+
+def run(python: Path | str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python that knows nothing of this environment."""
+    ours = {"PYTHONPATH", "PYSPARK_PYTHON", "DJANGO_SETTINGS_MODULE", "VIRTUAL_ENV", "SPARK_HOME"}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(
+        [str(python), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**kept, **variables},
+        cwd="/",
+    )
+
+
+@pytest.fixture(scope="module")
+def told(java: None, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What tests/spark/light.py has printed."""
+    folder = tmp_path_factory.mktemp("light")
+    python = os.environ.get("LIGHT_PYTHON") or environment(folder / "environment")
+    ran = run(python, str(ROOT / "tests/spark/light.py"), str(folder), RMQ_URL=redis_url)
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+    answer = ran.stdout.splitlines()[-1]
+    if "LIGHT_REPORT" in os.environ:
+        Path(os.environ["LIGHT_REPORT"]).write_text(answer)
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def test_the_environment_lacks_django(told: dict[str, Any]) -> None:
+    assert not told["django"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_works_or_says_which_pyspark_it_needs(told: dict[str, Any], way: str) -> None:
+    version, needed = told["pyspark"], WAYS[way]
+    if tuple(map(int, version.split(".")[:2])) >= tuple(map(int, needed.split("."))):
+        count = 2_000 if way == "stream_read" else 1_000
+        assert told[way] == count
+    else:
+        name = way.replace("_", " ") + "s"
+        assert told[way] == f"ConfigurationError: {name} need PySpark {needed}, this is {version}"
+
+
+READS = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    spark.read.format("rmq").option("topic", "any").load()
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ({"redis", "hiredis"}, "No module named 'redis'"),
+        (
+            {"django_rmq"},
+            "format rmq is installed, but cannot be imported: ModuleNotFoundError: No module named 'django_rmq'",
+        ),
+    ],
+)
+def test_what_the_format_lacks_is_told_by_spark(
+    java: None, tmp_path: Path, missing: set[str], said: str
+) -> None:
+    python = environment(tmp_path / "environment", {*OURS, *OF_A_DRIVER, *OF_A_TASK} - missing)
+    ran = run(python, "-c", READS, PYSPARK_PYTHON=str(python))
+    assert said in ran.stdout, ran.stderr[-3_000:]
+
+
+@pytest.mark.parametrize(
+    "missing", ["redis", "pyarrow", "django_rmq.spark.source", "pyspark", "pyspark.sql.datasource"]
+)
+def test_the_module_that_spark_looks_for_can_always_be_imported(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None\nimport pyspark_rmq; print(pyspark_rmq.__all__)"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == ("[]" if missing.startswith("pyspark") else "['DefaultSource']")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "module", "said"),
+    [
+        ("pyspark.sql.streaming.datasource", "streaming", "stream reads need PySpark 4.2, this is "),
+        ("pyspark.sql.streaming.datasource", "listening", "stream reads need PySpark 4.2, this is "),
+        (
+            "pyspark.sql.datasource.DataSourceStreamArrowWriter",
+            "stream_writing",
+            "stream writes need PySpark 4.1",
+        ),
+    ],
+)
+def test_an_older_pyspark_is_named(lacks: str, module: str, said: str) -> None:
+    owner, _, name = lacks.rpartition(".")
+    forget = f"sys.modules[{lacks!r}] = None" if name.islower() else f"import {owner}; del {lacks}"
+    code = f"import sys, pyspark.sql.datasource; {forget}\nimport django_rmq.spark.{module}"
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert f"ConfigurationError: {said}" in ran.stderr

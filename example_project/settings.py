@@ -102,8 +102,7 @@ RMQ = {
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
         # A message for each run of the schedule in orders/listeners.py.
         "reports": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
-        # What one source says of one item within two seconds is one message; all of an item lie in one slot.
-        # A Spark stream consumes them.
+        # What all sources report of one item within two seconds is one message. A Spark stream consumes them.
         "selection-changes": {
             "TYPE": "range_merge",
             "SLOTS": 16,

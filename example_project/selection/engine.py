@@ -46,7 +46,7 @@ Options = Mapping[str, Any]
 
 
 def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWriter:
-    """Return the query that reads the files of all sources in bulk, and sends a message for each item and source.
+    """Return the query that reads the files of all sources in bulk, and sends a message for each item.
 
     Facts are written first: whoever gets the message finds them.
     """
@@ -71,12 +71,11 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
         found = [Event(row.source, row.sku, row.version, row.value) for row in newest if row.usable]
         try:
             impossible = take_in(found)
-            if found:
-                changes = pa.table(
-                    {"item": [event.sku for event in found], "source": [event.source for event in found]}
-                )
-                writer = spark.createDataFrame(changes).write.format("rmq").options(**options)
-                writer.option("bodyColumns", "item,source").mode("append").save()
+            items = sorted({event.sku for event in found})
+            if items:
+                changes = spark.createDataFrame(pa.table({"item": items}))
+                writer = changes.write.format("rmq").options(**options).option("bodyColumns", "item")
+                writer.mode("append").save()
             # Only now: a batch that was not sent to its end is done again.
             query = _query_of(frame)
             if not is_noted(query, number):
@@ -86,7 +85,7 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
                     work=Work.INTAKE,
                     rows=sum(row.rows for row in newest),
                     unusable=impossible + sum(row.rows for row in newest if not row.usable),
-                    items=len({event.sku for event in found}),
+                    items=len(items),
                 )
         finally:
             connection.close()
@@ -101,7 +100,7 @@ def selecting(spark: SparkSession, options: Options) -> DataStreamWriter:
     )
 
     def select(frame: DataFrame, number: int) -> None:
-        body = F.from_json(F.col("value").cast("string"), "item long, source string")
+        body = F.from_json(F.col("value").cast("string"), "item long")
         named = frame.select(body["item"].alias("item")).groupBy("item").count().collect()
         if not named:
             return

@@ -13,8 +13,6 @@ from example_project.selection.facts import is_noted, note
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work
 
 TOPIC = "selection-changes"
-RULES = "rules"
-"""The source of messages that no feed caused."""
 MOST_ITEMS = 10_000
 """In one evaluation: SQLite takes 32,766 values in a statement, and one of ours names the items twice."""
 
@@ -44,9 +42,9 @@ def save_set(product_set: ProductSet) -> None:
 
 
 def evaluate_all() -> SendResults:
-    """Ask for all items to be looked at again: a changed rule is one more source of changes, and merges like them."""
+    """Ask for all items to be looked at again: a changed rule is one more reason to, and merges with all others."""
     skus = Item.objects.values_list("sku", flat=True)
-    return send_messages(TOPIC, [{"item": sku, "source": RULES} for sku in skus])
+    return send_messages(TOPIC, [{"item": sku} for sku in skus])
 
 
 @dataclass

@@ -104,6 +104,8 @@ def test_events_become_members_and_every_count_agrees(
     }
     taken = Batch.objects.filter(work=Work.INTAKE)
     assert sum(taken.values_list("rows", flat=True)) == feeds.written.total() == 4 * 300 + 2_000
+    # What four sources say of an item is one message.
+    assert topic.total("stored") == 300
     selected = Batch.objects.filter(work=Work.SELECTION)
     assert sum(selected.values_list("rows", flat=True)) == topic.total("claimed") == topic.total("stored")
     assert 0 < Member.objects.count() == sum(ProductSet.objects.values_list("joined", flat=True))
@@ -117,7 +119,10 @@ def test_events_become_members_and_every_count_agrees(
     write_file(folder, suppliers, "late", [(1, 1, Decimal("0.01"))])
     write_file(folder, warehouse, "wrong", [(2, 2**60, -1), (0, 2**60, 1), (3, 2**60, "many"), ("", "", "")])
     write_file(folder, catalogue, "new", [(301, 1, "Last Mug"), (302, 1, "x" * 81)])
+    # As an older version has sent them.
+    topic.send([{"item": 2, "source": "suppliers"}], time_range=1)
     flow()
+    assert selected.latest("id").unusable == 0
     assert list(Batch.objects.values_list("query", "number", "rows").order_by("id"))[: len(before)] == before
     assert topic.total("sent") > sent + 4
     assert Item.objects.get(sku=1).price == feeds.latest[1]["price"]

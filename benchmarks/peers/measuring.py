@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -41,12 +43,9 @@ def rate_of(count: int, work: Any) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def drain(driver: Any, count: int) -> float:
-    """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
-
-    So neither the start of the processes nor the last messages count.
-    """
-    looker = client()
+@contextmanager
+def workers(driver: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run the workers of ``driver`` while the block does."""
     processes = [
         subprocess.Popen(
             command,
@@ -57,6 +56,23 @@ def drain(driver: Any, count: int) -> float:
         for command in driver.WORKERS
     ]
     try:
+        yield processes
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def drain(driver: Any, count: int) -> float:
+    """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
+
+    So neither the start of the processes nor the last messages count.
+    """
+    looker = client()
+    with workers(driver) as processes:
         end = time.monotonic() + PATIENCE_SECONDS
         first: tuple[float, int] | None = None
         last: tuple[float, int] | None = None
@@ -73,13 +89,6 @@ def drain(driver: Any, count: int) -> float:
         if first is None or last is None or first == last:
             raise RuntimeError("nothing was consumed")
         return (first[1] - last[1]) / (last[0] - first[0])
-    finally:
-        for process in processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
 
 
 def main(driver: Any) -> None:

@@ -9,7 +9,14 @@ from django_rmq import Message, listener
 
 SLEEP = float(os.environ.get("SLEEP", "0"))
 
-if SLEEP:
+if os.environ.get("ORDERED"):
+    from order_jobs import run  # the folder of the drivers is in PYTHONPATH
+
+    @listener("ordered")
+    def in_order(message: Message) -> None:
+        run(message.body["entity"], message.body["n"])
+
+elif SLEEP:
 
     @listener("noop")
     async def sleeping(message: Message) -> None:

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,21 @@ def main() -> int:
 
 def measure(name: str, port: int, messages: int, singles: int) -> dict[str, Any]:
     """Return what the driver of ``name`` found, or an ``error``."""
+    return driven(name, f"{name}_driver", (messages, singles), {"PEER_REDIS_PORT": port})
+
+
+def driven(name: str, driver: str, arguments: Sequence[int], ports: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a driver found in the environment of ``name``, or an ``error``."""
     try:
         python = sys.executable if name == "rmq" else str(environment(name))
         ran = subprocess.run(
-            [python, "-m", f"{name}_driver", str(messages), str(singles)],
+            [python, "-m", driver, *map(str, arguments)],
             cwd=FOLDER,
-            env={**os.environ, "PEER_REDIS_PORT": str(port), "PYTHONPATH": str(FOLDER)},
+            env={
+                **os.environ,
+                **{key: str(port) for key, port in ports.items()},
+                "PYTHONPATH": str(FOLDER),
+            },
             capture_output=True,
             text=True,
             timeout=300,

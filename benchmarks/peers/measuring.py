@@ -16,6 +16,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,9 @@ def rate_of(count: int, work: Any) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def drain(driver: Any, count: int) -> tuple[float, float]:
-    """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
-
-    So neither the start of the processes nor the last messages count. Also return the MiB of memory that they had then.
-    """
-    looker = client()
+@contextmanager
+def workers(driver: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run the workers of ``driver`` while the block does."""
     processes = [
         subprocess.Popen(
             command,
@@ -59,6 +58,23 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
         for command in driver.WORKERS
     ]
     try:
+        yield processes
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def drain(driver: Any, count: int) -> tuple[float, float]:
+    """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
+
+    So neither the start of the processes nor the last messages count. Also return the MiB of memory that they had then.
+    """
+    looker = client()
+    with workers(driver) as processes:
         end = time.monotonic() + PATIENCE_SECONDS
         first: tuple[float, int] | None = None
         last: tuple[float, int] | None = None
@@ -76,13 +92,6 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
             raise RuntimeError("nothing was consumed")
         memory = sum(resident(process.pid) for process in processes)
         return (first[1] - last[1]) / (last[0] - first[0]), memory
-    finally:
-        for process in processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
 
 
 def resident(group: int) -> float:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 from benchmarks.peers import jobs
 from django_rmq import Message, listener
 
-if jobs.SLEEP:
+if os.environ.get("ORDERED"):
+    from order_jobs import run  # the folder of the drivers is in PYTHONPATH
+
+    @listener("ordered")
+    def in_order(message: Message) -> None:
+        run(message.body["entity"], message.body["n"])
+
+elif jobs.SLEEP:
 
     @listener("noop")
     async def overlapping(message: Message) -> None:

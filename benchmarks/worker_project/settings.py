@@ -1,4 +1,4 @@
-"""REDIS_URL, and of its one topic SLOTS and CONCURRENCY."""
+"""REDIS_URL, and of its one topic SLOTS and CONCURRENCY; with ORDERED its messages run in order for each entity."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ SECRET_KEY = "a-benchmark-has-no-secrets"
 INSTALLED_APPS = ["django_rmq", "benchmarks.worker_project"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 USE_TZ = True
+SLOTS = int(os.environ["SLOTS"])
+NOOP = {
+    "TYPE": "range_merge",
+    "SLOTS": SLOTS,
+    "TIME_RANGE": 1,
+    "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
+}
+ORDERED = {"TYPE": "fifo", "SLOTS": SLOTS, "SLOT_BASIS": "entity", "BACKOFF": 1}
 RMQ = {
     "REDIS": os.environ["REDIS_URL"],
-    "TOPICS": {
-        "noop": {
-            "TYPE": "range_merge",
-            "SLOTS": int(os.environ["SLOTS"]),
-            "TIME_RANGE": 1,
-            "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
-        }
-    },
+    "TOPICS": {"ordered": ORDERED} if os.environ.get("ORDERED") else {"noop": NOOP},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
-from benchmarks.peers.__main__ import PEERS, compared, requirements, version
+from benchmarks.peers import order
+from benchmarks.peers.__main__ import FOLDER, PEERS, compared, requirements, version
 from benchmarks.table import TITLES, Row, cells, markdown, read_rows, text, write
 from tests.unit.test_repository import pins
 
@@ -82,7 +84,38 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "backlog.svg").stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.slow
+def test_order_is_measured_and_kept_after_a_failure(tmp_path: Path) -> None:
+    few = ("--only", "--messages", "250", "--rounds", "1")
+    ours = run(tmp_path, "benchmarks.peers.order", *few)["queues"]["rmq"]
+    assert "error" not in ours, ours
+    assert min(ours["bulk"], ours["consume"]) > 0
+    assert (ours["overtaken"], ours["out_of_order"]) == (0, 0)
+
+
+def test_a_job_that_overtakes_one_that_has_failed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    ordering = importlib.import_module("ordering")
+    good = [f"{entity} {n} done" for n in range(10) for entity in range(100)]
+    first = ["7 0 done", "7 1 done", "7 2 done", "7 3 failed"]
+    rest = [line for line in good if line not in first]
+    assert ordering.judged(first + rest) == {"overtaken": 0, "out_of_order": 0, "complete": True}
+    rest.remove("7 4 done")
+    early = [*first, "7 4 done", *rest]
+    assert ordering.judged(early) == {"overtaken": 1, "out_of_order": 1, "complete": True}
+    assert not ordering.judged(early[:-1])["complete"]
+
+
+def test_the_table_of_orders_says_the_worst_of_all_rounds() -> None:
+    one = {"bulk": 1.0, "consume": 2.0, "overtaken": 0, "out_of_order": 0, "complete": True}
+    found = order.middle([one, {**one, "overtaken": 5, "consume": 9.0}, {**one, "consume": 3.0}])
+    assert (found["consume"], found["overtaken"]) == (3.0, 5)
+    assert order.line("rq", found)[2:] == ["1", "3", "5", "0 of 100"]
+    assert order.middle([one, {**one, "complete": False}]) == {"error": "not all jobs succeeded"}
+    assert order.line("rq", {"error": "x"})[1:] == ["-"] * 5
+
+
+@pytest.mark.parametrize("name", sorted({*PEERS, *order.PEERS}))
 def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
     found = pins(requirements(name))
     assert all("==" in line and hashes for line, hashes in found.items())

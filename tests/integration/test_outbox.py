@@ -286,7 +286,7 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
         send_message("renders", 1, priority=77)
         send_message("renders", 2, priority=78, slot_basis="shop 7")
         send_message("orders", {"order": 1}, fixed_time=due)
-        limits = {"max_retries": 2, "timeout": 10}
+        limits: dict[str, Any] = {"max_retries": 2, "timeout": 10}
         send_message("keyed", {"n": 1}, key="k", priority=5_000, headers={"a": "b"}, expires=due, **limits)
 
     with transaction.atomic():

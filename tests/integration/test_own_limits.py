@@ -62,7 +62,7 @@ def test_a_listener_fails_as_often_as_the_message_says(clock: Clock, topic: str)
         heard.append((message.body, message.retries_left, message.max_retries))
         raise RuntimeError("no")
 
-    how = {"priority": 50} if topic == "renders" else {}
+    how: dict[str, Any] = {"priority": 50} if topic == "renders" else {}
     send_message(topic, 1, key="a", max_retries=1, **how)
     clock.advance(seconds=1)
     drain(raise_errors=False)

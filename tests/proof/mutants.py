@@ -117,7 +117,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_own_limits.py::test_a_delivery_times_out_by_the_time_out_of_its_message[fifo-original-redis]",
     ),
     "extended_to_the_topic": Mutant(
-        As("local since = now_s"),
+        If("false"),
         "An extended delivery times out by its message's own time-out.",
         "tests/contract/test_own_limits.py::test_extending_restarts_the_time_out_of_the_message[fifo-original-redis]",
     ),

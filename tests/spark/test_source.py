@@ -89,6 +89,20 @@ def test_equal_messages_merge_and_the_columns_say_when(spark: Any, queue: MakeQu
     assert told[b"1"].score == pytest.approx(due, abs=1)
 
 
+def test_the_columns_say_how_often_a_message_is_tried_and_when_it_times_out(
+    spark: Any, queue: MakeQueue
+) -> None:
+    topic = queue(slots=1, identity="key", serial=False)
+    rows = [("1", 100, "a", 2, 5), ("2", 100, "b", None, None)]
+    columns = "value string, priority bigint, key string, max_retries int, timeout int"
+    frame = spark.createDataFrame(rows, columns)
+    frame.write.format("rmq").options(**topic.options).mode("append").save()
+    reading = spark.read.format("rmq").options(**topic.options, includeMetadata="true")
+    assert {(bytes(row.value), row.retries) for row in reading.load().collect()} == {(b"1", 2), (b"2", 16)}
+    answer = topic.broker.prepare(topic.topic, 0, "A", None, 10)
+    assert (answer.timeout, sorted(one.retries_left for one in answer.deliveries)) == (5, [2, 16])
+
+
 def test_every_state_is_read_with_what_is_known_of_it(spark: Any, queue: MakeQueue) -> None:
     topic = queue(slots=1, max_retries=2, identity="key", serial=False)
     topic.send(["dead", "failing"])

@@ -23,16 +23,16 @@ local prefix, words, flat, plain, timeout = receipt .. ' ', {}, {}, 0, nil
 -- By how much a message's own time-out is shorter than its topic's.
 local function early(record)
   local seconds = tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
-  if not seconds then return 0 end
   timeout = timeout or tonumber(redis.call('HGET', control, 'timeout') or 0)
-  return math.max(0, timeout - seconds)
+  return seconds and math.max(0, timeout - seconds) or 0
 end
 for i = 1, #records do
   local score = tonumber(present[i])
   if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
     words[i] = string.find(records[i], ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok' -- rule: extend_keeps_quiet
     if words[i] == 'ok' then plain = plain + 1 end
-    local since = now_s - early(records[i]) -- rule: extended_to_the_topic
+    local since, is_limited = now_s, string.find(records[i], ':', #prefix, true)
+    if is_limited then since = now_s - early(records[i]) end -- rule: extended_to_the_topic
     flat[#flat + 1] = string.format('%.0f', since * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
     flat[#flat + 1] = ARGV[first + i - 1]
   else

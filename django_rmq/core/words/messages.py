@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -14,6 +13,7 @@ from django_rmq.core.words.bodies import decode_body
 from django_rmq.core.words.bounds import delay_ms
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.held import Held, Holder
 from django_rmq.core.words.topics import Topic
 
 
@@ -25,14 +25,14 @@ def message_id(slot: int, member: bytes) -> str:
 _UNREAD = object()
 
 
-class Message:
+class Message(Held):
     """What a listener gets: one delivery. The body is decoded when it is first read.
 
     In a batch, ``retry`` and ``reject`` set the outcome of a single message; otherwise it shares the outcome
     of the batch.
     """
 
-    __slots__ = ("_body", "_envelope", "_extend", "delivery", "outcome", "receipt", "slot", "topic")
+    __slots__ = ("_body", "_envelope", "delivery", "outcome", "receipt", "slot", "topic")
 
     def __init__(
         self,
@@ -40,8 +40,10 @@ class Message:
         slot: int,
         receipt: int,
         delivery: Delivery,
-        extend: Callable[[Message], bool] | None = None,
+        holder: Holder | None = None,
     ) -> None:
+        self._holder = holder
+        self._reported_at = -math.inf
         self.topic = topic
         self.slot = slot
         self.receipt = receipt
@@ -49,7 +51,6 @@ class Message:
         self.delivery = delivery
         self.outcome: Failure | None = None
         """What ``retry`` or ``reject`` decided. None: success."""
-        self._extend = extend
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
 
@@ -127,14 +128,6 @@ class Message:
     def score(self) -> float:
         """The Store score with which it was taken: due ms, priority, or a retry score."""
         return self.delivery.score
-
-    def extend(self) -> bool:
-        """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""
-        return self._extend is None or self._extend(self)
-
-    async def aextend(self) -> bool:
-        """Do what ``extend`` does, from a coroutine, whose event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.extend)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
         """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""

@@ -17,7 +17,7 @@ PROGRESS_SECONDS = 1.0
 
 
 class Holder(Protocol):
-    """The holder of deliveries, who tells Redis about them."""
+    """The holder of deliveries, which reports about them to Redis."""
 
     def extend(self, message: Any) -> bool:
         """Restart the time-out. False: the delivery has ended."""

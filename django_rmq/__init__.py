@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from django_rmq.core.logs.workers import WorkerFilter
     from django_rmq.core.words.messages import Message
     from django_rmq.core.words.results import SendResult, SendResults
+    from django_rmq.core.words.status import MessageStatus
     from django_rmq.core.words.topics import TopicType
     from django_rmq.exceptions import (
         CallerError,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         send_message,
         send_messages,
     )
+    from django_rmq.project.tracking import astatus, status
 else:
     _HOMES = {
         "exceptions": (
@@ -89,6 +91,7 @@ else:
             "SendResult",
             "SendResults",
         ),
+        "core.words.status": ("MessageStatus",),
         "core.words.topics": ("TopicType",),
         "project.listening.registry": ("listener",),
         "project.scheduling.registry": ("schedule",),
@@ -104,6 +107,7 @@ else:
             "send_message",
             "send_messages",
         ),
+        "project.tracking": ("astatus", "status"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -131,6 +135,7 @@ __all__ = [
     "LostRace",
     "Message",
     "MessageGone",
+    "MessageStatus",
     "MessageTooLarge",
     "NotPermitted",
     "OperationRefused",
@@ -158,10 +163,12 @@ __all__ = [
     "aremove_message",
     "asend_message",
     "asend_messages",
+    "astatus",
     "ensure_message",
     "listener",
     "remove_message",
     "schedule",
     "send_message",
     "send_messages",
+    "status",
 ]

@@ -40,6 +40,11 @@ REASONS: Mapping[str, Text] = {
     "buried": gettext_lazy("put into Dead"),
     "lapsed": gettext_lazy("lapsed"),
 }
+ENDS: Mapping[str, Text] = {
+    "done": gettext_lazy("Done"),
+    "removed": gettext_lazy("Removed"),
+    "dead": gettext_lazy("Died"),
+}
 MARKS: Mapping[str, Text] = {
     "removed": gettext_lazy("deleted when its delivery ends"),
     "buried": gettext_lazy("put into Dead when its delivery ends"),
@@ -89,4 +94,14 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
     return _(", ").join(parts) or _("nothing")
 
 
-__all__ = ["DID", "EMPTY", "MARKS", "OUTCOMES", "REASONS", "STATES", "STATE_NOTES", "outcomes_sentence"]
+__all__ = [
+    "DID",
+    "EMPTY",
+    "ENDS",
+    "MARKS",
+    "OUTCOMES",
+    "REASONS",
+    "STATES",
+    "STATE_NOTES",
+    "outcomes_sentence",
+]

@@ -12,6 +12,7 @@ from django_rmq import Send
 from django_rmq.api import errors, requests
 from django_rmq.api.answers import acts
 from django_rmq.api.answers import messages as answers
+from django_rmq.api.answers.status import FollowedAnswer, followed
 from django_rmq.api.bodies import body_for
 from django_rmq.api.outcomes import MESSAGE_ID, outcome
 from django_rmq.api.schema import documented
@@ -136,13 +137,12 @@ class MessageView(RmqView):
     @documented(
         "message",
         path=MESSAGE_ID,
-        answers={200: answers.CopiesAnswer},
+        answers={200: FollowedAnswer},
         errors=[400, 404, 409],
     )
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
-        """List all copies of a message, with the state of each."""
-        copies = self.operations.get(self.topic(topic).name, id)
-        return Response({"results": [answers.copy(one) for one in copies]})
+        """List all copies of a message with the state of each, and its status, which can outlive them (KEEP_DONE)."""
+        return Response(followed(self.operations.follow(self.topic(topic).name, id)))
 
     @documented(
         "delete",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from django_rmq.core.telling.history import Minute
 from django_rmq.operations import claims as claiming
-from django_rmq.operations import editing, looking, named, reading, sending, sweeping
+from django_rmq.operations import editing, looking, named, reading, sending, sweeping, tracking
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
@@ -37,6 +37,7 @@ from django_rmq.operations.reading import not_found
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.runs import Limits, Progress, Run
 from django_rmq.operations.schedules import ScheduleFigures
+from django_rmq.operations.tracking import Followed
 
 
 class Operations(Desk):
@@ -52,6 +53,7 @@ class Operations(Desk):
     stranded, find_stranded = looking.stranded, looking.find_stranded
 
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
+    follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
     spend_sends, once = sending.spend_sends, sending.once
@@ -86,6 +88,7 @@ __all__ = [
     "Done",
     "Filter",
     "Flow",
+    "Followed",
     "Health",
     "Identity",
     "Limits",

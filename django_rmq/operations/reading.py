@@ -90,7 +90,12 @@ def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
         copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=_hides(desk)))
         if copies:
             return as_shown(desk.actor, topic, copies)
-    raise MessageGone(
+    raise gone(topic, message_id)
+
+
+def gone(topic: Topic, message_id: str) -> MessageGone:
+    """Return the error for a message that is not there."""
+    return MessageGone(
         f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
     )
 

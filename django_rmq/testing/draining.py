@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.calls import ending, looking, taking
+from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.failures import Failure
@@ -135,12 +136,8 @@ def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Ca
 
 def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[Message]:
     """Return what listeners are given."""
-
-    def extend(message: Message) -> bool:
-        answers = broker.run(ending.extend(topic, slot, prepared.receipt, [message.delivery.member]))
-        return bool(answers[0] == "ok")
-
-    return [Message(topic, slot, prepared.receipt, delivery, extend) for delivery in prepared.deliveries]
+    holder = BrokerHolder(broker)
+    return [Message(topic, slot, prepared.receipt, delivery, holder) for delivery in prepared.deliveries]
 
 
 def _settle(

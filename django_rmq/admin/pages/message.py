@@ -13,7 +13,8 @@ from django_rmq.admin.acts import named_acts
 from django_rmq.admin.bodies import show_body, visible
 from django_rmq.admin.pages.answers import Pages, page
 from django_rmq.admin.pages.requests import back_of, short_id
-from django_rmq.admin.words import MARKS, REASONS, STATE_NOTES, STATES
+from django_rmq.admin.timeline import timeline
+from django_rmq.admin.words import ENDS, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.exceptions import InvalidRequest, MessageGone
 from django_rmq.operations import Copy, Operations, Permission
 from django_rmq.operations.redaction import is_redacted
@@ -23,11 +24,11 @@ from django_rmq.operations.redaction import is_redacted
 def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
     """Show a message with all its copies."""
     operations, topic = pages.asked(request, object_id)
-    status = 200
+    followed, status = None, 200
     try:
-        copies = operations.get(topic.name, short_id(message_id))
+        followed = operations.follow(topic.name, short_id(message_id))
     except (MessageGone, InvalidRequest):
-        copies, status = [], 404
+        status = 404
     back = back_of(request.GET.get("back"))
     places = pages.places(topic.name)
     return pages.render(
@@ -35,7 +36,11 @@ def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id:
         "topic/message.html",
         {
             "topic": topic,
-            "copies": [_copy(pages, operations, copy, back) for copy in copies],
+            "copies": [
+                _copy(pages, operations, copy, back) for copy in (followed.copies if followed else ())
+            ],
+            "ended": "" if followed is None or followed.copies else ENDS.get(followed.status.state, ""),
+            "steps": [] if followed is None else timeline(followed.status),
             "slot": message_id.partition(".")[0][:8],
             "now_ms": operations.broker.now_ms(),
             "urls": places,

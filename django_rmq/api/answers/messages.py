@@ -57,12 +57,6 @@ class MessagesAnswer(Answer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
-class CopiesAnswer(Answer):
-    """All copies of one message."""
-
-    results = MessageAnswer(many=True)
-
-
 def copy(one: Copy) -> dict[str, Any]:
     """Return one copy of a message, as far as it may be seen."""
     redacted = one.raw is not None and is_redacted(one.topic)

@@ -11,6 +11,7 @@ from django_rmq.core.calls.texts import cursor, moment, number, same, text
 from django_rmq.core.words import stored
 from django_rmq.core.words.answers import Area, Counts, Entry, Found, Looked, Page, Sought
 from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.outcomes import digest, shortened
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
@@ -48,8 +49,9 @@ def _looked(reply: list[Any]) -> list[Looked]:
 
 
 def _found(reply: list[Any]) -> Found:
-    scores = (None if score is None else float(score) for score in reply[:5])
-    return Found(*scores, *reply[5:8], text(reply[8] or b""), reply[9])
+    store, prepare, retry, dead, claim = (None if score is None else float(score) for score in reply[:5])
+    in_flight, death, failure, owner, outcome = reply[5:]
+    return Found(store, prepare, retry, dead, claim, in_flight, death, failure, text(owner or b""), outcome)
 
 
 def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], Sought]:
@@ -151,9 +153,18 @@ def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[Looked]
     return Call("look", AtSlot(topic, slot), tuple(members), _looked, locals())
 
 
-def status(topic: Topic, slot: int, member: bytes) -> Call[Found]:
-    """Return where a message is, what failed, and what it has reported or become (topics with KEEP_DONE)."""
-    return Call("status", AtSlot(topic, slot), (member,), _found, locals())
+def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
+    if member is not None:
+        return digest(member), member
+    return (shortened(of or b""),)
+
+
+def status(topic: Topic, slot: int, member: bytes | None, of: bytes | None = None) -> Call[Found]:
+    """Return where a message is, what failed, and what it has reported or become (topics with KEEP_DONE).
+
+    ``member`` None: only the SHA-1 ``of`` it is known, so only what became of it is returned.
+    """
+    return Call("status", AtSlot(topic, slot), _of_status(member, of), _found, locals())
 
 
 def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:

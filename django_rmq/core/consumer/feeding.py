@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from django_rmq.core.calls import ending
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.crew import Crew
@@ -45,7 +45,7 @@ class Feeding:
         took: Callable[[Topic, Sequence[float]], None],
     ) -> None:
         self.suspects = Suspects()
-        self._broker = broker
+        self._holder = BrokerHolder(broker)
         self._crew = crew
         self._hand = hand
         self._room = room
@@ -79,7 +79,7 @@ class Feeding:
             # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
             self._settling.release(place, receipt, [delivery.member for delivery in deliveries])
             return
-        messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in deliveries]
+        messages = [Message(place.topic, place.slot, receipt, each, self._holder) for each in deliveries]
         batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
         batch.size = size
         if timeout is not None:
@@ -89,13 +89,6 @@ class Feeding:
         self._room.started(batch)
         if not is_suspect or self.suspects.add(batch):
             self._put(batch, thread)
-
-    def _extend(self, message: Message) -> bool:
-        call = ending.extend(message.topic, message.slot, message.receipt, [message.delivery.member])
-        [word] = self._broker.run(call)
-        if word == "cancelled":
-            message.stopped = "cancelled"
-        return word != "stale"
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name

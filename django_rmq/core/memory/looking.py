@@ -15,7 +15,7 @@ from django_rmq.core.words.bounds import GATE
 from django_rmq.core.words.failures import Death
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.outcomes import digest
+from django_rmq.core.words.outcomes import digest, shortened
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
@@ -63,18 +63,26 @@ def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
 
 
 @on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
-def status(slot: Slot, member: bytes) -> Found:
-    found, outcome = digest(member), None
+def status(slot: Slot, member: bytes | None, of: bytes | None = None) -> Found:
+    found, outcome = digest(member or b"") if of is None else shortened(of), None
     if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.keep_done_ms or 0):
         outcome = slot.outcomes.get(found)
+    if not slot.topic.keep_done_ms:
+        outcome = None
+    if of is not None or member is None:
+        return Found(None, None, None, None, None, None, None, None, "", outcome)
     death = slot.deaths.get(member)
     return Found(
-        *(slot.members(name).get(member) for name in _LIVES),
+        slot.store.get(member),
+        slot.prepare.get(member),
+        slot.retry.get(member),
+        slot.dead.get(member),
+        slot.claim.get(member),
         slot.inflight.get(member),
         None if death is None else Death.parse(death)._replace(envelope=None).encode(),
         slot.failures.get(member),
         slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
-        outcome if slot.topic.keep_done_ms else None,
+        outcome,
     )
 
 

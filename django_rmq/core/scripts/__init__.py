@@ -84,7 +84,7 @@ def declaration(name: str) -> Declaration:
     if not name.endswith(SECOND):
         return declared
     fragment = _of_second_form(name)
-    keys = tuple(Key(*each.split()) for each in _said("keys", fragment).split(", "))
+    keys = tuple(Key(name, kind) for name, kind in map(str.split, _said("keys", fragment).split(", ")))
     arguments = tuple(Argument(*each.split()) for each in _said("arguments", fragment).split(", "))
     return declared._replace(keys=declared.keys + keys, arguments=arguments + declared.arguments)
 

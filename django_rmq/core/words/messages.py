@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -14,6 +13,7 @@ from django_rmq.core.words.bodies import decode_body
 from django_rmq.core.words.bounds import delay_ms
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.held import Held, Holder
 from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.typed import BodyType
 from django_rmq.exceptions import InvalidBody
@@ -36,7 +36,7 @@ else:
 _UNREAD = object()
 
 
-class Message(Generic[Body]):
+class Message(Held, Generic[Body]):
     """What a listener gets: one delivery. The body is decoded when it is first read.
 
     A type checker takes ``Message[PriceChanged]`` for one whose body is such an instance.
@@ -45,18 +45,7 @@ class Message(Generic[Body]):
     of the batch.
     """
 
-    __slots__ = (
-        "_bodies",
-        "_body",
-        "_envelope",
-        "_extend",
-        "delivery",
-        "outcome",
-        "receipt",
-        "slot",
-        "stopped",
-        "topic",
-    )
+    __slots__ = ("_bodies", "_body", "_envelope", "delivery", "outcome", "receipt", "slot", "topic")
 
     def __init__(
         self,
@@ -64,8 +53,10 @@ class Message(Generic[Body]):
         slot: int,
         receipt: int,
         delivery: Delivery,
-        extend: Callable[[Message[Any]], bool] | None = None,
+        holder: Holder | None = None,
     ) -> None:
+        self._holder = holder
+        self._reported_at = -math.inf
         self.topic = topic
         self.slot = slot
         self.receipt = receipt
@@ -74,8 +65,6 @@ class Message(Generic[Body]):
         self.outcome: Failure | None = None
         """What ``retry`` or ``reject`` decided. None: success."""
         self.stopped = ""
-        """Why its listener has to stop: ``cancelled`` or ``overran``. Empty: it may go on."""
-        self._extend = extend
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
 
@@ -188,19 +177,6 @@ class Message(Generic[Body]):
     def score(self) -> float:
         """The Store score with which it was taken: due ms, priority, or a retry score."""
         return self.delivery.score
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether somebody has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
-        return self.stopped == "cancelled"
-
-    def extend(self) -> bool:
-        """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""
-        return self._extend is None or self._extend(self)
-
-    async def aextend(self) -> bool:
-        """Do what ``extend`` does, from a coroutine, whose event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.extend)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
         """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""

@@ -14,7 +14,12 @@ MAX_TEXT = 200
 
 def digest(member: bytes) -> bytes:
     """Return what stands for a member whose outcome is noted: a body may be long, and need not be kept."""
-    return hashlib.sha1(member, usedforsecurity=False).hexdigest()[:24].encode()
+    return shortened(hashlib.sha1(member, usedforsecurity=False).digest())
+
+
+def shortened(sha1: bytes) -> bytes:
+    """Return the same for a member of which the SHA-1 is known."""
+    return sha1.hex()[:24].encode()
 
 
 class Progress(NamedTuple):

@@ -8,8 +8,11 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any
 
+from django.core.management import CommandError
+
 from django_rmq.exceptions import RmqError
 from django_rmq.management import RmqCommand, ago, at_least, shown, table
+from django_rmq.management.messages import add_names, as_json, lines_of_status, name_of
 from django_rmq.operations import Flow, Operations, TopicFigures, Waiting
 
 
@@ -19,7 +22,8 @@ class Command(RmqCommand):
     help = (
         "Show for every topic how many messages wait, are due, in flight, resting and dead, how long the "
         "oldest has been due (priority topics: how long a slot has not been empty), and the live workers. "
-        "--interval repeats it, with rates; JSON is then one line each time."
+        "--interval repeats it, with rates; JSON is then one line each time. With --id, --key or --body: "
+        "what is known about one message."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -31,9 +35,13 @@ class Command(RmqCommand):
             "--count", type=at_least(1), metavar="N", help="with --interval: end after N times"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
+        add_names(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         operations, interval = self.operations(), options["interval"]
+        if (named := name_of(options)) is not None:
+            self._tell(operations, options, named)
+            return
         names = [topic.name for topic in self.topics(options["topics"])]
         if interval is None:
             self._show(operations.overview(names), {}, options)
@@ -49,6 +57,18 @@ class Command(RmqCommand):
                 left = None if left is None else left - 1
         except KeyboardInterrupt:
             pass
+
+    def _tell(self, operations: Operations, options: dict[str, Any], named: dict[str, Any]) -> None:
+        """Show what is known about one message."""
+        if len(options["topics"]) != 1:
+            raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
+        (topic,) = self.topics(options["topics"])
+        found = operations.status(topic.name, **named)
+        if options["json"]:
+            self.print_json(as_json(found))
+            return
+        for line in lines_of_status(found):
+            self.stdout.write(line)
 
     def _outbox(self) -> dict[str, Waiting] | None:
         """Return what is in the outbox, by topic. None: its database is unavailable."""

@@ -70,6 +70,24 @@ def seconds(low: float = 0.0) -> Callable[[object], float]:
     return parse
 
 
+_KEPT_AT_MOST = 30 * 86_400
+
+
+def kept_for(value: object) -> int:
+    """Return KEEP_DONE in ms."""
+    if isinstance(value, str) and (text := re.fullmatch(r"(\d{1,7})([smhd])", value, re.ASCII)):
+        value = int(text[1]) * _PERIODS[text[2]]
+    try:
+        found = float(number(value))
+    except Wanted:
+        found = -1.0
+    if not 1 <= found <= _KEPT_AT_MOST:
+        raise Wanted(
+            'a time from 1 second to 30 days: seconds, a timedelta, or text such as "90s", "15m", "1h" or "7d"'
+        )
+    return round(found * 1000)
+
+
 def whole_seconds(value: object) -> int:
     """Return a TIMEOUT."""
     try:

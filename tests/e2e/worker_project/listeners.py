@@ -54,6 +54,19 @@ def work(message: Message) -> None:
     write_down("done", body)
 
 
+@listener("kept")
+def kept(message: Message) -> None:
+    message.progress(0.5, str(os.getpid()))
+    write_down("begun", message.body)
+    is_first = message.retries_left == message.topic.max_retries
+    do = message.body.get("do")
+    if do == "wait":
+        wait_for_the_test()
+    elif do == "kill" or (do == "kill once" and is_first):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_down("done", message.body)
+
+
 def enter(message: Message) -> tuple[int, int, int, str]:
     entry = (threading.get_ident(), message.slot, message.receipt, message.body["name"])
     ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)

@@ -86,6 +86,15 @@ RMQ = {
         "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
         "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": 1, "TIMEOUT": 5, "FLOW": "auto"},
         "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "SERIAL": False, "MAX_RATE": 50},
+        "kept": {
+            "TYPE": "range_merge",
+            "SLOTS": 4,
+            "TIME_RANGE": 1,
+            "TIMEOUT": 1,
+            "MAX_RETRIES": 1,
+            "BACKOFF": 0,
+            "KEEP_DONE": "1h",
+        },
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }

@@ -23,26 +23,29 @@ local function note_progress(member, receipt, thousandths, text)
   note(member, string.format('running %s %s %.0f\n', receipt, thousandths, now_ms) .. text)
 end
 
--- `delivered`: 1 if the message ended with a delivery.
-local function note_outcome(member, state, reason, attempts, text, delivered)
+local function outcome_of(state, reason, attempts, text, receipt)
   local class = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') or ''
   if #class > 200 then class = '' end
-  -- A receipt is the time of the delivery in us.
-  local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
   worker = worker or redis.call('HGET', control, 'owner') or ''
   local said_by = receipt > 0 and worker or ''
-  note(member, string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000),
-    now_ms, class) .. said_by)
+  -- A receipt is the time of the delivery in us.
+  return string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000), now_ms, class) .. said_by
+end
+
+-- `delivered`: 1 if the message ended with a delivery.
+local function note_outcome(member, state, reason, attempts, text, delivered)
+  local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
+  note(member, outcome_of(state, reason, attempts, text, receipt))
 end
 
 -- Deliveries that succeeded, before their failures are deleted.
 local function note_done(members, receipt)
-  local failed = {}
+  local number, failed = tonumber(receipt), {}
   if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
+  local at_once = outcome_of('done', '-', 1, '', number)
   for i, member in ipairs(members) do
-    note_receipt(member, receipt)
     local times, text = string.match(failed[i] or '', '^%S+ (%d+) %d+ %d+ %S+\n(.*)')
-    note_outcome(member, 'done', '-', (tonumber(times) or 0) + 1, text or '', 1)
+    note(member, times and outcome_of('done', '-', times + 1, text, number) or at_once)
   end
 end
 

@@ -14,23 +14,26 @@
 -- KEYS[11] outcome_times ZSET digest -> ms
 --
 -- ARGV[1] keep_done_ms NUMBER  0: the topic keeps nothing
--- ARGV[2] member
--- ARGV[3] now
+-- ARGV[2] digest          of the member
+-- ARGV[3...] members      the message; none: only its digest is known, so only the outcome is returned
+-- ARGV[#ARGV] now
 --
 -- Returns {scores in store, prepare, retry, dead and claim, in-flight record, death without its body, last failure, worker,
 --         outcome}, nil for what there is not
 
 -- check: types
 -- include: _now
+local outcome = false
+local at = keep_done_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
+if at and at > now_ms - keep_done_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
+if last < first then return { false, false, false, false, false, false, false, false, false, outcome } end
+local member = ARGV[first]
 local death = redis.call('HGET', deaths, member)
 local head, length = string.match(death or '', '^(%S+ %d+ %d+ %d+ %S+ (%d+) )[01]\n')
 if head then
   local from = string.find(death, '\n', 1, true)
   death = head .. '0\n' .. string.sub(death, from + 1, from + tonumber(length))
 end
-local digest, outcome = string.sub(redis.sha1hex(member), 1, 24), false
-local at = keep_done_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
-if at and at > now_ms - keep_done_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
 return {
   redis.call('ZSCORE', store, member), redis.call('ZSCORE', prepare, member), redis.call('ZSCORE', retry, member),
   redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member), redis.call('HGET', inflight, member),

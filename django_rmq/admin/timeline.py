@@ -1,0 +1,71 @@
+"""What is known about a message, in the order in which it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq.admin.bodies import visible
+from django_rmq.admin.words import ENDS, REASONS, Text
+from django_rmq.core.words.status import MessageStatus
+
+
+class Step(NamedTuple):
+    """One thing that happened, or will."""
+
+    what: Text
+    at_ms: float | None
+    """None: the time is not known."""
+    note: Text = ""
+
+
+def timeline(one: MessageStatus) -> list[Step]:
+    """Return the steps of a message. What Redis does not keep is said, and not guessed."""
+    steps = sorted(_known(one), key=lambda step: step.at_ms or 0)
+    sent = Step(_("Sent"), None, _("When it was sent, and how often sends were merged, is not recorded."))
+    return [sent, *steps, *_coming(one)]
+
+
+def _known(one: MessageStatus) -> Iterator[Step]:
+    ended = one.state in ("dead", "done", "removed")
+    succeeded = one.state == "done" or (one.state == "removed" and one.delivered is not None)
+    runs = one.state.startswith("in_flight")
+    failures = one.attempts - (1 if succeeded or runs else 0)
+    if one.first_failed and one.first_failed != one.last_failed:
+        yield Step(_("Failed for the first time"), _ms(one.first_failed))
+    if one.last_failed:
+        times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
+            "count": failures
+        }
+        yield Step(
+            _("Failed"), _ms(one.last_failed), f"{times}, {one.error_class}" if one.error_class else times
+        )
+    elif failures > 0 and ended:
+        times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
+            "count": failures
+        }
+        yield Step(_("Failed"), None, f"{times}, {one.error_class}" if one.error_class else times)
+    if one.delivered:
+        yield Step(_("Delivered"), _ms(one.delivered), visible(one.worker))
+    if one.progress_at and one.progress is not None:
+        note = _("%(percent)s %% done") % {"percent": round(one.progress * 100)}
+        text = visible(one.progress_text)
+        yield Step(_("Progress"), _ms(one.progress_at), f"{note}: {text}" if text else note)
+    if ended:
+        yield Step(ENDS[one.state], _ms(one.ended), REASONS.get(one.reason, one.reason))
+
+
+def _coming(one: MessageStatus) -> Iterator[Step]:
+    if one.due:
+        yield Step(_("Next delivery"), _ms(one.due))
+
+
+def _ms(when: datetime | None) -> float | None:
+    return None if when is None else when.timestamp() * 1000
+
+
+__all__ = ["Step", "timeline"]

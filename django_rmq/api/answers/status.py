@@ -1,0 +1,77 @@
+"""What is known about one message."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer, maybe
+from django_rmq.api.answers.messages import MessageAnswer, copy
+from django_rmq.core.words.status import MessageStatus
+from django_rmq.operations import Followed
+
+
+class StatusAnswer(Answer):
+    """The status of a message. What is null or empty does not exist, or is not known."""
+
+    state = serializers.ChoiceField(
+        ["waiting", "in_flight", "in_flight_and_waiting", "retry", "dead", "done", "removed"],
+        help_text="`done` and `removed`: only on topics with KEEP_DONE",
+    )
+    due_ms = maybe(help_text="When it can be delivered next")
+    priority = maybe()
+    attempts = serializers.IntegerField(
+        help_text="Deliveries that failed or succeeded since it last ended, and the one in flight"
+    )
+    worker = serializers.CharField(
+        allow_blank=True, help_text="The worker that has it, or had it when it ended"
+    )
+    delivered_ms = maybe(help_text="When the delivery began that is in flight, or in which it ended")
+    ended_ms = maybe()
+    progress = maybe(serializers.FloatField, help_text="From 0 to 1, as the listener reported last")
+    progress_text = serializers.CharField(
+        allow_blank=True, help_text="Empty without the permission view_bodies"
+    )
+    progress_ms = maybe(help_text="When the listener reported it")
+    reason = serializers.CharField(allow_blank=True, help_text="Why it is dead")
+    error_class = serializers.CharField(allow_blank=True, help_text="Class of the last error")
+    first_failed_ms = maybe()
+    last_failed_ms = maybe()
+
+
+class FollowedAnswer(Answer):
+    """All copies of one message, none if it has ended, and its status."""
+
+    results = MessageAnswer(many=True)
+    status = StatusAnswer()
+
+
+def status(one: MessageStatus) -> dict[str, Any]:
+    """Return the status of a message."""
+    return {
+        "state": one.state,
+        "due_ms": _ms(one.due),
+        "priority": one.priority,
+        "attempts": one.attempts,
+        "worker": one.worker,
+        "delivered_ms": _ms(one.delivered),
+        "ended_ms": _ms(one.ended),
+        "progress": one.progress,
+        "progress_text": one.progress_text,
+        "progress_ms": _ms(one.progress_at),
+        "reason": one.reason,
+        "error_class": one.error_class,
+        "first_failed_ms": _ms(one.first_failed),
+        "last_failed_ms": _ms(one.last_failed),
+    }
+
+
+def followed(found: Followed) -> dict[str, Any]:
+    """Return a message with its status."""
+    return {"results": [copy(each) for each in found.copies], "status": status(found.status)}
+
+
+def _ms(when: datetime | None) -> int | None:
+    return None if when is None else int(when.timestamp() * 1000)

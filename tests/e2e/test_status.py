@@ -1,0 +1,92 @@
+"""What is told of messages whose worker dies while it has them, or between their end and Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from django_rmq.core.words.bodies import encode_json
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.status import MessageStatus, read
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from tests.brokers import Broker
+from tests.e2e.processes import Happened, Start, is_gone, named
+from tests.workers import eventually, live, send
+
+KEPT = Topic(
+    "kept",
+    TopicType.RANGE_MERGE,
+    slots=4,
+    time_range_ms=1,
+    timeout=1,
+    max_retries=1,
+    backoff=BackOff(0, 0),
+    keep_done_ms=3_600_000,
+)
+
+
+def told(broker: Broker, body: Any) -> MessageStatus:
+    member = encode_json(body)
+    slot = slot_of(member, KEPT.slots)
+    return read(KEPT, slot, member, broker.status(KEPT, slot, member))
+
+
+def test_messages_that_kill_their_worker_are_told_as_done_or_dead(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    well, once, always = [*named("well"), *named("once", do="kill once"), *named("always", do="kill")]
+    send(broker, KEPT, [well, once, always])
+    worker = start("kept")
+    eventually(lambda: live(broker, KEPT) == 0, "the ends of all", 60)
+    worker.signal()
+    worker.wait()
+    found = {name: told(broker, body) for name, body in (("well", well), ("once", once), ("always", always))}
+    assert {name: (one.state, one.attempts) for name, one in found.items()} == {
+        "well": ("done", found["well"].attempts),
+        "once": ("done", 2),
+        "always": ("dead", 2),
+    }
+    assert found["always"].reason == "timed_out"
+    assert all(one.worker and one.delivered and one.ended for one in found.values())
+
+
+def test_progress_of_a_dead_worker_is_gone_with_its_delivery(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    (body,) = named("x", do="wait")
+    send(broker, KEPT, [body])
+    first = start("kept")
+    happened.wait("begun", 1)
+    before = told(broker, body)
+    assert (before.state, before.progress, before.attempts) == ("in_flight", 0.5, 1)
+    pid = int(before.progress_text)
+    first.kill()
+    eventually(lambda: is_gone(pid), "the death of the child")
+    second = start("kept")
+    happened.wait("begun", 2)
+    after = told(broker, body)
+    assert (after.state, after.progress, after.attempts) == ("in_flight", 0.5, 2)
+    assert int(after.progress_text) != pid
+    assert after.worker != before.worker
+    happened.go()
+    eventually(lambda: told(broker, body).state == "done", "the end")
+    second.signal()
+    assert second.wait() == 0
+    assert told(broker, body).progress is None
+
+
+def test_what_ended_and_was_not_committed_by_its_worker_is_told_by_the_parent(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    """The parent reads from the notes of a dead child what had succeeded, and commits it."""
+    bodies = named(*range(40))
+    send(broker, KEPT, [*bodies, *named("last", do="wait")])
+    worker = start("kept", "-t", "1")
+    happened.wait("begun", 1)
+    os.kill(worker.child(), signal.SIGKILL)
+    happened.go()
+    eventually(lambda: live(broker, KEPT) == 0, "the ends of all", 60)
+    assert {told(broker, body).state for body in bodies} == {"done"}
+    worker.signal()
+    worker.wait()

@@ -1,0 +1,366 @@
+"""What became of a message: `status`, and the progress that listeners report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+
+import django_rmq
+from django_rmq import (
+    InvalidMessage,
+    Message,
+    Reject,
+    Retry,
+    UnknownTopic,
+    astatus,
+    listener,
+    remove_message,
+    send_message,
+    status,
+)
+from django_rmq.core.words import held
+from django_rmq.core.words.answers import Found
+from django_rmq.core.words.status import read
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.project.connections import get_broker
+from django_rmq.project.listening.registry import isolated
+from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from tests.brokers import intercept
+from tests.workers import Worker, eventually, live, send
+
+TOPICS: dict[str, dict[str, Any]] = {
+    "kept": {"TYPE": "priority", "SLOTS": 4, "MAX_RETRIES": 2, "BACKOFF": 60, "KEEP_DONE": "1h"},
+    "orders": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "KEEP_DONE": 600},
+    "line": {"TYPE": "fifo", "SLOTS": 4, "KEEP_DONE": "90s"},
+    "shared": {"TYPE": "priority", "SLOTS": 1, "SERIAL": False, "KEEP_DONE": timedelta(hours=1)},
+    "forgotten": {"TYPE": "priority", "SLOTS": 4},
+}
+KEPT = Topic("seen", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, keep_done_ms=60_000)
+
+
+@pytest.fixture(autouse=True)
+def _settings(redis_url: str, prefix: str) -> Iterator[None]:
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "AUTODISCOVER": None}
+    with override_settings(RMQ=rmq), isolated():
+        yield
+
+
+@pytest.fixture
+def still() -> Iterator[Clock]:
+    """A broker in memory whose time stands still until it is advanced."""
+    with memory_broker(found := clock_from_now()):
+        yield found
+
+
+@pytest.fixture(params=["redis", "memory"])
+def _broker(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "redis":
+        yield
+    else:
+        with memory_broker():
+            yield
+
+
+def instant(still: Clock) -> datetime:
+    return datetime.fromtimestamp(still() // 1000 / 1000, UTC)
+
+
+def near(when: datetime | None, other: datetime) -> bool:
+    return when is not None and abs(when - other) < timedelta(milliseconds=2)
+
+
+@pytest.mark.usefixtures("_broker")
+def test_a_message_is_followed_from_its_send_to_its_end() -> None:
+    seen = []
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        seen.append(status("kept", {"n": 1}))
+
+    assert status("kept", {"n": 1}).state == "unknown"
+    send_message("kept", {"n": 1}, priority=500)
+    assert (found := status("kept", {"n": 1})).state == "waiting"
+    assert (found.priority, found.due, found.attempts, found.worker) == (500, None, 0, "")
+    drain(live=True)
+    assert [(one.state, one.attempts) for one in seen] == [("in_flight", 1)]
+    found = status("kept", {"n": 1})
+    assert (found.state, found.attempts, found.reason, found.error_class) == ("done", 1, "", "")
+    assert found.worker == seen[0].worker != ""
+    assert found.delivered is not None
+    assert near(seen[0].delivered, found.delivered)
+    assert found.took is not None
+    assert 0 <= found.took < 60
+
+
+def test_what_fails_rests_and_dies(still: Clock) -> None:
+    @listener("kept")
+    def work(message: Message) -> None:
+        raise Retry("shop.Down: later") if message.retries_left else ValueError("no")
+
+    send_message("kept", 1, priority=500)
+    drain(raise_errors=False)
+    began = instant(still)
+    found = status("kept", 1)
+    assert (found.state, found.attempts, found.error_class) == ("retry", 1, "Retry")
+    assert found.due == began + timedelta(minutes=1)
+    assert found.first_failed == found.last_failed == began
+    for _ in range(3):
+        still.advance(seconds=60)
+        drain(raise_errors=False)
+    found = status("kept", 1)
+    assert (found.state, found.attempts, found.reason) == ("dead", 3, "failed")
+    assert found.error_class == "ValueError"
+    assert found.ended == began + timedelta(minutes=2)
+    assert found.first_failed == began
+    assert near(found.delivered, found.ended)
+
+
+def test_a_dead_message_that_is_sent_again_and_succeeds_is_done(still: Clock) -> None:
+    outcomes = [Reject("no"), None]
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        if outcome := outcomes.pop(0):
+            raise outcome
+
+    send_message("kept", 1, priority=500)
+    drain()
+    assert status("kept", 1).state == "dead"
+    still.advance(seconds=1)
+    send_message("kept", 1, priority=500)
+    assert status("kept", 1).state == "waiting"
+    drain()
+    assert status("kept", 1).state == "done", "Dead holds the older one"
+
+
+def test_what_is_too_old_is_unknown(still: Clock) -> None:
+    @listener("kept")
+    def work(message: Message) -> None: ...
+
+    send_message("kept", 1, priority=500)
+    drain()
+    still.advance(seconds=59 * 60)
+    assert status("kept", 1).state == "done"
+    still.advance(seconds=60)
+    assert status("kept", 1).state == "unknown"
+
+
+def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their_id(still: Clock) -> None:
+    @listener("line")
+    def work(message: Message) -> None: ...
+
+    send_message("orders", {"n": 1}, key="o1", fixed_time=instant(still) + timedelta(minutes=1))
+    found = status("orders", key="o1")
+    assert (found.state, found.due) == ("waiting", instant(still) + timedelta(minutes=1))
+    remove_message("orders", key="o1")
+    assert (status("orders", key="o1").state, status("orders", key="o1").attempts) == ("removed", 0)
+    sent = [send_message("line", {"n": n}) for n in range(2)]
+    drain("line")
+    assert [status("line", id=one.id).state for one in sent] == ["done", "done"]
+    assert status("line", id=sent[0].id).id == sent[0].id
+    assert sent[0].id not in repr(status("line", id=sent[0].id)), "an id contains what is stored"
+
+
+@pytest.mark.parametrize("name", ["", "0", "0.!", "9.YQ", "-1.YQ", "0.YQ==", "x" * 1_000])
+def test_what_is_no_id_is_refused(name: str) -> None:
+    with pytest.raises(InvalidMessage):
+        status("kept", id=name)
+
+
+def test_topics_and_names_are_checked() -> None:
+    with pytest.raises(UnknownTopic):
+        status("nobody", 1)
+    with pytest.raises(InvalidMessage):
+        status("orders", {"n": 1})
+    with pytest.raises(InvalidMessage):
+        status("kept", 1, key="k")
+
+
+@pytest.mark.usefixtures("_broker")
+def test_a_topic_without_keep_done_knows_what_lives_and_what_is_dead() -> None:
+    progress = []
+
+    @listener("forgotten")
+    def work(message: Message) -> None:
+        progress.append((message.progress(0.5), status("forgotten", message.body).state))
+        if message.body == "bad":
+            raise Reject("shop.Bad: no")
+
+    for body in ("good", "bad"):
+        send_message("forgotten", body, priority=100)
+    assert status("forgotten", "good").state == "waiting"
+    drain(live=True)
+    assert progress == [(False, "in_flight")] * 2
+    assert status("forgotten", "good").state == "unknown"
+    found = status("forgotten", "bad")
+    assert (found.state, found.reason, found.attempts, found.error_class) == (
+        "dead",
+        "rejected",
+        1,
+        "Reject",
+    )
+    assert (found.worker, found.delivered, found.took) == ("", None, None)
+
+
+def test_on_topics_that_are_not_serial_no_worker_is_named(still: Clock) -> None:
+    @listener("shared")
+    def work(message: Message) -> None:
+        seen.append(status("shared", 1).worker)
+
+    seen: list[str] = []
+    send_message("shared", 1, priority=100)
+    drain()
+    assert seen == [""]
+    assert status("shared", 1).worker == ""
+    assert status("shared", 1).took is not None
+
+
+def test_status_takes_one_round_trip() -> None:
+    send_message("kept", 1, priority=500)
+    broker: Any = get_broker()
+    calls: list[int] = []
+    make = broker.pipeline
+
+    def counted() -> Any:
+        calls.append(1)
+        return make()
+
+    broker.pipeline, run = counted, broker.run
+    broker.run = lambda call: calls.append(1)
+    try:
+        assert status("kept", 1).state == "waiting"
+    finally:
+        broker.pipeline, broker.run = make, run
+    assert calls == [1]
+
+
+def test_status_from_a_coroutine() -> None:
+    send_message("kept", 1, priority=500)
+    assert async_to_sync(astatus)("kept", 1) == status("kept", 1)
+    assert isinstance(status("kept", 1), django_rmq.MessageStatus)
+
+
+# --- progress
+
+
+def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [100.0]
+    monkeypatch.setattr(held.time, "monotonic", lambda: seconds[0])
+    seen: list[Any] = []
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        for fraction, text, wait in (
+            (0.1, "one", 0.5),
+            (0.2, "two", 0.5),
+            (0.3, "three", 0.0),
+            (1, "é" * 300, 0),
+        ):
+            seen.append((message.progress(fraction, text), status("kept", 1).progress))
+            seconds[0] += wait
+        seen.append(status("kept", 1))
+
+    with memory_broker():
+        send_message("kept", 1, priority=500)
+        drain()
+        assert seen[:4] == [(True, 0.1), (False, 0.1), (True, 0.3), (True, 1.0)]
+        assert seen[4].progress_text == "é" * 100
+        assert seen[4].progress_at is not None
+        assert (status("kept", 1).state, status("kept", 1).progress) == ("done", None)
+
+
+@pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan"), "0.5", None, True])
+def test_what_is_no_fraction_is_refused(fraction: Any) -> None:
+    @listener("kept")
+    def work(message: Message) -> None:
+        message.progress(fraction)
+
+    with memory_broker():
+        send_message("kept", 1, priority=500)
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            drain()
+
+
+def test_a_report_that_redis_does_not_take_is_lost_without_an_error() -> None:
+    words = []
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        words.append(message.progress(0.5))
+
+    def away(_: Any) -> Any:
+        raise django_rmq.ServerUnavailable("no")
+
+    broker: Any = get_broker("worker")
+    send_message("kept", 1, priority=500)
+    run = intercept(broker, "progress", away)
+    try:
+        assert drain(live=True) == 1
+    finally:
+        broker.run = run
+    assert words == [False]
+
+
+def test_an_earlier_delivery_that_goes_on_reports_nothing(still: Clock) -> None:
+    kept: list[Message] = []
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        if kept:
+            seen.append((message.progress(0.2), kept[0].progress(0.9), status("kept", 1).progress))
+        kept.append(message)
+        raise Retry("again", delay=0)
+
+    seen: list[Any] = []
+    send_message("kept", 1, priority=500)
+    drain()
+    assert seen[0] == (True, False, 0.2)
+
+
+@pytest.mark.parametrize("size", [None, 10])
+def test_workers_report_progress_of_each_message_of_a_list(broker: Any, size: int | None) -> None:
+    seen: dict[Any, Any] = {}
+
+    def work(given: Any) -> None:
+        for number, message in enumerate(given if size else [given]):
+            message.progress(number / 10, f"number {number}")
+            answer = broker.status(KEPT, message.slot, message.delivery.member)
+            found = read(KEPT, message.slot, message.delivery.member, answer)
+            seen[message.body["n"]] = (number / 10, found.progress, found.state)
+
+    send(broker, KEPT, [{"n": n} for n in range(10)])
+    with Worker(broker, KEPT, work, batch_size=size):
+        eventually(lambda: live(broker, KEPT) == 0, "all messages")
+    assert len(seen) == 10
+    assert all(wanted == found and state == "in_flight" for wanted, found, state in seen.values())
+
+
+def test_coroutines_report_progress(broker: Any) -> None:
+    seen: list[Any] = []
+
+    async def work(message: Message) -> None:
+        word = await message.aprogress(0.25, "a quarter")
+        answer = await asyncio.to_thread(broker.status, KEPT, message.slot, message.delivery.member)
+        seen.append((word, read(KEPT, message.slot, message.delivery.member, answer).progress_text))
+
+    send(broker, KEPT, [{"n": 1}])
+    with Worker(broker, KEPT, work, threads=1):
+        eventually(lambda: live(broker, KEPT) == 0, "all messages")
+    assert seen == [(True, "a quarter")]
+
+
+# --- records of others
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"done", b"done - x 1 1 \n", b"running 1 2\n", b"\xff \xfe\n"])
+def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
+    found = Found(None, None, None, 5.0, None, raw, raw, raw, "", raw)
+    assert read(KEPT, 0, b"a", found).state == "dead"
+    assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
+    assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "in_flight"

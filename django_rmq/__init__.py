@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from django_rmq.core.words.topics import TopicType
     from django_rmq.exceptions import (
         CallerError,
+        Cancelled,
         ConfigurationError,
         InvalidMessage,
         InvalidRequest,
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
     from django_rmq.project.sending import (
         RemoveResult,
         Send,
+        acancel_message,
         aensure_message,
         aremove_message,
         asend_message,
         asend_messages,
+        cancel_message,
         ensure_message,
         remove_message,
         send_message,
@@ -59,6 +62,7 @@ else:
     _HOMES = {
         "exceptions": (
             "CallerError",
+            "Cancelled",
             "ConfigurationError",
             "InvalidMessage",
             "InvalidRequest",
@@ -93,10 +97,12 @@ else:
         "project.sending": (
             "RemoveResult",
             "Send",
+            "acancel_message",
             "aensure_message",
             "aremove_message",
             "asend_message",
             "asend_messages",
+            "cancel_message",
             "ensure_message",
             "remove_message",
             "send_message",
@@ -122,6 +128,7 @@ else:
 
 __all__ = [
     "CallerError",
+    "Cancelled",
     "ConfigurationError",
     "InvalidMessage",
     "InvalidRequest",
@@ -151,10 +158,12 @@ __all__ = [
     "WorkerFilter",
     "WrongType",
     "__version__",
+    "acancel_message",
     "aensure_message",
     "aremove_message",
     "asend_message",
     "asend_messages",
+    "cancel_message",
     "ensure_message",
     "listener",
     "remove_message",

@@ -35,6 +35,7 @@ EMPTY: Mapping[str, Text] = {
 REASONS: Mapping[str, Text] = {
     "failed": gettext_lazy("failed"),
     "timed_out": gettext_lazy("timed out"),
+    "overran": gettext_lazy("ran too long"),
     "undecodable": gettext_lazy("undecodable"),
     "rejected": gettext_lazy("rejected"),
     "buried": gettext_lazy("put into Dead"),
@@ -42,6 +43,7 @@ REASONS: Mapping[str, Text] = {
 }
 MARKS: Mapping[str, Text] = {
     "removed": gettext_lazy("deleted when its delivery ends"),
+    "cancelled": gettext_lazy("cancelled; its listener is told"),
     "buried": gettext_lazy("put into Dead when its delivery ends"),
 }
 OUTCOMES: Mapping[str, Text] = {

@@ -50,6 +50,8 @@ OUTCOMES: Mapping[str, Text] = {
     "replayed": gettext_lazy("replayed"),
     "merged": gettext_lazy("merged with a waiting copy"),
     "deleted": gettext_lazy("deleted"),
+    "told": gettext_lazy("running; its listener is told"),
+    "claimed": gettext_lazy("claimed by Spark"),
     "buried": gettext_lazy("put into Dead"),
     "rescheduled": gettext_lazy("rescheduled"),
     "purged": gettext_lazy("purged"),

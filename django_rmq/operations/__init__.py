@@ -52,6 +52,7 @@ class Operations(Desk):
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
+    cancel_sent = sending.cancel_sent
     spend_sends, once = sending.spend_sends, sending.once
 
     outbox, outbox_rows, relay_outbox = outboxes.outbox, outboxes.outbox_rows, outboxes.relay_outbox
@@ -65,7 +66,7 @@ class Operations(Desk):
     deliveries = deliveries_of
 
     replay, bury, reschedule = named.replay, named.bury, named.reschedule
-    delete, delete_only = named.delete, named.delete_only
+    delete, delete_only, cancel = named.delete, named.delete_only, named.cancel
     replay_edited = editing.replay_edited
 
     replay_all, delete_all, bury_all = sweeping.replay_all, sweeping.delete_all, sweeping.bury_all

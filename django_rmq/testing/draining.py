@@ -137,8 +137,9 @@ def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[
     """Return what listeners are given."""
 
     def extend(message: Message) -> bool:
-        answers = broker.run(ending.extend(topic, slot, prepared.receipt, [message.delivery.member]))
-        return bool(answers[0] == "ok")
+        [word] = broker.run(ending.extend(topic, slot, prepared.receipt, [message.delivery.member]))
+        message.stopped = "cancelled" if word == "cancelled" else message.stopped
+        return bool(word != "stale")
 
     return [Message(topic, slot, prepared.receipt, delivery, extend) for delivery in prepared.deliveries]
 

@@ -115,7 +115,9 @@ def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, Any
         text = f"{visible(one.key)}  {summary(topic, one.raw)}"
     else:
         text = (
-            summary(topic, one.raw) if one.act not in ("remove", "cancel") or not topic.keyed else visible(one.raw.decode())
+            summary(topic, one.raw)
+            if one.act not in ("remove", "cancel") or not topic.keyed
+            else visible(one.raw.decode())
         )
     return {
         "row": one,

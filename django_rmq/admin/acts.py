@@ -88,8 +88,8 @@ _QUESTIONS: Mapping[str, Callable[[int], str]] = {
         "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", n
     ),
     "cancel": lambda n: ngettext(
-        "Cancel %(number)s message of %(topic)s? What waits is deleted; the listeners of what runs are told to stop.",
-        "Cancel %(number)s messages of %(topic)s? What waits is deleted; the listeners of what runs are told to stop.",
+        "Cancel %(number)s message of %(topic)s? If it runs, its listener is notified; otherwise it is deleted.",
+        "Cancel %(number)s messages of %(topic)s? Listeners of running messages are notified; the others are deleted.",
         n,
     ),
     "bury": lambda n: ngettext(

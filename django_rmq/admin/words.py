@@ -43,14 +43,14 @@ REASONS: Mapping[str, Text] = {
 }
 MARKS: Mapping[str, Text] = {
     "removed": gettext_lazy("deleted when its delivery ends"),
-    "cancelled": gettext_lazy("cancelled; its listener is told"),
+    "cancelled": gettext_lazy("cancelled; its listener is notified"),
     "buried": gettext_lazy("put into Dead when its delivery ends"),
 }
 OUTCOMES: Mapping[str, Text] = {
     "replayed": gettext_lazy("replayed"),
     "merged": gettext_lazy("merged with a waiting copy"),
     "deleted": gettext_lazy("deleted"),
-    "told": gettext_lazy("running; its listener is told"),
+    "notified": gettext_lazy("running; its listener is notified"),
     "claimed": gettext_lazy("claimed by Spark"),
     "buried": gettext_lazy("put into Dead"),
     "rescheduled": gettext_lazy("rescheduled"),

@@ -77,9 +77,9 @@ class CancelView(RmqView):
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Delete a message that waits. 202: it runs, and its listener is told to stop."""
+        """Delete a waiting message. 202: it runs, and its listener is notified."""
         done = self.operations.cancel(self.topic(topic).name, [id])
-        return outcome(done, id, {"deleted": 200, "told": 202})
+        return outcome(done, id, {"deleted": 200, "notified": 202})
 
 
 class RescheduleView(RmqView):

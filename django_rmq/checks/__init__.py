@@ -46,6 +46,7 @@ django_rmq.E071    a schedule with a cron expression or a time zone that cannot 
 django_rmq.E072    options of a schedule that do not go together, or not with its topic
 django_rmq.E073    a schedule with a cron expression, and cronsim is not installed
 django_rmq.E074    two different schedules of one name
+django_rmq.E095    HARD_TIMEOUT of a topic is not more than its MAX_RUNTIME
 django_rmq.E050    no database may have the outbox, because the routers forbid it
 django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
 django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
@@ -53,7 +54,7 @@ django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
 
-``project.settings``, the only reader of settings, finds E001 to E012. Paths that are otherwise imported only when needed
+``project.settings``, the only reader of settings, finds E001 to E012 and E095. Paths that are otherwise imported only when needed
 (COORDINATOR, PERMISSION, FORMATTER) are imported here.
 """
 

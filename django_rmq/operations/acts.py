@@ -23,8 +23,8 @@ _DELETED = {
 _CANCELLED = {
     "waiting": "deleted",
     "retry": "deleted",
-    "in_flight": "told",
-    _BOTH_LIVE: "told",
+    "in_flight": "notified",
+    _BOTH_LIVE: "notified",
     "not_found": "gone",
 }
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}

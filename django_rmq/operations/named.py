@@ -72,10 +72,10 @@ def delete_only(desk: Desk, name: str, message_id: str) -> Done:
 
 
 def cancel(desk: Desk, name: str, ids: Sequence[str]) -> Done:
-    """Delete what waits or rests, and have the listeners of what runs told to stop.
+    """Delete waiting and resting messages, and notify the listeners of running ones.
 
-    Outcomes: ``deleted``; ``told`` (it runs; it ends as cancelled unless its listener succeeds); ``claimed`` (a
-    Spark consumer has it, and cannot be told); ``gone``.
+    Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
+    (a Spark consumer has it, and cannot be notified); ``gone``.
     """
     desk.actor.require(Permission.DELETE)
     return _do(desk, acts.CANCEL, desk.present(name), ids)

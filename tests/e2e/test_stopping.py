@@ -84,7 +84,7 @@ def test_a_command_cancels_what_runs_in_another_process(
         "--body",
         '{"name":"waiting","ms":1,"do":"wait"}',
     )
-    assert answer.stdout == "hanging: 1 told\n", answer
+    assert answer.stdout == "hanging: 1 notified\n", answer
     eventually(lambda: live(broker, HANGING) == 0, "the end")
     worker.signal()
     assert worker.wait() == 0

@@ -577,9 +577,9 @@ def test_what_runs_is_cancelled_by_those_who_may_delete(
     question = boss.post(url("act", "timed"), given)
     assert "Cancel 1 message of timed?" in text(question)
     answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
-    assert "its listener is told" in text(answer)
+    assert "its listener is notified" in text(answer)
     assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["cancelled"]
-    assert "told" in LogEntry.objects.get().change_message
+    assert "notified" in LogEntry.objects.get().change_message
 
 
 def test_waiting_messages_are_rescheduled(boss: Client, broker: Broker) -> None:

@@ -498,7 +498,7 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
     assert program.ok("POST", path.format(one))["outcome"] == "deleted"
     program.refused(404, "message_gone", "POST", path.format(one))
     (taken,) = program.ok("POST", "topics/ranked/prepare/", {"consumer": str(uuid.uuid4())})["messages"]
-    assert program.ok("POST", path.format(other), status=202)["outcome"] == "told"
+    assert program.ok("POST", path.format(other), status=202)["outcome"] == "notified"
     held = {"deliveries": [{"id": taken["id"], "receipt": taken["receipt"]}]}
     assert program.ok("POST", "topics/ranked/extend/", held)["outcomes"] == {"cancelled": 1}
     assert program.ok("POST", "topics/ranked/rollback/", held)["outcomes"] == {"ok": 1}

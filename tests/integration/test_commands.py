@@ -541,7 +541,7 @@ def test_cancel_takes_ids_a_key_or_a_body(broker: Broker, run: Run, caplog: pyte
     run("rmqsend", "keyed", "1", "--key", "k", "--in", "1h")
     topic = get_config().topic("orders")
     for member in (b'{"n":1}', b'{"n":2}'):
-        broker.send_replace(topic, slot_of(member, topic.slots), [1], [member])
+        broker.send_replace(topic, slot_of(member, topic.slots), [int(time.time() * 1000)], [member])
     slot = slot_of(b'{"n":1}', topic.slots)
     assert run("rmqcancel", "orders", "--id", message_id(slot, b'{"n":1}')) == "orders: 1 deleted\n"
     assert (
@@ -551,7 +551,7 @@ def test_cancel_takes_ids_a_key_or_a_body(broker: Broker, run: Run, caplog: pyte
     slot = slot_of(b'{"n":2}', topic.slots)
     taken = broker.prepare(topic, slot, "W", None, 1)
     with caplog.at_level("INFO", "django_rmq.audit"):
-        assert run("rmqcancel", "orders", "--body", '{"n": 2}') == "orders: 1 told\n"
+        assert run("rmqcancel", "orders", "--body", '{"n": 2}') == "orders: 1 notified\n"
     assert "cancel" in caplog.text
     assert broker.extend(topic, slot, taken.receipt, [b'{"n":2}']) == ["cancelled"]
     assert "is not JSON" in run("rmqcancel", "orders", "--body", "{", code=2)

@@ -474,11 +474,11 @@ def test_what_runs_is_cancelled_and_recorded(
     taken = broker.prepare(topic, slot, "W", None, 1)
     (running,) = operations.listing("timed", "prepare").copies
     with caplog.at_level("INFO", "django_rmq.audit"):
-        assert operations.cancel("timed", [running.id]).outcomes == {"told": 1}
-    assert "cancel" in caplog.text and "1 told" in caplog.text
+        assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}
+    assert "cancel" in caplog.text and "1 notified" in caplog.text
     assert operations.get("timed", running.id)[0].mark == "cancelled"
     put(broker, "timed", b'"a"')
-    assert operations.cancel("timed", [running.id]).outcomes == {"told": 1}, "and deletes what waits"
+    assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}, "and deletes what waits"
     assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
     assert operations.cancel("timed", [running.id]).outcomes == {"gone": 1}
 

@@ -1,4 +1,4 @@
-"""``manage.py rmqcancel``: delete messages that wait, and have the listeners of those that run told to stop."""
+"""``manage.py rmqcancel``: delete waiting messages, and notify the listeners of running ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Command(RmqCommand):
     """Cancel messages."""
 
     help = (
-        "Cancel messages, named by --id, --key or --body. What waits is deleted; the listener of what runs is told "
-        "to stop, and unless it succeeds its message ends as cancelled. Exits with 1 if a message was not found, "
-        "or cannot be told."
+        "Cancel messages, named by --id, --key or --body. Waiting messages are deleted. The listener of a running "
+        "message is notified; unless it succeeds, its message ends as cancelled. Exits with 1 if a message was "
+        "not found, or its consumer cannot be notified."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -47,6 +47,6 @@ class Command(RmqCommand):
             self.print_json({"outcomes": outcomes})
         else:
             self.stdout.write(f"{name}: {outcomes_text(outcomes)}")
-        missed = sum(count for word, count in outcomes.items() if word not in ("deleted", "told"))
+        missed = sum(count for word, count in outcomes.items() if word not in ("deleted", "notified"))
         if missed:
             raise CommandError(f"{missed} messages were not cancelled", returncode=1)

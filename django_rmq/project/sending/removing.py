@@ -1,4 +1,4 @@
-"""Taking messages back: what waits is removed, and the listener of what runs can be told to stop."""
+"""Taking messages back: waiting messages are removed, and the listeners of running ones can be notified."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def cancel_message(
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> RemoveResult:
-    """Take a message back like ``remove_message``, and tell its listener if it runs.
+    """Take a message back like ``remove_message``, and notify its listener if it runs.
 
     ``message.cancelled`` becomes true, and ``asyncio.CancelledError`` is raised in an async listener. If it
     returns, the message is done; if it fails, it ends as cancelled and is not tried again.
 
-    Returns the words of ``remove_message``, where ``in_flight`` means that the worker is told. ``claimed``: a Spark
-    consumer has it, and cannot be told. Only the delivery that runs now is cancelled, no later one.
+    Returns the words of ``remove_message``, where ``in_flight`` means that the worker is notified. ``claimed``: a
+    Spark consumer has it, and cannot be notified. Only the delivery that runs now is cancelled, no later one.
     """
     return _take_back("cancel", topic, body, key, slot_basis, on_commit, using)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from django_rmq.core.words.topics import TopicType
     from django_rmq.exceptions import (
         CallerError,
+        Cancelled,
         ConfigurationError,
         InvalidBody,
         InvalidMessage,
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
     from django_rmq.project.sending import (
         RemoveResult,
         Send,
+        acancel_message,
         aensure_message,
         aremove_message,
         asend_message,
         asend_messages,
+        cancel_message,
         ensure_message,
         remove_message,
         send_message,
@@ -62,6 +65,7 @@ else:
     _HOMES = {
         "exceptions": (
             "CallerError",
+            "Cancelled",
             "ConfigurationError",
             "InvalidBody",
             "InvalidMessage",
@@ -98,10 +102,12 @@ else:
         "project.sending": (
             "RemoveResult",
             "Send",
+            "acancel_message",
             "aensure_message",
             "aremove_message",
             "asend_message",
             "asend_messages",
+            "cancel_message",
             "ensure_message",
             "remove_message",
             "send_message",
@@ -128,6 +134,7 @@ else:
 
 __all__ = [
     "CallerError",
+    "Cancelled",
     "ConfigurationError",
     "InvalidBody",
     "InvalidMessage",
@@ -159,11 +166,13 @@ __all__ = [
     "WorkerFilter",
     "WrongType",
     "__version__",
+    "acancel_message",
     "aensure_message",
     "aremove_message",
     "asend_message",
     "asend_messages",
     "astatus",
+    "cancel_message",
     "ensure_message",
     "listener",
     "remove_message",

@@ -87,6 +87,11 @@ _QUESTIONS: Mapping[str, Callable[[int], str]] = {
     "delete": lambda n: ngettext(
         "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", n
     ),
+    "cancel": lambda n: ngettext(
+        "Cancel %(number)s message of %(topic)s? If it runs, its listener is notified; otherwise it is deleted.",
+        "Cancel %(number)s messages of %(topic)s? Listeners of running messages are notified; the others are deleted.",
+        n,
+    ),
     "bury": lambda n: ngettext(
         "Put %(number)s message of %(topic)s into Dead?", "Put %(number)s messages of %(topic)s into Dead?", n
     ),
@@ -150,6 +155,15 @@ ACTS: Mapping[str, Act] = {
             named=_reschedule,
             always_asks=True,
             for_priorities=False,
+        ),
+        Act(
+            "cancel",
+            gettext_lazy("Cancel"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry"),
+            named=lambda operations, chosen: operations.cancel(chosen.topic.name, chosen.ids),
+            is_danger=True,
+            always_asks=True,
         ),
         Act(
             "bury",

@@ -35,6 +35,7 @@ EMPTY: Mapping[str, Text] = {
 REASONS: Mapping[str, Text] = {
     "failed": gettext_lazy("failed"),
     "timed_out": gettext_lazy("timed out"),
+    "overran": gettext_lazy("ran too long"),
     "undecodable": gettext_lazy("undecodable"),
     "rejected": gettext_lazy("rejected"),
     "buried": gettext_lazy("put into Dead"),
@@ -47,12 +48,15 @@ ENDS: Mapping[str, Text] = {
 }
 MARKS: Mapping[str, Text] = {
     "removed": gettext_lazy("deleted when its delivery ends"),
+    "cancelled": gettext_lazy("cancelled; its listener is notified"),
     "buried": gettext_lazy("put into Dead when its delivery ends"),
 }
 OUTCOMES: Mapping[str, Text] = {
     "replayed": gettext_lazy("replayed"),
     "merged": gettext_lazy("merged with a waiting copy"),
     "deleted": gettext_lazy("deleted"),
+    "notified": gettext_lazy("running; its listener is notified"),
+    "claimed": gettext_lazy("claimed by Spark"),
     "buried": gettext_lazy("put into Dead"),
     "rescheduled": gettext_lazy("rescheduled"),
     "purged": gettext_lazy("purged"),

@@ -65,6 +65,23 @@ class BuryView(RmqView):
         return outcome(done, id, {"buried": 200, "in_flight": 202})
 
 
+class CancelView(RmqView):
+    """``topics/{topic}/messages/{id}/cancel/``."""
+
+    needs = {"POST": Permission.DELETE}
+
+    @documented(
+        "cancel",
+        path=MESSAGE_ID,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Delete a waiting message. 202: it runs, and its listener is notified."""
+        done = self.operations.cancel(self.topic(topic).name, [id])
+        return outcome(done, id, {"deleted": 200, "notified": 202})
+
+
 class RescheduleView(RmqView):
     """``topics/{topic}/messages/{id}/reschedule/``."""
 

@@ -26,6 +26,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "message": (MESSAGE, messages.MessageView),
     "replay_message": (f"{MESSAGE}replay/", acts.ReplayMessageView),
     "bury": (f"{MESSAGE}bury/", acts.BuryView),
+    "cancel": (f"{MESSAGE}cancel/", acts.CancelView),
     "reschedule": (f"{MESSAGE}reschedule/", acts.RescheduleView),
     "replay": (f"{TOPIC}replay/", acts.ReplayView),
     "purge": (f"{TOPIC}purge/", acts.PurgeView),

@@ -30,6 +30,10 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "messages_replayed": ("replayed", "Dead messages that were sent again."),
     "deliveries": ("handed_out", "Deliveries to listeners, to Spark and through REST."),
     "deliveries_committed": ("committed", "Deliveries that ended successfully."),
+    "deliveries_cancelled": (
+        "cancelled",
+        "Deliveries that were cancelled, and whose listener did not succeed.",
+    ),
     "deliveries_released": ("released", "Deliveries that were given back before their listener began."),
     "reports_stale": (
         "stale",
@@ -239,13 +243,15 @@ def _counters(found: list[Measured]) -> Iterable[Metric]:
         yield family
     failed = CounterMetricFamily(
         "rmq_deliveries_failed",
-        "Deliveries that failed, by reason: error (of the listener), timeout, rejected (by the listener).",
+        "Deliveries that failed, by reason: error (of the listener), timeout, overran (HARD_TIMEOUT), rejected.",
         labels=("topic", "reason"),
     )
     for one in found:
         totals, topic = one.totals, one.figures.topic.name
         if totals is not None and totals.expired is not None and totals.rejected is not None:
-            failed.add_metric((topic, "error"), totals.failed - totals.expired - totals.rejected)
+            overran = totals.overran or 0
+            failed.add_metric((topic, "error"), totals.failed - totals.expired - totals.rejected - overran)
+            failed.add_metric((topic, "overran"), overran)
             failed.add_metric((topic, "timeout"), totals.expired)
             failed.add_metric((topic, "rejected"), totals.rejected)
     yield failed

@@ -56,6 +56,7 @@ class Operations(Desk):
     follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
+    cancel_sent = sending.cancel_sent
     spend_sends, once = sending.spend_sends, sending.once
 
     outbox, outbox_rows, relay_outbox = outboxes.outbox, outboxes.outbox_rows, outboxes.relay_outbox
@@ -71,7 +72,7 @@ class Operations(Desk):
     claims, return_claims = claiming.claims, claiming.return_claims
 
     replay, bury, reschedule = named.replay, named.bury, named.reschedule
-    delete, delete_only = named.delete, named.delete_only
+    delete, delete_only, cancel = named.delete, named.delete_only, named.cancel
     replay_edited = editing.replay_edited
 
     replay_all, delete_all, bury_all = sweeping.replay_all, sweeping.delete_all, sweeping.bury_all

@@ -25,7 +25,7 @@ logger = logging.getLogger("django_rmq.audit")
 class Permission(StrEnum):
     """The permissions; the values are the codenames of Django's permissions.
 
-    Burying is a ``DELETE``, because it keeps a message from being delivered. Rescheduling is an ``EDIT``,
+    Burying and cancelling are a ``DELETE``, because they keep a message from being delivered. Rescheduling is an ``EDIT``,
     because it changes what was sent.
     """
 

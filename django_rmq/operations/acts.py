@@ -20,6 +20,13 @@ _DELETED = {
     _BOTH_LIVE: "in_flight",
     "not_found": "gone",
 }
+_CANCELLED = {
+    "waiting": "deleted",
+    "retry": "deleted",
+    "in_flight": "notified",
+    _BOTH_LIVE: "notified",
+    "not_found": "gone",
+}
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
 
@@ -49,6 +56,9 @@ def delete(copy: str) -> Act:
     return Act("delete", lambda topic, slot, members: people.remove(topic, slot, members, copy), _DELETED)
 
 
+CANCEL = Act("cancel", people.cancel, _CANCELLED)
+
+
 def bury(actor: Actor, why: str) -> Act:
     """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
     reason = cut_error(f"put into Dead by {actor.name}{f': {why}' if why else ''}").decode()
@@ -64,4 +74,4 @@ def reschedule(score: int) -> Act:
     )
 
 
-__all__ = ["REPLAY", "Act", "bury", "delete", "reschedule"]
+__all__ = ["CANCEL", "REPLAY", "Act", "bury", "delete", "reschedule"]

@@ -71,6 +71,16 @@ def delete_only(desk: Desk, name: str, message_id: str) -> Done:
     return delete(desk, name, [message_id], found.pop())
 
 
+def cancel(desk: Desk, name: str, ids: Sequence[str]) -> Done:
+    """Delete waiting and resting messages, and notify the listeners of running ones.
+
+    Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
+    (a Spark consumer has it, and cannot be notified); ``gone``.
+    """
+    desk.actor.require(Permission.DELETE)
+    return _do(desk, acts.CANCEL, desk.present(name), ids)
+
+
 def bury(desk: Desk, name: str, ids: Sequence[str], why: str = "") -> Done:
     """Put messages into Dead for inspection.
 

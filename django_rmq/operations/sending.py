@@ -10,8 +10,9 @@ from django_rmq.core.words.results import SendResult, SendResults
 from django_rmq.exceptions import TopicFull
 from django_rmq.operations import quotas
 from django_rmq.operations.actors import Permission, record
+from django_rmq.operations.acts import CANCEL
 from django_rmq.operations.desk import Desk
-from django_rmq.project.sending import Send, send_message, send_messages
+from django_rmq.project.sending import Send, cancel_message, send_message, send_messages
 
 
 def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
@@ -45,6 +46,17 @@ def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
             f"topic {name} is full: the slot of this message has reached its share of MAX_BACKLOG"
         )
     return results
+
+
+def cancel_sent(
+    desk: Desk, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+) -> str:
+    """Cancel the message with this body or key; return an outcome of ``cancel``. Raises ``InvalidMessage``."""
+    desk.actor.require(Permission.DELETE)
+    found = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
+    outcome = CANCEL.outcomes.get(found, str(found))
+    record(desk.actor, "cancel", name, {outcome: 1})
+    return outcome
 
 
 def spend_sends(desk: Desk, messages: int, size: int) -> None:

@@ -547,7 +547,7 @@ def test_several_are_asked_for_with_their_count(boss: Client, broker: Broker) ->
     assert "5 replayed" in LogEntry.objects.get().change_message
 
 
-@pytest.mark.parametrize("act", ["delete", "bury"])
+@pytest.mark.parametrize("act", ["delete", "bury", "cancel"])
 def test_what_cannot_be_undone_is_always_asked_for(boss: Client, broker: Broker, act: str) -> None:
     send(broker, "timed", b'{"a":1}')
     (chosen,) = ids(text(boss.get(url("change", "timed"))))
@@ -560,6 +560,26 @@ def test_what_cannot_be_undone_is_always_asked_for(boss: Client, broker: Broker,
     assert depth(broker, "timed", "dead") == (act == "bury")
     if act == "bury":
         assert "a mistake" in text(boss.get(url("change", "timed"), {"tab": "dead"}))
+
+
+def test_what_runs_is_cancelled_by_those_who_may_delete(
+    boss: Client, log_in: Callable[..., Client], broker: Broker
+) -> None:
+    send(broker, "timed", b'{"a":1}')
+    topic = topic_of("timed")
+    slot = slot_of(b'{"a":1}', topic.slots)
+    taken = broker.prepare(topic, slot, "W", None, 1)
+    (chosen,) = ids(text(boss.get(url("change", "timed"), {"tab": "prepare"})))
+    given = {"act": "cancel", "state": "prepare", "id": chosen}
+    assert log_in("view_topic").post(url("act", "timed"), given | {"confirmed": "yes"}).status_code == 403
+    assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["ok"]
+    boss = log_in("*")
+    question = boss.post(url("act", "timed"), given)
+    assert "Cancel 1 message of timed?" in text(question)
+    answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
+    assert "its listener is notified" in text(answer)
+    assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["cancelled"]
+    assert "notified" in LogEntry.objects.get().change_message
 
 
 def test_waiting_messages_are_rescheduled(boss: Client, broker: Broker) -> None:

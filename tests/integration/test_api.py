@@ -492,6 +492,21 @@ def test_a_delete_asks_which_where_there_are_two_copies(program: Program, broker
     assert program.ok("DELETE", path, status=202)["outcome"] == "in_flight"
 
 
+def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: Program, broker: Any) -> None:
+    one, other = (sent(program, "ranked", n, priority=50) for n in (1, 2))
+    path = "topics/ranked/messages/{}/cancel/"
+    assert program.ok("POST", path.format(one))["outcome"] == "deleted"
+    program.refused(404, "message_gone", "POST", path.format(one))
+    (taken,) = program.ok("POST", "topics/ranked/prepare/", {"consumer": str(uuid.uuid4())})["messages"]
+    assert program.ok("POST", path.format(other), status=202)["outcome"] == "notified"
+    held = {"deliveries": [{"id": taken["id"], "receipt": taken["receipt"]}]}
+    assert program.ok("POST", "topics/ranked/extend/", held)["outcomes"] == {"cancelled": 1}
+    assert program.ok("POST", "topics/ranked/rollback/", held)["outcomes"] == {"ok": 1}
+    program.refused(404, "message_gone", "GET", f"topics/ranked/messages/{other}/")
+    topic = get_config().topic("ranked")
+    assert sum(broker.audit(topic, slot)["cancelled"] for slot in range(topic.slots)) == 1
+
+
 def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker: Any) -> None:
     many = {"messages": [{"body": n, "priority": 50} for n in range(5)]}
     program.ok("POST", "topics/ranked/messages/", many, 202)

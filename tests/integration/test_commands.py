@@ -590,3 +590,24 @@ def test_a_reader_that_goes_away_is_no_traceback(redis_url: str, prefix: str) ->
     assert process.wait(30) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_cancel_takes_ids_a_key_or_a_body(broker: Broker, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run("rmqsend", "keyed", "1", "--key", "k", "--in", "1h")
+    topic = get_config().topic("orders")
+    for member in (b'{"n":1}', b'{"n":2}'):
+        broker.send_replace(topic, slot_of(member, topic.slots), [int(time.time() * 1000)], [member])
+    slot = slot_of(b'{"n":1}', topic.slots)
+    assert run("rmqcancel", "orders", "--id", message_id(slot, b'{"n":1}')) == "orders: 1 deleted\n"
+    assert (
+        run("rmqcancel", "keyed", "--key", "k", "--json") == '{\n  "outcomes": {\n    "deleted": 1\n  }\n}\n'
+    )
+    assert "1 messages were not cancelled" in run("rmqcancel", "keyed", "--key", "k", code=1)
+    slot = slot_of(b'{"n":2}', topic.slots)
+    taken = broker.prepare(topic, slot, "W", None, 1)
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        assert run("rmqcancel", "orders", "--body", '{"n": 2}') == "orders: 1 notified\n"
+    assert "cancel" in caplog.text
+    assert broker.extend(topic, slot, taken.receipt, [b'{"n":2}']) == ["cancelled"]
+    assert "is not JSON" in run("rmqcancel", "orders", "--body", "{", code=2)
+    run("rmqcancel", "orders", code=2)

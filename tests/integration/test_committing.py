@@ -35,7 +35,9 @@ from django_rmq import (
     SendResult,
     ServerUnavailable,
     UnknownTopic,
+    acancel_message,
     aremove_message,
+    cancel_message,
     ensure_message,
     remove_message,
     send_message,
@@ -156,6 +158,20 @@ def test_a_removal_of_a_rolled_back_transaction_or_savepoint_removes_nothing() -
         done = remove_message("prices", 2)
     assert statuses(lost, done) == ["discarded", "waiting"]
     assert waiting("prices") == [b"1"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_cancellation_obeys_the_commit_like_a_removal() -> None:
+    send_messages("prices", [1, 2])
+    with suppress(Undo), transaction.atomic():
+        lost = cancel_message("prices", 1)
+        raise Undo
+    with transaction.atomic():
+        found = cancel_message("prices", 1)
+        assert found == "pending"
+        assert cancel_message("prices", 2, on_commit=False) == "waiting"
+    assert statuses(lost, found) == ["discarded", "waiting"]
+    assert async_to_sync(acancel_message)("prices", 1) == "not_found"
 
 
 def test_outside_a_transaction_the_result_is_the_word_itself() -> None:

@@ -466,6 +466,23 @@ def test_what_is_in_flight_is_marked(broker: Any, operations: Operations) -> Non
         operations.get("timed", running.id)
 
 
+def test_what_runs_is_cancelled_and_recorded(
+    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
+) -> None:
+    (slot,) = put(broker, "timed", b'"a"')
+    topic = topic_of("timed")
+    taken = broker.prepare(topic, slot, "W", None, 1)
+    (running,) = operations.listing("timed", "prepare").copies
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}
+    assert "cancel" in caplog.text and "1 notified" in caplog.text
+    assert operations.get("timed", running.id)[0].mark == "cancelled"
+    put(broker, "timed", b'"a"')
+    assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}, "and deletes what waits"
+    assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
+    assert operations.cancel("timed", [running.id]).outcomes == {"gone": 1}
+
+
 def test_reschedule_by_time_and_by_priority(broker: Any, operations: Operations) -> None:
     put(broker, "timed", b'"a"')
     put(broker, "ranked", b'"a"')

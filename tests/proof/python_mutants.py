@@ -39,6 +39,7 @@ OVERLAPPING = "integration/test_overlapping.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
+STOPPING = "integration/test_stopping.py::test_"
 THREADS = "integration/test_threads.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
 
@@ -300,17 +301,90 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     # --- the heartbeat
     "extends_for_dead_threads": PythonMutant(
         "core/consumer/heartbeat.py",
-        "if batch.abandoned or (thread is not None and not thread.is_alive()):",
-        "if batch.abandoned:",
+        "if thread is not None and not thread.is_alive():",
+        "if False:",
         "A batch whose thread is dead is not extended.",
         (THREADS + "a_batch_of_a_dead_thread_is_not_extended",),
     ),
     "never_gives_up": PythonMutant(
         "core/consumer/heartbeat.py",
-        "if since is not None and now - since > batch.topic.max_runtime:",
+        "if since is not None and now - since > topic.max_runtime and not batch.abandoned:",
         "if False:",
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
         (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
+    ),
+    # --- stopping what runs
+    "asks_nothing_when_something_is_cancelled": PythonMutant(
+        "core/consumer/heartbeat.py",
+        "is_asked = asks_all or (topic.name, batch.place.slot) in asked",
+        "is_asked = asks_all",
+        "A worker asks at once what was cancelled of what it has in hand.",
+        (STOPPING + "a_sync_listener_sees_that_it_is_cancelled_and_stops[memory]",),
+    ),
+    "misses_what_was_cancelled_while_it_was_deaf": PythonMutant(
+        "core/consumer/heartbeat.py",
+        "is_asked = asks_all or (topic.name, batch.place.slot) in asked",
+        "is_asked = (topic.name, batch.place.slot) in asked",
+        "A worker that subscribes again asks what was cancelled meanwhile.",
+        (STOPPING + "a_worker_that_subscribes_again_asks_for_what_it_missed[memory]",),
+    ),
+    "cancels_a_list_for_one_message": PythonMutant(
+        "core/consumer/steps.py",
+        "all(message.stopped for message in self._batch.group)",
+        "any(message.stopped for message in self._batch.group)",
+        "An async list is cancelled only if all of its messages are.",
+        (STOPPING + "in_a_list_each_message_is_told_by_itself[memory-True]",),
+    ),
+    "ends_a_list_that_ran_too_long_as_a_whole": PythonMutant(
+        "core/consumer/steps.py",
+        'message.stopped = "" if message.stopped == "overran" else message.stopped',
+        "pass",
+        "Of an async list that exceeded HARD_TIMEOUT, each message has a time of its own.",
+        (STOPPING + "an_async_list_that_runs_for_too_long_is_tried_one_by_one[memory]",),
+    ),
+    "waits_for_coroutines_that_do_not_end": PythonMutant(
+        "core/consumer/heartbeat.py",
+        "elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:",
+        "elif False:",
+        "A coroutine that was cancelled and does not end costs its process.",
+        (
+            STOPPING
+            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-True]",
+        ),
+    ),
+    "charges_the_neighbours_of_what_ran_too_long": PythonMutant(
+        "core/consumer/notes.py",
+        "if is_done is None or self._is_replaced else",
+        "if is_done is None else",
+        "Who ran beside a listener that exceeded HARD_TIMEOUT is not charged.",
+        (
+            STOPPING
+            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-False]",
+        ),
+    ),
+    "forgives_what_ran_too_long": PythonMutant(
+        "core/consumer/unending.py",
+        "self._notes.charge([",
+        "list([",
+        "What exceeded HARD_TIMEOUT uses a retry.",
+        (
+            STOPPING
+            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-False]",
+        ),
+    ),
+    "leaves_to_others_what_still_runs": PythonMutant(
+        "core/consumer/loop.py",
+        "self._companions.stop(keeps_beating=self.overran)",
+        "self._companions.stop(keeps_beating=False)",
+        "Until its process has ended, a listener that exceeded HARD_TIMEOUT keeps its message.",
+        (STOPPING + "until_its_process_has_ended_a_listener_keeps_its_message[memory]",),
+    ),
+    "begins_what_was_cancelled": PythonMutant(
+        "core/consumer/awaiting.py",
+        "if message.stopped:\n            raise Cancelled",
+        "if False:\n            raise Cancelled",
+        "What was cancelled in the hand of a worker does not begin.",
+        (STOPPING + "what_is_in_hand_and_has_not_begun_does_not_begin[memory-True]",),
     ),
     # --- slots that others have acquired
     "stays_away_from_its_own": PythonMutant(
@@ -366,8 +440,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     "given_back_for_nothing": PythonMutant(
         "core/consumer/notes.py",
-        'end = "released" if is_done is None else',
-        'end = "released" if not is_done else',
+        'return "released" if is_done is None or self._is_replaced else',
+        'return "released" if not is_done else',
         "What ran in a process that is dead may have killed it, and spends a retry.",
         ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
     ),

@@ -119,6 +119,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "BACKOFF": 2.5,
         "RETRY_PRIORITY": "lowest",
         "MAX_RUNTIME": 60,
+        "HARD_TIMEOUT": timedelta(minutes=2),
         "PREFETCH": 10,
         "MAX_BODY": 1000,
         "MAX_BACKLOG": 5000,
@@ -154,6 +155,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "order": "strict",
         "on_duplicate": "keep",
         "max_runtime": 60.0,
+        "hard_timeout": 120.0,
         "prefetch": 10,
         "max_body": 1000,
         "max_backlog": 5000,
@@ -457,6 +459,7 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"BACKOFF": "math.pi"}, "a function (failures) -> seconds, but this one is 3.14"),
         ({"RETRY_PRIORITY": "highest"}, "'original' or 'lowest'"),
         ({"MAX_RUNTIME": 0}, "at least 1"),
+        ({"HARD_TIMEOUT": 0}, "at least 1"),
         ({"PREFETCH": 0}, "a whole number from 1 to 1000"),
         ({"MAX_BODY": 0}, "a whole number from 1"),
         ({"MAX_BACKLOG": 0}, "at least 1; or None"),
@@ -481,6 +484,16 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
     assert problem.id in ("django_rmq.E003", "django_rmq.E008")
     assert problem.message.startswith(f'RMQ["TOPICS"]["orders"]["{key}"] is {value!r}: it must be ')
     assert wanted in problem.message
+
+
+def test_a_hard_time_out_exceeds_max_runtime() -> None:
+    (problem,) = topic_problems(HARD_TIMEOUT=60, MAX_RUNTIME=60)
+    assert problem.id == "django_rmq.E095"
+    assert "HARD_TIMEOUT 60 and MAX_RUNTIME 60: a listener is ended before its MAX_RUNTIME" in problem.message
+    orders = {"TYPE": "priority", "HARD_TIMEOUT": 5}
+    # Until its process has ended a listener that hangs keeps its message.
+    assert config(TOPICS={"orders": orders}).topic("orders").max_runtime == 3605
+    assert config(TOPICS={"orders": orders | {"MAX_RUNTIME": 4}}).topic("orders").max_runtime == 4
 
 
 @pytest.mark.parametrize(

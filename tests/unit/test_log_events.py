@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OF_FAILURES = {"failed", "undecodable", "rejected"}
+OF_FAILURES = {"failed", "undecodable", "overran", "rejected"}
 
 
 def logged() -> dict[str, set[str]]:

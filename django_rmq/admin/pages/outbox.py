@@ -21,7 +21,12 @@ from django_rmq.operations import Operations, OutboxRow, Permission
 ROWS_SHOWN = 100
 """The number of rows on the page: the oldest."""
 
-ACTIONS = {"send": gettext_lazy("send"), "ensure": gettext_lazy("ensure"), "remove": gettext_lazy("remove")}
+ACTIONS = {
+    "send": gettext_lazy("send"),
+    "ensure": gettext_lazy("ensure"),
+    "remove": gettext_lazy("remove"),
+    "cancel": gettext_lazy("cancel"),
+}
 
 
 @page(Permission.VIEW)
@@ -110,7 +115,9 @@ def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, Any
         text = f"{visible(one.key)}  {summary(topic, one.raw)}"
     else:
         text = (
-            summary(topic, one.raw) if one.act != "remove" or not topic.keyed else visible(one.raw.decode())
+            summary(topic, one.raw)
+            if one.act not in ("remove", "cancel") or not topic.keyed
+            else visible(one.raw.decode())
         )
     return {
         "row": one,

@@ -83,10 +83,13 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
 
 
 class SettledAnswer(Answer):
-    """The result for one delivery: `ok`, or `stale` if it had ended before."""
+    """The result for one delivery: `ok`, or `stale` if it had ended before.
+
+    `cancelled` (`extend` only): the delivery is valid, and somebody has cancelled it.
+    """
 
     id = serializers.CharField()
-    outcome = serializers.ChoiceField(["ok", "stale"])
+    outcome = serializers.ChoiceField(["ok", "cancelled", "stale"])
 
 
 class SettlementAnswer(Answer):

@@ -115,7 +115,7 @@ class Batch:
         return self.group or self.messages[max(0, self.begun - 1) : self.begun]
 
     def cancel(self, members: set[bytes]) -> None:
-        """Tell the listener that these members are cancelled. Those that have not begun will not."""
+        """Notify the listener that these members are cancelled. Those that have not begun will not."""
         told = [m for m in self.messages if m.delivery.member in members and not m.cancelled]
         for message in told:
             message.stopped = "cancelled"

@@ -60,10 +60,16 @@ class Outgoing(NamedTuple):
     score: int
     """range_merge, fifo: ms to wait. priority: the priority. fixed_time: the due time in ms."""
     envelope: bytes | None = None
-    act: Literal["send", "ensure", "remove"] = "send"
-    """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back."""
+    act: Literal["send", "ensure", "remove", "cancel"] = "send"
+    """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back.
+    ``cancel``: take it back, and have its listener told if it runs."""
     crc: int | None = None
     """CRC of the slot basis, from which the slot follows for any slot count. None: unknown."""
+
+    @property
+    def removes(self) -> bool:
+        """Whether it takes a message back instead of sending one."""
+        return self.act in ("remove", "cancel")
 
     def placed(self, topic: Topic) -> Outgoing:
         """Return the message as ``topic`` places it; the topic may have another slot count."""

@@ -190,7 +190,7 @@ class Producer:
         placed: list[Outgoing] = []
         owners: list[int] = []
         for index, out in enumerate(messages):
-            slots = self.slots(out) if out.act == "remove" else (out.slot,)
+            slots = self.slots(out) if out.removes else (out.slot,)
             placed += [out._replace(slot=slot) for slot in slots]
             owners += [index] * len(slots)
         found, failed = self._attempt(placed, wanted, in_order=True)
@@ -250,7 +250,7 @@ def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[i
     for index, out in enumerate(messages):
         if index in refused:
             late.add((out.topic.name, out.member))
-        elif out.act != "remove" or (out.topic.name, out.member) not in late:
+        elif not out.removes or (out.topic.name, out.member) not in late:
             continue
         again.append(index)
     return again

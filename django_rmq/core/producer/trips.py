@@ -163,6 +163,8 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
     _, _, members, scores, envelopes, _, _ = zip(*batch, strict=True)
     if act == "remove":
         return people.remove(topic, slot, members, "live")
+    if act == "cancel":
+        return people.cancel(topic, slot, members)
     bodies = [envelope or b"" for envelope in envelopes] if topic.keyed else ()
     if topic.is_fifo:
         return sending.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")

@@ -6,7 +6,7 @@ Each payload is lines of JSON, one event per line:
     {"event": "failed", "at": 1790000000000, "topic": "orders", "count": 1, "ids": ["3.eyJvcmRlciI6OX0"],
      "errors": ["ValueError: no such order"], "host": "web1", "pid": 4711}
 
-``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since
+``event``: sent, merged, send_failed, started, committed, failed, cancelled, dead, replayed or dropped. ``at``: ms since
 the epoch by the clock of the reporting process. ``ids`` are those of up to 100 messages, as the process names
 them: plain ids contain what is stored, so every subscriber may read bodies. ``count``: the number of
 messages. Events about a person's action have no ids, but ``outcomes`` and ``actor``. ``dropped``: the events

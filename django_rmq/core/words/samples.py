@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 SAMPLED = (
     "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
-    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged",
+    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged", "cancelled", "overran",
 )  # fmt: skip
 """The counters of the ledger that the history and the metrics use."""
 

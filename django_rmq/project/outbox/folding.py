@@ -19,11 +19,14 @@ LONGEST_REST_MS = 600_000
 """The longest time between two attempts at one message."""
 
 
-_ACTS: dict[str, Literal["send", "ensure", "remove"]] = {
+_ACTS: dict[str, Literal["send", "ensure", "remove", "cancel"]] = {
     "send": "send",
     "ensure": "ensure",
     "remove": "remove",
+    "cancel": "cancel",
 }
+
+_REMOVALS = ("remove", "cancel")
 
 
 class Stored(NamedTuple):
@@ -48,15 +51,17 @@ class Stored(NamedTuple):
 def folded(rows: Sequence[Stored], *, debounces: bool = False) -> list[Stored]:
     """Return what has to be done for the ``rows`` of one message, in order: a removal, a send, both or one of them.
 
-    It leaves what all rows one after the other would leave. A removal ends everything before it. Of sends, the
+    It leaves what all rows one after the other would leave. A removal ends everything before it, and
+    what was cancelled stays cancelled. Of sends, the
     last one counts, but a range_merge message keeps the time of the first, unless its topic ``debounces``. An
     ``ensure`` after a send finds the message present.
     """
     removal: Stored | None = None
     last: Stored | None = None
     for row in rows:
-        if row.act == "remove":
-            removal, last = row, None
+        if row.act in _REMOVALS:
+            cancels = removal is not None and removal.act == "cancel"
+            removal, last = row._replace(act="cancel") if cancels else row, None
         elif last is None:
             last = row
         elif row.act == "send":
@@ -73,7 +78,7 @@ def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
     """
     _check(row, topic)
     score = row.score
-    if topic.type is TopicType.RANGE_MERGE and row.act != "remove":
+    if topic.type is TopicType.RANGE_MERGE and row.act not in _REMOVALS:
         score = min(max(0, row.sent_ms + row.score - now_ms), row.score)
     return Outgoing(topic, 0, row.member, score, row.envelope, _ACTS[row.act], row.crc)
 
@@ -81,7 +86,7 @@ def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
 def _check(row: Stored, topic: Topic) -> None:
     if row.type != topic.type.value:
         raise InvalidMessage(f"topic {topic.name} had the type {row.type}, and now it is {topic.type.value}")
-    if row.act == "remove":
+    if row.act in _REMOVALS:
         return
     if topic.keyed != (row.envelope is not None):
         before = "key" if row.envelope is not None else "body"

@@ -120,13 +120,13 @@ def _send(alias: str, held: Mapping[UUID, Sequence[Stored]], now: int, step: Ste
     replicas = get_config().outbox.replicas
     needed = [Durability(max(row.replicas, replicas), row.fsync) for row, _ in plan.messages]
     wanted = Durability(max((one.replicas for one in needed), default=0), any(one.fsync for one in needed))
-    results, errors = producer.attempt(messages, wanted, removes=any(out.act == "remove" for out in messages))
+    results, errors = producer.attempt(messages, wanted, removes=any(out.removes for out in messages))
     troubles = dict(plan.refused)
     for index, (row, out) in enumerate(plan.messages):
         error = errors.get(index) or _shortcoming(out.topic, results[index], needed[index])
         if error is not None:
             troubles.setdefault(row.identity, error)
-        elif out.act != "remove":
+        elif not out.removes:
             step.results[out.topic.name].append(results[index])
     gone = [row.id for identity, rows in held.items() if identity not in troubles for row in rows]
     delete(alias, gone)

@@ -4,24 +4,30 @@ from django_rmq.core.producer.placing import Send
 from django_rmq.project.sending.dispatching import observers
 from django_rmq.project.sending.front import (
     aensure_message,
-    aremove_message,
     asend_message,
     asend_messages,
     ensure_message,
-    remove_message,
     send_message,
     send_messages,
     send_outgoing,
+)
+from django_rmq.project.sending.removing import (
+    acancel_message,
+    aremove_message,
+    cancel_message,
+    remove_message,
 )
 from django_rmq.project.sending.results import RemoveResult
 
 __all__ = [
     "RemoveResult",
     "Send",
+    "acancel_message",
     "aensure_message",
     "aremove_message",
     "asend_message",
     "asend_messages",
+    "cancel_message",
     "ensure_message",
     "observers",
     "remove_message",

@@ -143,7 +143,7 @@ def _rows(call: Call) -> Sequence[Row | None]:
 
 
 def _removes(call: Call) -> bool:
-    return bool(call.messages) and call.messages[0].act == "remove"
+    return bool(call.messages) and call.messages[0].removes
 
 
 def _created(together: Sequence[Call]) -> list[telemetry.Created]:
@@ -208,7 +208,7 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
 
 def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
     """Return the result of a message that was not sent anywhere, or of its removal."""
-    status = "not_found" if out.act == "remove" else "stored"
+    status = "not_found" if out.removes else "stored"
     reached = wanted.replicas or None, wanted.fsync or None
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
 

@@ -1,8 +1,8 @@
 """Sending from Django: the single path of every message, whether from a view, the admin, REST or a command.
 
 A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does a removal; ``commit`` has the rest.
-Outside a transaction it is sent at once.
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False); ``commit`` has the rest. Outside a transaction it is sent at
+once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
-from django_rmq.project import connections, outbox
+from django_rmq.project import connections
 from django_rmq.project.sending.bulk import Bulk
-from django_rmq.project.sending.commit import defer_removal, went_nowhere
-from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch, observers
-from django_rmq.project.sending.failures import explained, too_full
-from django_rmq.project.sending.results import RemoveResult
+from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
+from django_rmq.project.sending.failures import too_full
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import telemetry
 
@@ -150,47 +148,6 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     return result
 
 
-def remove_message(
-    topic: str,
-    body: Any = None,
-    *,
-    key: str | None = None,
-    slot_basis: object = None,
-    on_commit: bool | None = None,
-    using: str | None = None,
-) -> RemoveResult:
-    """Take a message back. It is named by its body, or by its ``key`` on a keyed topic.
-
-    Returns a word for the state in which the message was. ``waiting`` and ``retry``: it is removed.
-    ``in_flight``: it ends with the current delivery, and is not tried again. ``in_flight_and_waiting``: both.
-    ``not_found``: there was none; a dead message stays.
-
-    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what
-    the transaction sends; the ``status`` of the result then says where it was. ``on_commit`` and ``using``
-    are those of ``send_message``.
-
-    Raises ``InvalidMessage`` or ``UnknownTopic``, always at the call. A removal that is done at once also
-    raises ``ServerTrouble``. A failure after a commit is logged and sent as the signal ``remove_failed``, and
-    the result's ``status`` is ``failed``.
-    """
-    declared = get_config().topic(topic)
-    producer = connections.get_producer()
-    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)._replace(act="remove")
-    connection = commit_to_wait_for(on_commit, using)
-    delivers = all(observer.delivers for observer in observers)
-    if connection is not None:
-        return defer_removal(producer if delivers else None, declared, out, connection)
-    if not delivers:
-        return RemoveResult(went_nowhere(out).status, topic, out.member)
-    connections.agree(declared)
-    kept = outbox.Direct(declared, [out], using)
-    (found,), errors = producer.attempt([out], removes=True)
-    kept.conclude([found])
-    for error in errors.values():
-        raise explained(declared, error)
-    return RemoveResult(found.status, topic, out.member)
-
-
 async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
     """Send like ``send_message``, from a coroutine, in the thread that has its database connections."""
     return await sync_to_async(send_message)(topic, body, **options)
@@ -204,11 +161,6 @@ async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> S
 async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
     """Send like ``ensure_message``, from a coroutine."""
     return await sync_to_async(ensure_message)(topic, body, **options)
-
-
-async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
-    """Remove like ``remove_message``, from a coroutine."""
-    return await sync_to_async(remove_message)(topic, body, **options)
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,9 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
         topic = committed[0].topic.name
         _send(signals.message_committed, topic, messages=committed)
         _note("committed", topic, committed)
+    if cancelled := [message for message, failure in failed if failure.kind == "cancelled"]:
+        _note("cancelled", cancelled[0].topic.name, cancelled)
+        failed = [one for one in failed if one[1].kind != "cancelled"]
     dead = [
         (message, failure)
         for message, failure in failed

@@ -1,8 +1,8 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module),
 WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
-`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_EVENTS (1: EVENTS is on),
-WORKER_OTEL (1: spans and metrics are on), WORKER_UPCAST (the path of UPCAST, with WORKER_LISTENERS=typed);
-RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_HARD_TIMEOUT (of the topic hanging),
+WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and metrics are on), WORKER_UPCAST (the path of UPCAST, with
+WORKER_LISTENERS=typed); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -94,6 +94,15 @@ RMQ = {
             "MAX_RETRIES": 1,
             "BACKOFF": 0,
             "KEEP_DONE": "1h",
+        },
+        "hanging": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 1,
+            "TIMEOUT": 5,
+            "MAX_RETRIES": 2,
+            "BACKOFF": 0,
+            "HARD_TIMEOUT": float(os.environ.get("WORKER_HARD_TIMEOUT", "1")),
         },
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },

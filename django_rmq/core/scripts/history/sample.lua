@@ -12,7 +12,7 @@
 if #slots_keys > 1536 then return redis.error_reply('ERR too many slots') end
 -- include: _now
 local read, oldest, undrained = 0, nil, nil
-local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 6 do
   local store = slots_keys[i]
   -- A slot with a key of a foreign type is left out; the others are still counted.
@@ -20,7 +20,7 @@ for i = 1, #slots_keys, 6 do
   local resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
     'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
-    'revived', 'replay_merged')
+    'revived', 'replay_merged', 'cancelled', 'overran')
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due = waiting

@@ -1,5 +1,4 @@
--- Delete messages for an operator; one in flight is marked, and deleted when its delivery ends.
--- With `cancel` its consumer is told, and it ends as cancelled unless it succeeds.
+-- Delete or cancel messages for an operator; one in flight is marked for the end of its delivery.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left

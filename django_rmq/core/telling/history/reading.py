@@ -162,6 +162,10 @@ class Totals:
     fenced: int | None = None
     """Prepares by a worker after another one had acquired the slot."""
     replayed: int | None = None
+    cancelled: int | None = None
+    """Deliveries that somebody cancelled, and that did not succeed."""
+    overran: int | None = None
+    """The part of ``failed`` whose listener exceeded HARD_TIMEOUT."""
 
 
 @dataclass(frozen=True, slots=True)

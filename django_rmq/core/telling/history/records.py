@@ -34,15 +34,18 @@ class Depth:
 
 
 COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
-ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed")
+ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed", "cancelled", "overran")
+
+_LATELY = 2
+"""How many of ``ALSO_COUNTED`` records of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … replayed
+    """The record of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … overran
     undrained|bucket:n …``.
 
-    Records of earlier versions end with ``died`` or ``replayed``.
+    Records of earlier versions end with ``died`` or ``replayed``, or have ``undrained`` behind ``replayed``.
     """
 
     sampled_ms: int
@@ -102,8 +105,8 @@ class Record:
         except (ValueError, IndexError):
             return None
         whole = len(COUNTED) + len(ALSO_COUNTED)
-        undrained = counters.pop() if len(counters) == whole + 1 else 0
-        if len(counters) not in (len(COUNTED), whole):
+        undrained = counters.pop() if len(counters) in (whole + 1, whole - _LATELY + 1) else 0
+        if len(counters) not in (len(COUNTED), whole - _LATELY, whole):
             return None
         depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None, undrained or None)
         return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
@@ -124,4 +127,6 @@ def counted(sums: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
         sums["stale"],
         sums["fenced"],
         sums["revived"] + sums["replay_merged"],
+        sums["cancelled"],
+        sums["overran"],
     )

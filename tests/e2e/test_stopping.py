@@ -1,0 +1,94 @@
+"""Worker processes in which listeners hang or are cancelled: what becomes of them, and of their neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from tests.brokers import Broker
+from tests.e2e import ledger
+from tests.e2e.ledger import Line
+from tests.e2e.processes import Start, environment_of, manage
+from tests.workers import eventually, live, send, total
+
+HANGING = Topic(
+    "hanging",
+    TopicType.RANGE_MERGE,
+    slots=16,
+    time_range_ms=1,
+    timeout=5,
+    max_retries=2,
+    backoff=BackOff(0, 0),
+    hard_timeout=1,
+)
+
+
+def overlapping(lines: list[Line]) -> list[tuple[Line, Line]]:
+    """Return where a run began in a slot although an earlier one of the slot still wrote that it lives."""
+    last = {(line.slot, line.receipt, line.name): line.at for line in lines if line.word in ("alive", "end")}
+    starts = [line for line in lines if line.word == "start"]
+    found = []
+    before: dict[int, Line] = {}
+    for line in starts:
+        earlier = before.get(line.slot)
+        if earlier is not None and last.get((earlier.slot, earlier.receipt, earlier.name), 0) > line.at:
+            found.append((earlier, line))
+        before[line.slot] = line
+    return found
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
+def test_listeners_that_hang_are_ended_and_their_neighbours_are_neither_charged_nor_lost(
+    start: Start, broker: Broker, tmp_path: Path, is_async: bool
+) -> None:
+    hung = [{"name": f"hung{n}", "ms": 1, "do": "hang"} for n in range(6)]
+    slow = [{"name": f"slow{n}", "ms": 150} for n in range(120)]
+    send(broker, HANGING, [*slow[:60], *hung, *slow[60:]])
+    more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async))}
+    worker = start("hanging", "--processes", "2", "-t", "3", "--shutdown-timeout", "1", **more)
+    eventually(lambda: live(broker, HANGING) == 0, "everything", 90)
+    worker.signal()
+    assert worker.wait() == 0
+    lines = ledger.read(tmp_path / "ledger")
+    ended = Counter(line.name for line in lines if line.word == "end")
+    assert set(ended) == {message["name"] for message in (*hung, *slow)}, "nothing is lost"
+    assert not overlapping(lines)
+    names = ("committed", "failed", "overran", "expired", "died")
+    assert {name: total(broker, HANGING, name) for name in names} == {
+        "committed": 126,
+        "failed": 6,
+        "overran": 6,
+        "expired": 0,
+        "died": 0,
+    }
+    assert "longer than HARD_TIMEOUT" in worker.output
+    assert ("a listener exceeded HARD_TIMEOUT" in worker.output) == (not is_async)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
+def test_a_command_cancels_what_runs_in_another_process(
+    start: Start, broker: Broker, tmp_path: Path, redis_url: str, prefix: str, is_async: bool
+) -> None:
+    body = {"name": "waiting", "ms": 1, "do": "wait"}
+    send(broker, HANGING, [body])
+    more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async)), "WORKER_HARD_TIMEOUT": "600"}
+    worker = start("hanging", "--processes", "2", "-t", "1", **more)
+    eventually(lambda: any(one.word == "alive" for one in ledger.read(tmp_path / "ledger")), "running", 30)
+    answer = manage(
+        environment_of(tmp_path, redis_url, prefix, **more),
+        "rmqcancel",
+        "hanging",
+        "--body",
+        '{"name":"waiting","ms":1,"do":"wait"}',
+    )
+    assert answer.stdout == "hanging: 1 notified\n", answer
+    eventually(lambda: live(broker, HANGING) == 0, "the end")
+    worker.signal()
+    assert worker.wait() == 0
+    assert [line.word for line in ledger.read(tmp_path / "ledger") if line.word == "cancelled"] == [
+        "cancelled"
+    ]
+    assert total(broker, HANGING, "cancelled") == 1

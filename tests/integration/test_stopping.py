@@ -1,0 +1,398 @@
+"""Stopping what runs: messages that somebody cancels, and listeners that exceed HARD_TIMEOUT."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq.core.consumer import heartbeat
+from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.words.wakeups import look_again
+from django_rmq.exceptions import Cancelled
+from tests.workers import LONG, Worker, audit, eventually, live, send, total
+
+TOPIC = Topic(
+    "work", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, timeout=60, max_retries=3, backoff=BackOff(0, 0)
+)
+ONE = b'{"n":0}'
+
+
+def numbered(count: int, first: int = 0) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(first, first + count)]
+
+
+def ends(broker: Any, *topics: Topic) -> dict[str, int]:
+    """Return how many deliveries have ended in each way."""
+    names = ("committed", "cancelled", "failed", "overran", "expired", "released")
+    found = {name: sum(total(broker, topic, name) for topic in topics) for name in names}
+    return {name: count for name, count in found.items() if count}
+
+
+# --- cancelling
+
+
+def test_a_sync_listener_sees_that_it_is_cancelled_and_stops(broker: Any) -> None:
+    begun, seen = threading.Event(), list[float]()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        before = time.monotonic()
+        while not message.cancelled:
+            time.sleep(0.01)
+        seen.append(time.monotonic() - before)
+        raise Cancelled
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        assert begun.wait(LONG)
+        assert broker.cancel(TOPIC, 0, [ONE]) == ["in_flight"]
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    # It is told at once, not only when the time-out is extended, after 20 s.
+    assert len(seen) == 1 and seen[0] < 10
+    assert ends(broker, TOPIC) == {"cancelled": 1}
+    audit(broker, TOPIC)
+
+
+def test_an_async_listener_is_cancelled(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    begun, seen = threading.Event(), list[str]()
+
+    async def listener(message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            seen.append(f"cancelled: {message.cancelled}")
+            raise
+
+    send(broker, TOPIC, numbered(1))
+    with caplog.at_level("INFO"), Worker(broker, TOPIC, listener, threads=1):
+        assert begun.wait(LONG)
+        broker.cancel(TOPIC, 0, [ONE])
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    assert seen == ["cancelled: True"]
+    assert ends(broker, TOPIC) == {"cancelled": 1}
+    assert "was cancelled while it was in hand" in caplog.text and "Traceback" not in caplog.text
+
+
+def test_a_listener_that_returns_although_it_was_cancelled_is_done(broker: Any) -> None:
+    begun = threading.Event()
+
+    async def listener(message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            pass
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        assert begun.wait(LONG)
+        broker.cancel(TOPIC, 0, [ONE])
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    assert ends(broker, TOPIC) == {"committed": 1}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_in_hand_and_has_not_begun_does_not_begin(broker: Any, is_async: bool) -> None:
+    begun, goes_on, called = threading.Event(), threading.Event(), list[int]()
+
+    def listener(message: Message) -> None:
+        called.append(message.body["n"])
+        begun.set()
+        goes_on.wait(LONG)
+
+    async def coroutine(message: Message) -> None:
+        called.append(message.body["n"])
+        begun.set()
+        while not goes_on.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+
+    send(broker, TOPIC, numbered(3))
+    with Worker(broker, TOPIC, coroutine if is_async else listener, threads=1) as worker:
+        assert begun.wait(LONG)
+        [first] = called
+        others = [b'{"n":%d}' % n for n in range(3) if n != first]
+        broker.cancel(TOPIC, 0, others[:1])
+        hand = worker.dispatcher._hand
+        is_told = lambda: any(m.cancelled for b in hand.batches.values() for m in b.messages)  # noqa: E731
+        if len(next(iter(hand.batches.values())).messages) > 1:
+            eventually(is_told, "being told")
+        goes_on.set()
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    assert len(called) == 2
+    assert total(broker, TOPIC, "committed") == 2
+    assert total(broker, TOPIC, "cancelled") + total(broker, TOPIC, "removed") == 1
+
+
+def test_a_later_send_of_a_cancelled_message_runs(broker: Any) -> None:
+    calls: list[bool] = []
+    begun = threading.Event()
+
+    def listener(message: Message) -> None:
+        if calls:
+            calls.append(message.cancelled)
+            return
+        calls.append(False)
+        begun.set()
+        while not message.cancelled:
+            time.sleep(0.01)
+        raise ValueError("whatever ends it")
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        assert begun.wait(LONG)
+        broker.cancel(TOPIC, 0, [ONE])
+        send(broker, TOPIC, numbered(1))
+        eventually(lambda: live(broker, TOPIC) == 0, "both")
+    assert calls == [False, False]
+    assert ends(broker, TOPIC) == {"cancelled": 1, "committed": 1}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_in_a_list_each_message_is_told_by_itself(broker: Any, is_async: bool) -> None:
+    """A coroutine is cancelled only if all of its list is."""
+    begun, seen = threading.Event(), list[list[bool]]()
+
+    def listener(messages: list[Message]) -> None:
+        begun.set()
+        while not any(message.cancelled for message in messages):
+            time.sleep(0.01)
+        seen.append(sorted(message.cancelled for message in messages))
+        for message in messages:
+            if message.cancelled:
+                message.retry("cancelled")
+
+    async def coroutine(messages: list[Message]) -> None:
+        begun.set()
+        while not any(message.cancelled for message in messages):  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+        seen.append(sorted(message.cancelled for message in messages))
+        await asyncio.sleep(LONG)
+
+    send(broker, TOPIC, numbered(2))
+    with Worker(broker, TOPIC, coroutine if is_async else listener, threads=1, batch_size=10):
+        assert begun.wait(LONG)
+        broker.cancel(TOPIC, 0, [ONE])
+        if is_async:
+            eventually(lambda: len(seen) == 1, "the first")
+            broker.cancel(TOPIC, 0, [b'{"n":1}'])
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    assert seen == [[False, True]]
+    assert ends(broker, TOPIC) == ({"cancelled": 2} if is_async else {"cancelled": 1, "committed": 1})
+
+
+def test_a_worker_that_missed_the_news_is_told_when_it_extends(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a third of TIMEOUT: what the pause between two looks adds is a twelfth of it."""
+    topic, begun = replace(TOPIC, timeout=3), threading.Event()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        while not message.cancelled:
+            time.sleep(0.01)
+        raise Cancelled
+
+    monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, listener, threads=1):
+        assert begun.wait(LONG)
+        broker.cancel(topic, 0, [ONE])
+        eventually(lambda: live(broker, topic) == 0, "the end", LONG)
+    assert ends(broker, topic) == {"cancelled": 1}
+
+
+def test_a_worker_that_subscribes_again_asks_for_what_it_missed(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        while not message.cancelled:
+            time.sleep(0.01)
+        raise Cancelled
+
+    monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1) as worker:
+        assert begun.wait(LONG)
+        broker.cancel(TOPIC, 0, [ONE])
+        worker.dispatcher._companions.renew()
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+
+
+def test_extend_tells_as_well_and_the_delivery_stays_valid(broker: Any) -> None:
+    told: list[tuple[bool, bool]] = []
+
+    def listener(message: Message) -> None:
+        broker.cancel(TOPIC, 0, [ONE])
+        told.append((message.extend(), message.cancelled))
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    assert told == [(True, True)]
+
+
+def test_a_worker_asks_only_about_what_it_has_in_hand_of_that_slot(broker: Any) -> None:
+    """Nothing is asked on topics and in slots of which nothing is cancelled."""
+    asked: list[int] = []
+    beat = heartbeat.Heartbeat(broker, [TOPIC], list, lambda batch: None)
+    beat._extend = lambda due: asked.append(len(due))  # type: ignore[method-assign]
+    beat.look_again(TOPIC.name, 0)
+    beat.beat()
+    assert asked == []
+    assert look_again(3) == -1048580
+
+
+# --- HARD_TIMEOUT
+
+
+def test_a_coroutine_that_runs_for_too_long_is_cancelled_and_tried_again(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, calls = replace(TOPIC, hard_timeout=0.3), list[int]()
+
+    async def listener(message: Message) -> None:
+        calls.append(message.retries_left)
+        assert not message.cancelled
+        if len(calls) == 1:
+            await asyncio.sleep(LONG)
+
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, listener, threads=1) as worker:
+        eventually(lambda: live(broker, topic) == 0, "the end")
+        assert not worker.dispatcher.overran
+    assert calls == [3, 2]
+    assert ends(broker, topic) == {"committed": 1, "failed": 1, "overran": 1}
+    assert "longer than HARD_TIMEOUT; it is cancelled" in caplog.text and "asyncio.sleep" in caplog.text
+    assert "HardTimeout: the listener ran longer than 0.3 s" in caplog.text
+
+
+def test_an_async_list_that_runs_for_too_long_is_tried_one_by_one(broker: Any) -> None:
+    topic, calls = replace(TOPIC, hard_timeout=0.5), list[int]()
+
+    async def listener(messages: list[Message]) -> None:
+        calls.append(len(messages))
+        if any(message.body["n"] == 1 for message in messages) and messages[0].retries_left == 3:
+            await asyncio.sleep(LONG)
+
+    send(broker, topic, numbered(3))
+    with Worker(broker, topic, listener, threads=1, batch_size=10):
+        eventually(lambda: live(broker, topic) == 0, "the end")
+    assert ends(broker, topic) == {"committed": 3, "failed": 1, "overran": 1}
+    assert calls == [3, 1, 1, 1, 1]
+
+
+def test_a_coroutine_that_ends_by_itself_is_done(broker: Any) -> None:
+    topic = replace(TOPIC, hard_timeout=0.3)
+
+    async def listener(message: Message) -> None:
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            pass
+
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "the end")
+    assert ends(broker, topic) == {"committed": 1}
+
+
+def replaced(
+    broker: Any, topics: list[Topic], listeners: dict[str, Callable[[Message], Any]], notes: Notes
+) -> Worker:
+    """Run a worker until a listener that exceeds HARD_TIMEOUT ends it, as its process does."""
+    worker = Worker(broker, topics, listeners, threads=2, notes=notes, shutdown_timeout=2.0)
+    notes.owner = worker.dispatcher.owner
+    with worker:
+        eventually(lambda: worker.dispatcher.overran, "running for too long")
+        eventually(lambda: not worker.thread.is_alive(), "the end", LONG)
+    notes.replaced()
+    return worker
+
+
+@pytest.mark.parametrize("is_blocking_the_loop", [False, True])
+def test_a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, is_blocking_the_loop: bool
+) -> None:
+    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 0.2)
+    hangs = replace(TOPIC, name="hangs", hard_timeout=0.5)
+    works = replace(TOPIC, name="works", slots=4)
+    slow = replace(TOPIC, name="slow", slots=1)
+    notes, release, done = Notes(3), threading.Event(), list[int]()
+
+    def hanging(message: Message) -> None:
+        release.wait(LONG)
+
+    async def blocking(message: Message) -> None:
+        release.wait(LONG)
+
+    def slowly(message: Message) -> None:
+        release.wait(LONG)
+
+    send(broker, hangs, numbered(3))
+    send(broker, works, numbered(20))
+    send(broker, slow, numbered(2))
+    listeners: dict[str, Callable[[Message], Any]] = {
+        "hangs": blocking if is_blocking_the_loop else hanging,
+        "works": lambda message: done.append(message.body["n"]),
+        "slow": slowly,
+    }
+    replaced(broker, [hangs, works, slow], listeners, notes)
+    settled = settle(broker, [hangs, works, slow], notes)
+    release.set()
+    assert settled.overran == 1 and settled.charged == 0
+    assert (total(broker, hangs, "failed"), total(broker, hangs, "overran")) == (1, 1)
+    assert [total(broker, each, name) for each in (works, slow) for name in ("failed", "expired")] == [0] * 4
+    assert live(broker, hangs) == 3 and live(broker, slow) == 2
+    assert live(broker, works) + len(set(done)) == 20
+    for topic in (hangs, works, slow):
+        audit(broker, topic)
+
+
+def test_if_the_process_crashes_on_the_way_what_ran_is_charged_as_after_any_crash(broker: Any) -> None:
+    topic, notes, release = replace(TOPIC, slots=2, hard_timeout=0.5), Notes(2), threading.Event()
+    other = replace(TOPIC, name="other", slots=1)
+
+    def hanging(message: Message) -> None:
+        release.wait(LONG)
+
+    send(broker, topic, numbered(1))
+    send(broker, other, numbered(1))
+    worker = Worker(
+        broker,
+        [topic, other],
+        {"work": hanging, "other": hanging},
+        threads=2,
+        notes=notes,
+        shutdown_timeout=1.0,
+    )
+    notes.owner = worker.dispatcher.owner
+    with worker:
+        eventually(lambda: not worker.thread.is_alive(), "the end", LONG)
+    settled = settle(broker, [topic, other], notes)
+    release.set()
+    assert (settled.overran, settled.charged) == (1, 1)
+
+
+def test_until_its_process_has_ended_a_listener_keeps_its_message(broker: Any) -> None:
+    """The heartbeat goes on after the dispatcher, so that nobody gets the message beside the listener that hangs."""
+    topic, release = replace(TOPIC, timeout=1, hard_timeout=0.3), threading.Event()
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, lambda message: release.wait(LONG), threads=1) as worker:
+        eventually(lambda: not worker.thread.is_alive(), "the end", LONG)
+        time.sleep(2.5)
+        assert broker.expire(topic, 0) == 0
+        assert broker.count(topic, 0).prepare == 1
+    release.set()
+    worker.dispatcher._companions._heartbeat.thread.stop()

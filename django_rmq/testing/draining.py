@@ -45,6 +45,7 @@ def drain(
         if topic not in listeners:
             raise ConfigurationError(f"topic {topic!r} has no listener")
         listeners = {topic: listeners[topic]}
+    served = [(config.topics[name], listeners[name]) for name in listeners if name in config.topics]
     broker: Any = connections.get_broker("worker")
     owner = uuid4().hex
     if not live and not isinstance(broker, InMemoryBroker):
@@ -56,9 +57,8 @@ def drain(
     while True:
         handled = 0
         send_ticks(broker)
-        for name, listener in listeners.items():
-            declared = config.topics.get(name)
-            for slot in [] if declared is None else _due_slots(broker, declared):
+        for declared, listener in served:
+            for slot in _due_slots(broker, declared):
                 left = limit - total - handled
                 handled += _drain_slot(broker, declared, slot, owner, listener, raise_errors, left)
         total += handled

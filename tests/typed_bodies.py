@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 from uuid import UUID
 
 from annotated_types import Gt
-from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator
 from typing_extensions import TypedDict
 
 
@@ -81,6 +81,18 @@ class Lopsided(BaseModel):
     """A model that cannot read what it writes."""
 
     number: int = Field(validation_alias="in", serialization_alias="out")
+
+
+class Secretive(BaseModel):
+    """A model with a secret, which is written as asterisks."""
+
+    password: SecretStr
+
+
+class Unfinished(BaseModel):
+    """A model that refers to what is nowhere defined."""
+
+    other: Missing  # type: ignore[name-defined] # noqa: F821
 
 
 class Tagged(BaseModel):

@@ -23,6 +23,7 @@ from django_rmq.testing.captured import (
 )
 from django_rmq.testing.cases import RMQTestMixin, clock_from_now, memory_broker
 from django_rmq.testing.draining import adrain, drain
+from django_rmq.testing.scheduling import ScheduleState, schedule_state, start_schedules
 
 __all__ = [
     "CapturedMessage",
@@ -30,6 +31,7 @@ __all__ = [
     "Clock",
     "InMemoryBroker",
     "RMQTestMixin",
+    "ScheduleState",
     "adrain",
     "assert_message_sent",
     "assert_no_messages",
@@ -37,4 +39,6 @@ __all__ = [
     "clock_from_now",
     "drain",
     "memory_broker",
+    "schedule_state",
+    "start_schedules",
 ]

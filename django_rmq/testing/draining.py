@@ -15,6 +15,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
+from django_rmq.testing.scheduling import send_ticks
 
 HEADS = 1_024
 """The number of slots in one ``heads`` call."""
@@ -26,9 +27,10 @@ def drain(
     """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
 
     Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
-    like a consumer. ``raise_errors``: an error of a listener (except ``Retry`` and ``Reject``) is raised here
-    after its message was rolled back. Messages that rest until a later time stay; so do those that still wait
-    for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+    like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an
+    error of a listener (except ``Retry`` and ``Reject``), and ``InvalidBody`` for a body that does not fit its
+    type, is raised here after its message was rolled back. Messages that rest until a later time stay; so do
+    those that still wait for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
@@ -44,6 +46,7 @@ def drain(
         if topic not in listeners:
             raise ConfigurationError(f"topic {topic!r} has no listener")
         listeners = {topic: listeners[topic]}
+    served = [(config.topics[name], listeners[name]) for name in listeners if name in config.topics]
     broker: Any = connections.get_broker("worker")
     owner = uuid4().hex
     if not live and not isinstance(broker, InMemoryBroker):
@@ -54,18 +57,11 @@ def drain(
     total = 0
     while True:
         handled = 0
-        for name, listener in listeners.items():
-            if name in config.topics:
-                for slot in _due_slots(broker, config.topics[name]):
-                    handled += _drain_slot(
-                        broker,
-                        config.topics[name],
-                        slot,
-                        owner,
-                        listener,
-                        raise_errors,
-                        limit - total - handled,
-                    )
+        send_ticks(broker)
+        for declared, listener in served:
+            for slot in _due_slots(broker, declared):
+                left = limit - total - handled
+                handled += _drain_slot(broker, declared, slot, owner, listener, raise_errors, left)
         total += handled
         if not handled:
             return total

@@ -15,6 +15,7 @@ from django.core import checks
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
+from rich.console import Console
 
 from django_rmq import UnknownSchedule, listener, schedule
 from django_rmq.core.calls import ending, schedules, taking
@@ -29,13 +30,14 @@ from django_rmq.exceptions import (
     OperationRefused,
     TopicFull,
 )
+from django_rmq.management.commands import rmqmonitor
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.actors import Permission
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.listening.starting import check_start, chosen_topics
 from django_rmq.project.scheduling import registry, running
 from django_rmq.project.settings import get_config
-from django_rmq.testing import memory_broker
+from django_rmq.testing import ScheduleState, drain, memory_broker, schedule_state, start_schedules
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
 TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5_000}}
@@ -506,6 +508,61 @@ def command(*arguments: str) -> str:
     out = io.StringIO()
     call_command("rmqschedules", *arguments, stdout=out)
     return out.getvalue()
+
+
+def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: InMemoryBroker, clock: Clock) -> None:
+    def monitor(*topics: str) -> str:
+        out = io.StringIO()
+        call_command("rmqmonitor", *topics, "--count", "1", stdout=out)
+        return out.getvalue()
+
+    assert "nightly" not in monitor()
+    running.declare()
+    command("pause", "nightly")
+    last = monitor().splitlines()[-2]
+    assert last.split() == [
+        "nightly",
+        "reports",
+        "0",
+        "3",
+        "*",
+        "*",
+        "*",
+        "Europe/Berlin",
+        "-",
+        "-",
+        "paused",
+    ]
+    assert "nightly" in monitor("reports")
+    assert "nightly" not in monitor("merged")
+
+
+def test_the_table_of_rmqmonitor_has_every_schedule(broker: InMemoryBroker) -> None:
+    running.declare()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(rmqmonitor._schedules(operations().schedules()))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "nightly" in text and "2026-03-29 01:00:00" in text and "on time" in text
+
+
+def test_a_test_runs_schedules_by_its_clock(broker: InMemoryBroker, clock: Clock) -> None:
+    heard: list[str] = []
+    listener("reports")(lambda message: heard.append(message.headers["tick"]))
+    drain()
+    with pytest.raises(UnknownSchedule, match="start_schedules"):
+        schedule_state("nightly")
+    start_schedules()
+    first, second = (datetime(2026, 3, day, 1, tzinfo=UTC) for day in (29, 30))
+    assert schedule_state("nightly") == ScheduleState(first, None, is_paused=False)
+    assert drain() == 0
+    clock.advance(seconds=86_400)
+    assert drain() == 1
+    assert heard == ["2026-03-29T01:00:00Z"]
+    assert schedule_state("nightly") == ScheduleState(second, first, is_paused=False)
+    operations().pause_schedule("nightly")
+    clock.advance(seconds=86_400)
+    assert drain() == 0
+    assert schedule_state("nightly") == ScheduleState(None, first, is_paused=True)
 
 
 def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> None:

@@ -54,11 +54,13 @@ def test_a_misspelt_name_is_an_error_to_mypy(tmp_path: Path) -> None:
         "django_rmq.listner\n"
         "result: SendResult = send_message('orders', {})\n"
         "wrong: int = send_message('orders', {})\n"
+        "def plain(message: django_rmq.Message) -> int: return int(message.body['sku'])\n"
+        "def typed(message: django_rmq.Message[str]) -> int: return message.body\n"
     )
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")
     command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini"), str(program)]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line.partition("program.py:")[2] for line in answer.stdout.splitlines() if "error:" in line]
-    assert [int(line.partition(":")[0]) for line in found] == [3, 4, 6], answer.stdout + answer.stderr
+    assert [int(line.partition(":")[0]) for line in found] == [3, 4, 6, 8], answer.stdout + answer.stderr
     assert "send_mesage" in found[0]
     assert "listner" in found[1]

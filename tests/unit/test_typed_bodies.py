@@ -249,6 +249,11 @@ def test_places_are_written_as_in_python() -> None:
         ("tests.typed_bodies.convert", "E102", "is a function: it must be a dataclass"),
         ("tests.typed_bodies.NOT_A_FUNCTION", "E102", "is a int"),
         ("tests.typed_bodies.Opaque", "E102", "PydanticSchemaGenerationError"),
+        (
+            "tests.typed_bodies.Unfinished",
+            "E102",
+            "PydanticUndefinedAnnotation: name 'Missing' is not defined",
+        ),
     ],
 )
 def test_a_type_that_cannot_be_used_says_why(path: str, check: str, why: str) -> None:
@@ -274,6 +279,8 @@ def test_options_that_do_not_fit_the_type_are_problems() -> None:
     (tags,) = conditions.problems(typed("Tagged"))
     assert tags.id == "E104"
     assert not list(conditions.problems(typed("Tagged", identity="key")))
+    (secret,) = conditions.problems(typed("Secretive", identity="key"))
+    assert secret.id == "E104"
     assert encode_body(typed("Tagged"), Tagged(tags=frozenset({"a"}))) == b'{"tags":["a"]}'
     assert not list(conditions.problems(Topic("plain", TopicType.FIXED_TIME)))
 

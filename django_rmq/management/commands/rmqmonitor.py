@@ -11,8 +11,9 @@ from typing import Any
 
 from django_rmq.exceptions import ServerTrouble
 from django_rmq.management import RmqCommand, at_least, shown
+from django_rmq.management.commands import rmqschedules
 from django_rmq.management.commands.rmqstats import COLUMNS, cells_of, lines_of, remarks_of, row_of
-from django_rmq.operations import Flow, TopicFigures
+from django_rmq.operations import Flow, ScheduleFigures, TopicFigures
 
 Rates = dict[str, dict[str, float]]
 
@@ -22,7 +23,7 @@ class Command(RmqCommand):
 
     help = (
         "Watch all topics live: depths, the oldest due message, workers, and messages sent, done and "
-        "failed per second. With the extra cli (rich) the table is updated in place; without it, or into "
+        "failed per second; and their schedules. With the extra cli (rich) the table is updated in place; without it, or into "
         "a file, a new table is printed each time. --events prints events of messages instead, which "
         "processes with EVENTS publish. Ctrl-C ends it."
     )
@@ -70,7 +71,9 @@ class Command(RmqCommand):
                 rows = [row_of(one, rates.get(one.topic.name)) for one in figures]
                 self.stdout.write(json.dumps(rows))
             else:
-                for line in lines_of(figures, rates):
+                schedules = self.operations().schedules(names)
+                told = ["", *rmqschedules.lines_of(schedules)] if schedules else []
+                for line in [*lines_of(figures, rates), *told]:
                     self.stdout.write(line)
                 self.stdout.write("")
             self.stdout.flush()
@@ -92,13 +95,16 @@ class Command(RmqCommand):
             self.stdout.flush()
 
     def _live(self, names: list[str], interval: float, count: int | None) -> None:
+        from rich.console import Group
         from rich.live import Live
         from rich.text import Text
 
         with Live(auto_refresh=False, screen=False) as live:
             while True:
                 try:
-                    live.update(_table(*self._look(names)), refresh=True)
+                    topics, schedules = _table(*self._look(names)), self.operations().schedules(names)
+                    told = ["", _schedules(schedules)] if schedules else []
+                    live.update(Group(topics, *told), refresh=True)
                 except ServerTrouble as error:
                     # The person who watches wants to see it come back.
                     live.update(Text(shown(str(error)), style="bold red"), refresh=True)
@@ -126,6 +132,19 @@ def _has_rich() -> bool:
     except ImportError:
         return False
     return True
+
+
+def _schedules(found: list[ScheduleFigures]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*rmqschedules.HEAD, box=None, pad_edge=False, header_style="bold")
+    for one in found:
+        *cells, state = map(Text, rmqschedules.cells_of(one))
+        if state.plain != rmqschedules.ON_TIME:
+            state.stylize("yellow")
+        table.add_row(*cells, state)
+    return table
 
 
 def _table(figures: list[TopicFigures], rates: Rates) -> Any:

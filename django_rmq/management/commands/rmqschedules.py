@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from django_rmq.core.words.schedules import CATCH_UP
 from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, at_least, shown, table
 from django_rmq.operations import Operations, ScheduleFigures
 
+ON_TIME = "on time"
 HEAD = ("schedule", "topic", "when", "next run (UTC)", "last run (UTC)", "state")
 
 
@@ -83,14 +84,19 @@ class Command(RmqCommand):
         if not found:
             self.stdout.write("no worker has declared a schedule")
             return
-        rows = [HEAD]
-        for one in found:
-            when = f"{one.timing} (edited)" if one.override else one.timing
-            rows.append(
-                (one.name, one.topic, shown(when), _time(one.next_ms), _time(one.last_ms), _state(one))
-            )
-        for line in table(rows):
+        for line in lines_of(found):
             self.stdout.write(line)
+
+
+def lines_of(found: Sequence[ScheduleFigures]) -> list[str]:
+    """Return the table of schedules as lines."""
+    return list(table([HEAD, *map(cells_of, found)]))
+
+
+def cells_of(one: ScheduleFigures) -> tuple[str, ...]:
+    """Return the cells of a schedule in this table."""
+    when = f"{one.timing} (edited)" if one.override else one.timing
+    return one.name, one.topic, shown(when), _time(one.next_ms), _time(one.last_ms), _state(one)
 
 
 def _state(one: ScheduleFigures) -> str:
@@ -100,7 +106,7 @@ def _state(one: ScheduleFigures) -> str:
         return "paused"
     if one.problem:
         return shown(one.problem)
-    return f"late by {ago(one.late_ms / 1000)}" if one.late_ms >= 1000 else "on time"
+    return f"late by {ago(one.late_ms / 1000)}" if one.late_ms >= 1000 else ON_TIME
 
 
 def _time(ms: int | None) -> str:

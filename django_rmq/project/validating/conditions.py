@@ -42,7 +42,13 @@ def _of_options(place: str, topic: Topic, schema: Mapping[str, Any]) -> Iterator
             f"{place} has SLOT_BASIS {topic.slot_basis!r}, and its BODY has no such field. It has: "
             f"{', '.join(sorted(fields))}.",
         )
-    if not topic.keyed and _has_set(schema):
+    if _has(schema, "writeOnly"):
+        yield Problem(
+            "E104",
+            f"{place}: its BODY contains a secret, which pydantic writes as asterisks: listeners would get these.",
+            "Use str, or give the field a serializer. Everything in a body can be read in Redis.",
+        )
+    if not topic.keyed and _has(schema, "uniqueItems"):
         yield Problem(
             "E104",
             f'{place} has IDENTITY "body", and its BODY contains a set, whose order changes from process to process: '
@@ -51,10 +57,11 @@ def _of_options(place: str, topic: Topic, schema: Mapping[str, Any]) -> Iterator
         )
 
 
-def _has_set(schema: Any) -> bool:
+def _has(schema: Any, keyword: str) -> bool:
+    """Return whether ``keyword`` is true anywhere in a schema."""
     if isinstance(schema, Mapping):
-        return schema.get("uniqueItems") is True or any(map(_has_set, schema.values()))
-    return isinstance(schema, list) and any(map(_has_set, schema))
+        return schema.get(keyword) is True or any(_has(each, keyword) for each in schema.values())
+    return isinstance(schema, list) and any(_has(each, keyword) for each in schema)
 
 
 __all__ = ["Problem", "problems"]

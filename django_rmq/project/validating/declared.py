@@ -163,7 +163,10 @@ def adapter_of(path: str) -> TypeAdapter[Any]:
             "another type that pydantic can validate",
         )
     try:
-        return pydantic.TypeAdapter(target)
+        adapter = pydantic.TypeAdapter(target)
+        # A name that it refers to and nobody has defined is a mistake in the type, not in the first body.
+        adapter.rebuild(raise_errors=True)
+        return adapter
     except Exception as error:
         raise Unusable("E102", f"{path!r} cannot be the type of a body: {_first_line(error)}") from error
 

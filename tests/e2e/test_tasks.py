@@ -25,7 +25,10 @@ from tests.workers import eventually
 
 Status = frameworks.framework().base.TaskResultStatus
 
-OPTIONS = {"TOPIC": {"SLOTS": 4, "BACKOFF": 0, "TIMEOUT": 2}, "QUEUES": {"brief": {"TIMEOUT": 1, "MAX_RETRIES": 1}}}
+OPTIONS = {
+    "TOPIC": {"SLOTS": 4, "BACKOFF": 0, "TIMEOUT": 2},
+    "QUEUES": {"brief": {"TIMEOUT": 1, "MAX_RETRIES": 1}},
+}
 
 pytestmark = pytest.mark.django_db
 

@@ -409,7 +409,7 @@ def _wake(key: str, name: str) -> None:
     assert rest is not None
     if isinstance(broker, InMemoryBroker):
         waiting = broker.keyspace[slot_keys(broker.prefix, name, 0).retry]
-        waiting[key.encode()] = 1000 + waiting[key.encode()] % 1  # type: ignore[index, operator]
+        waiting[key.encode()] = 1000 + rest % 1  # type: ignore[assignment]
     else:
         broker.client.zadd(  # type: ignore[attr-defined]
             slot_keys(broker.prefix, name, 0).retry, {key: 1000 + rest % 1}
@@ -702,7 +702,7 @@ def test_a_backend_without_a_framework_is_reported(monkeypatch: pytest.MonkeyPat
     with settings({"BROKER": "memory"}), registry.isolated():
         (found,) = checks.run_checks(tags=["rmq"])
     assert found.id == "django_rmq.E085"
-    assert "django-redis-rmq[tasks]" in found.hint
+    assert "django-redis-rmq[tasks]" in str(found.hint)
 
 
 def test_other_backends_are_none_of_our_business() -> None:

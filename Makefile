@@ -171,6 +171,7 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 bench-peers: $(INSTALLED) ## other Python queues, installed and measured at the same work (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.peers.order
+	$(BIN)/python -m benchmarks.peers.tasks
 
 bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)

@@ -22,6 +22,7 @@ from example_project.prices.models import Product
 from example_project.traffic import Done
 
 PRICES, RENDERS, ORDERS = "price-changes", "image-renders", "order-timeouts"
+MAILS = "tasks.default"
 
 
 @dataclass
@@ -109,11 +110,15 @@ class Accounts(TopicAccounts):
     """Those of the shop's topics, with what the database says."""
 
     def __init__(self) -> None:
-        super().__init__(PRICES, RENDERS, ORDERS)
+        super().__init__(PRICES, RENDERS, ORDERS, MAILS)
 
     def closed_orders(self) -> Any:
         """Orders closed since the beginning."""
         return Order.objects.filter(state=State.CLOSED, closed_at__gte=self.began)
+
+    def confirmed(self) -> int:
+        """The number of orders that were confirmed by mail since the beginning."""
+        return int(Order.objects.filter(confirmed_at__gte=self.began).count())
 
     def closed_early(self) -> int:
         """Orders closed before their time; both times are of this machine's clock, as is Redis' own."""
@@ -127,7 +132,7 @@ class Accounts(TopicAccounts):
     def finished(self) -> bool:
         """Whether nothing is left that will happen by itself soon. Orders are waited for if they take a minute at most."""
         figures = self.figures()
-        if figures[PRICES].live or figures[RENDERS].live:
+        if figures[PRICES].live or figures[RENDERS].live or figures[MAILS].live:
             return False
         orders = figures[ORDERS]
         patience: timedelta = settings.SHOP_ORDER_TIMEOUT
@@ -139,12 +144,12 @@ class Accounts(TopicAccounts):
         """What does not add up, a sentence each; call it when the consumers have stopped."""
         found = self.unbalanced()
         figures = self.figures()
-        for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders)):
+        for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders), (MAILS, done.orders)):
             if figures[name].counters["sent"] < returned:
                 found.append(
                     f"{returned} sends to {name} returned, Redis counts {figures[name].counters['sent']}"
                 )
-        for name in (PRICES, RENDERS):
+        for name in (PRICES, RENDERS, MAILS):
             waiting = figures[name].store + figures[name].prepare
             if waiting:
                 found.append(f"{waiting} messages of {name} were not consumed")
@@ -153,6 +158,8 @@ class Accounts(TopicAccounts):
                 f"{figures[ORDERS].prepare} messages of {ORDERS} are in flight although no worker runs"
             )
 
+        if unconfirmed := Order.objects.filter(confirmed_at=None).count() - figures[MAILS].dead:
+            found.append(f"{unconfirmed} orders were not confirmed by mail")
         if overdue := self._overdue():
             found.append(f"{overdue} orders are past their time but neither paid nor closed")
         still_open = Order.objects.filter(state=State.OPEN).count()

@@ -1,7 +1,7 @@
 """Settings of the example shop on a server: what differs from development comes from the environment.
 
 Required: DJANGO_SECRET_KEY, DATABASE_PASSWORD, REDIS_URL. Optional: DJANGO_ALLOWED_HOSTS (separated by commas),
-DATABASE_HOST, DATABASE_NAME, DATABASE_USER, RMQ_METRICS_TOKEN, and what ``settings`` reads.
+DATABASE_HOST, DATABASE_NAME, DATABASE_USER, EMAIL_HOST, RMQ_METRICS_TOKEN, and what ``settings`` reads.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ DATABASES = {
         "CONN_HEALTH_CHECKS": True,
     }
 }
+
+EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+EMAIL_HOST = os.environ.get("EMAIL_HOST", "localhost")
 
 CACHES["rmq"]["LOCATION"] = os.environ["REDIS_URL"]
 

@@ -116,6 +116,16 @@ RMQ = {
     "ADMIN": {"PAGE_SIZE": 25},
 }
 
+# The shop's mails are tasks, which need no topic of their own here.
+TASKS = {
+    "default": {
+        "BACKEND": "django_rmq.tasks.RMQBackend",
+        "OPTIONS": {"TOPIC": {"SLOTS": 4, "MAX_RETRIES": 8}},
+    },
+}
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = SHOP_DATA / "mails"
+
 # Who owns which slots is settled through Redis, or with this switch in ZooKeeper.
 if os.environ.get("SHOP_ZOOKEEPER") == "1":
     RMQ["ZOOKEEPER"] = {

@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from example_project.traffic import Done
 
 
+NOT_COUNTED = ("image-renders", "tasks.default")
+"""The topics into which nothing comes from outside, or what comes is the mail of an order that is counted."""
+
+
 def totals(figures: dict[str, Figures], accounts: Accounts) -> dict[str, int]:
     """The whole shop in a few numbers; `sent` is what came from outside, not what listeners sent on."""
     topics = list(figures.values())
     return {
-        "sent": sum(topic.counters["sent"] for name, topic in figures.items() if name != "image-renders"),
+        "sent": sum(topic.counters["sent"] for name, topic in figures.items() if name not in NOT_COUNTED),
         "merged": sum(topic.merged for topic in topics),
         "rendered": figures["image-renders"].counters["committed"],
         "closed": accounts.closed_orders().count(),
@@ -83,6 +87,7 @@ def summary(accounts: Accounts, done: Done, selection: SelectionRun | None) -> d
         "sent": f"{found['sent']} ({done.price_changes} price changes, {done.orders} orders)",
         "merged": found["merged"],
         "rendered": found["rendered"],
+        "confirmed by mail": accounts.confirmed(),
         "paid": done.paid,
         "closed": f"{found['closed']} (the latest {late:.3f} s after its time)",
         "retried": found["retried"],

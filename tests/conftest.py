@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.tasks.frameworks import is_native
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
@@ -42,6 +43,9 @@ def pytest_configure() -> None:
     """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", archive.options())
     django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
+    # Tests have the topics that they declare; those of the shop ask for its tasks.
+    package = "django.tasks" if is_native() else "django_tasks"
+    django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
 
 
 SLOW = {"browser", "clients", "e2e", "spark"}

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq import Reject, Retry
+from django_rmq.project.tasks.frameworks import framework
 
-try:
-    from django.tasks import task  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    from django_tasks import task
+task: Any = framework().base.task
 
 
 @task()

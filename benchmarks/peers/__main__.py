@@ -23,6 +23,9 @@ from benchmarks.table import TITLES, Row, cells, conditions, markdown, server, t
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
+OURS = ("rmq", "tasks_rmq")
+PINS = {"tasks_db": "django-tasks-db", "tasks_huey": "huey", "tasks_rq": "django-tasks-rq"}
+"""Peer -> the package whose version counts, where it has another name."""
 PEERS = ("rq", "celery", "dramatiq", "huey", "arq", "saq", "bullmq")
 GOALS = {"bulk": 10.0, "single": 1.0, "consume": 20.0}
 COLUMNS = ("queue", "version", "bulk sends/s", "single sends/s", "consumed/s")
@@ -74,7 +77,7 @@ def measure(name: str, port: int, messages: int, singles: int) -> dict[str, Any]
 def driven(name: str, driver: str, arguments: Sequence[int], ports: Mapping[str, int]) -> dict[str, Any]:
     """Return what a driver found in the environment of ``name``, or an ``error``."""
     try:
-        python = sys.executable if name == "rmq" else str(environment(name))
+        python = sys.executable if name in OURS else str(environment(name))
         ran = subprocess.run(
             [python, "-m", driver, *map(str, arguments)],
             cwd=FOLDER,
@@ -107,11 +110,11 @@ def requirements(name: str) -> Path:
 
 def version(name: str) -> str:
     """Return the version that is pinned."""
-    if name == "rmq":
+    if name in OURS:
         from django_rmq import __version__
 
         return __version__
-    pin = re.search(rf"^{name}==(\S+)", requirements(name).read_text(), re.MULTILINE)
+    pin = re.search(rf"^{PINS.get(name, name)}==(\S+)", requirements(name).read_text(), re.MULTILINE)
     return pin[1] if pin else "?"
 
 
@@ -168,17 +171,18 @@ def note(name: str, result: dict[str, Any]) -> str:
     return f"- {name}: {result['guarantee']}. Measured with {result['settings']}; bulk: {result['bulk_by']}."
 
 
-def compared(rounds: list[dict[str, dict[str, Any]]]) -> list[Row]:
+def compared(rounds: list[dict[str, dict[str, Any]]], goals: dict[str, float] = GOALS) -> list[Row]:
     """Return our rows beside the best of the others."""
     found = combined(rounds)
-    ours = found["rmq"]
-    others = {name: result for name, result in found.items() if name != "rmq" and "error" not in result}
+    (own,) = (name for name in found if name in OURS)
+    ours = found[own]
+    others = {name: result for name, result in found.items() if name != own and "error" not in result}
     if "error" in ours or not others:
         return []
     rows = []
-    for what, goal in GOALS.items():
+    for what, goal in goals.items():
         best = max(others, key=lambda name: others[name][what])
-        ratio = statistics.median(each["rmq"][what] / each[best][what] for each in rounds)
+        ratio = statistics.median(each[own][what] / each[best][what] for each in rounds)
         rows.append(
             Row(
                 {"bulk": "bulk sends", "single": "single sends", "consume": "consuming"}[what],

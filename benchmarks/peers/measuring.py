@@ -1,8 +1,8 @@
 """What every driver does with its queue. Runs in the peer's own environment: nothing but the standard library and redis-py.
 
 A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (how it sends in bulk), ``single(count)`` and
-``bulk(count)``, ``left(client)`` (how many messages wait or run) and ``WORKERS`` (the command lines of its worker processes).
-It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
+``bulk(count)``, ``left(client)`` (how many messages wait or run), ``clear()`` if they are not in Redis, and ``WORKERS`` (the command lines of its
+worker processes). It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
 is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For ``benchmarks.overlap`` PEER_SLEEP says how many seconds
 a job takes in asyncio (see ``jobs``), PEER_CONCURRENCY how many overlap, and PEER_PROCESSES how many worker processes there are.
 """
@@ -111,10 +111,11 @@ def main(driver: Any) -> None:
     """Measure ``driver`` and print what was found."""
     count, singles = int(sys.argv[1]) * getattr(driver, "MANY", 1), int(sys.argv[2])
     looker = client()
-    looker.flushall()
+    clear = getattr(driver, "clear", looker.flushall)
+    clear()
     driver.single(50)
     single = rate_of(singles, driver.single)
-    looker.flushall()
+    clear()
     bulk = rate_of(count, driver.bulk)
     if driver.left(looker) < count:
         raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")

@@ -20,6 +20,7 @@ from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.reader import PLAIN_KEYS, SECTIONS
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
+from django_rmq.project.settings.tasks import OPTION_KEYS, TaskOptions
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.values import Wanted
 from django_rmq.project.settings.zookeeper import ZooKeeper
@@ -42,6 +43,7 @@ def sections() -> Iterator[tuple[str, Keys, type]]:
     yield "`RMQ`", PLAIN_KEYS, Config
     yield "A topic", TOPIC_KEYS, Topic
     yield "A schedule", SCHEDULE_KEYS, Schedule
+    yield "`TASKS`", OPTION_KEYS, TaskOptions
     yield "`ZOOKEEPER`", keys_of(ZooKeeper), ZooKeeper
     for name, (_, kind, keys) in SECTIONS.items():
         yield f"`{name}`", keys, kind

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from django_rmq import remove_message, send_message
 from example_project.orders.models import Order, State
+from example_project.orders.tasks import confirm
 from example_project.prices.models import Product
 
 
@@ -20,7 +21,7 @@ class OutOfStock(Exception):
 def create_order(sku: int, quantity: int = 1) -> Order:
     """Reserve the goods and have the order closed at its time; OutOfStock or Http404 instead.
 
-    The message goes out when the transaction commits: no message for an order that never was.
+    The message goes out when the transaction commits, and so does the mail: none for an order that never was.
     """
     with transaction.atomic():
         product = Product.objects.filter(sku=sku).first()
@@ -37,6 +38,7 @@ def create_order(sku: int, quantity: int = 1) -> Order:
             due_at=now + settings.SHOP_ORDER_TIMEOUT,
         )
         send_message("order-timeouts", {"order": order.pk}, fixed_time=order.due_at)
+        confirm.enqueue(order.pk)
     return order
 
 

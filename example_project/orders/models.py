@@ -24,6 +24,8 @@ class Order(models.Model):
     state = models.CharField(max_length=6, choices=State.choices, default=State.OPEN)
     created_at = models.DateTimeField(default=timezone.now)
     due_at = models.DateTimeField()
+    confirmed_at = models.DateTimeField(null=True, blank=True)
+    """When the customer was sent a mail about it."""
     paid_at = models.DateTimeField(null=True, blank=True)
     closed_at = models.DateTimeField(null=True, blank=True)
 

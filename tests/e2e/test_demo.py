@@ -146,7 +146,8 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
     assert 0 < count["rendered"] <= changes
     assert count["retried"] >= 2
     assert count["dead"] == 1
-    assert summary["ledger"] == "balanced in 96 slots"
+    assert summary["ledger"] == "balanced in 100 slots"
+    assert count["confirmed by mail"] == orders
     assert count["delivered early"] == count["not yet due or resting"] == 0
     assert demo.processes() == []
     assert not demo.redis_answers()

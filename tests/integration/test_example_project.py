@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core import mail
 from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
@@ -22,11 +23,13 @@ from django_rmq.project.connections import get_broker
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from example_project import settings as shop
 from example_project.accounts import Accounts
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
 from example_project.orders.listeners import time_is_up
 from example_project.orders.models import DailyReport, Order, State
 from example_project.orders.reports import write_report
+from example_project.orders.tasks import confirm
 from example_project.prices.changes import change_prices
 from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
@@ -40,6 +43,7 @@ from tests.brokers import direct
 def clock(settings: Any, tmp_path: Path) -> Iterator[Clock]:
     """The clock, which stands, of a broker in memory; and a folder for images."""
     settings.MEDIA_ROOT = tmp_path / "media"
+    settings.TASKS = shop.TASKS
     standing = clock_from_now()
     with memory_broker(standing):
         yield standing
@@ -239,6 +243,7 @@ def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, 
     order = create_order(1)
     paid = create_order(1)
     pay_order(paid)
+    assert drain("tasks.default") == 2, "their mails"
     clock.advance(seconds=15 * 60 - 1)
     assert drain() == 0
     # The clock of the broker was read before the order's.
@@ -250,6 +255,20 @@ def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, 
 
 
 # --- orders
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_mail_of_an_order_is_a_task_that_sends_it_once(product: Product) -> None:
+    order = create_order(1, quantity=3)
+    assert mail.outbox == []
+    assert drain("tasks.default") == 1
+    (sent,) = mail.outbox
+    assert (sent.subject, sent.to) == (f"Your order {order.pk}", [f"customer-{order.pk}@example.com"])
+    assert "3 × Amber Glazed Mug: 37.50" in sent.body
+    again = confirm.enqueue(order.pk)
+    assert drain("tasks.default") == 1
+    again.refresh()
+    assert (again.return_value, len(mail.outbox)) == (False, 1)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -406,8 +425,20 @@ def accounts(product: Product) -> Accounts:
 def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -> None:
     pay_order(create_order(1))
     create_order(1)
+    assert accounts.finished() is False, "the mails are still to be sent"
+    assert drain("tasks.default") == 2
     assert accounts.finished() is True
+    assert accounts.confirmed() == 2
     assert accounts.complaints(Done(orders=2)) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_order_without_its_mail_is_complained_of(accounts: Accounts) -> None:
+    create_order(1)
+    assert accounts.complaints(Done(orders=1)) == [
+        "1 messages of tasks.default were not consumed",
+        "1 orders were not confirmed by mail",
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -423,12 +454,13 @@ def test_messages_that_nobody_consumed_are_complained_of(accounts: Accounts) -> 
 def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
     topic = get_config().topic("order-timeouts")
     order = create_order(1)
+    drain("tasks.default")
     broker = direct(get_broker())
     for slot in range(topic.slots):
         broker.purge(topic, slot, "store")
     (lost,) = accounts.complaints(Done(orders=1))
     assert lost == "1 orders are open, but only 0 messages will close them"
-    (unsent, _) = accounts.complaints(Done(orders=2))
+    (unsent, *_) = accounts.complaints(Done(orders=2))
     assert unsent == "2 sends to order-timeouts returned, Redis counts 1"
     Order.objects.filter(pk=order.pk).update(due_at=timezone.now())
     assert "1 orders are past their time but neither paid nor closed" in accounts.complaints(Done(orders=1))
@@ -437,6 +469,7 @@ def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_an_order_that_was_closed_early_is_complained_of(accounts: Accounts) -> None:
     order = create_order(1)
+    drain("tasks.default")
     close_order(order.pk)
     assert accounts.complaints(Done(orders=1)) == ["1 orders were closed before their time"]
 

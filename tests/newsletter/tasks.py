@@ -7,9 +7,9 @@ from typing import Any
 from django.core.mail import EmailMessage
 
 try:
-    from django.tasks import TaskContext, task  # type: ignore[import-not-found, unused-ignore]
+    from django.tasks import TaskContext, task
 except ImportError:
-    from django_tasks import TaskContext, task
+    from django_tasks import TaskContext, task  # type: ignore[assignment, no-redef]
 
 
 @task()

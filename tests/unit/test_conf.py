@@ -23,6 +23,7 @@ from django_rmq.project.settings import Config, Problem, get_config, read_settin
 from django_rmq.project.settings.keys import keys_of
 from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
+from django_rmq.project.settings.tasks import OPTION_KEYS
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.zookeeper import ZooKeeper
 from django_rmq.project.validating import conditions as of_bodies
@@ -840,7 +841,7 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
 
 
 def every_key() -> list[str]:
-    keys = [*RMQ_KEYS, *TOPIC_KEYS, *SCHEDULE_KEYS, *keys_of(ZooKeeper)]
+    keys = [*RMQ_KEYS, *TOPIC_KEYS, *SCHEDULE_KEYS, *OPTION_KEYS, *keys_of(ZooKeeper)]
     for _, _, section in SECTIONS.values():
         keys += section
     return keys

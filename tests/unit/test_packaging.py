@@ -62,6 +62,7 @@ def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
         "prometheus",
         "schedules",
         "spark",
+        "tasks",
         "typed",
     }
     assert set(metadata.get_all("Provides-Extra", [])) == extras

@@ -31,6 +31,7 @@ from django_rmq.project.tasks.records import (
     Error,
     Record,
     result_of,
+    update,
 )
 
 logger = safe_logger("django_rmq.tasks")
@@ -64,6 +65,8 @@ class Attempt:
         self.framework: Framework
         self.task: Any = None
         self.result: Any = None
+        self.sender: Any = None
+        """The sender of the framework's signals."""
 
     def _earlier(self) -> Record:
         """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
@@ -88,16 +91,12 @@ class Attempt:
         self.backend = get_config().tasks[self.job.backend]
         self.framework = framework(self.backend.package)
         self.task = self.job.task(self.framework)
+        self.sender = type(self.task.get_backend())
         self.result = result_of(self.framework, self.task, self.key, self.job, record)
         context = (
             [self.framework.base.TaskContext(task_result=self.result)] if self.task.takes_context else []
         )
         return [*context, *self.result.args]
-
-    @property
-    def sender(self) -> Any:
-        """The sender of the framework's signals."""
-        return type(self.task.get_backend())
 
     def start(self) -> Call[str]:
         """Return what notes in Redis that the attempt runs."""
@@ -147,8 +146,8 @@ class Attempt:
 
     def _end(self) -> None:
         self.ended = True
-        if self.task is not None:
-            self.result = result_of(self.framework, self.task, self.key, self.job, self.record)
+        if self.result is not None:
+            update(self.framework, self.result, self.record)
 
     def _kept(self, stamp: int, record: bytes) -> Call[str]:
         backend = get_config().tasks.get(self.job.backend)

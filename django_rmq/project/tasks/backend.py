@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_rmq.core.words.envelopes import new_origin
 from django_rmq.core.words.results import SendResult
+from django_rmq.exceptions import InvalidMessage
 from django_rmq.project.sending import send_message
 from django_rmq.project.settings import get_config
 from django_rmq.project.settings.tasks import TaskBackend
@@ -91,8 +92,14 @@ class Tasks:
 def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
     options = mine.options
     how: dict[str, Any] = {"key": key, "on_commit": options.on_commit, "using": options.database}
-    if job.run_after is not None and _is_later(job.run_after, now):
-        return send_message(mine.later.name, job.body, fixed_time=_aware(job.run_after), **how)
+    after = job.run_after
+    if after is not None and _is_later(after, now):
+        try:
+            return send_message(mine.later.name, job.body, fixed_time=_aware(after), **how)
+        except InvalidMessage:
+            # Its time may have come just now.
+            if _is_later(after, timezone.now()):
+                raise
     queue = mine.queue(job.queue)
     topic = queue.loop if job.in_loop else queue.threads
     return send_message(topic.name, job.body, priority=job.place, **how)

@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, body: Any) -> Job:
-        """Return the job in a message's body. Raises ``ValueError`` for what is none."""
+        """Return the job in a message's body. Raises ``ValueError`` for any other body."""
         try:
             after = body.get("run_after")
             return cls(
@@ -82,12 +82,12 @@ class Job(NamedTuple):
                 body.get("async", False),
             )
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"the body is no task: {error!r}") from None
+            raise ValueError(f"the body is not that of a task: {error!r}") from None
 
     def task(self, framework: Framework) -> Any:
         """Return the task, with the options of this call.
 
-        Raises ``ImportError`` if there is no such object, ``TypeError`` if it is no task, and the framework's
+        Raises ``ImportError`` if there is no such object, ``TypeError`` if it is something else, and the framework's
         ``InvalidTask`` if the backend does not take it any more.
         """
         found = import_string(self.path)

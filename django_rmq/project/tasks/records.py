@@ -20,6 +20,10 @@ MOST_TRACEBACK = 16_384
 """How many bytes of a traceback are kept."""
 
 
+# Escaped, because texts of errors need not be valid Unicode.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 class Error(NamedTuple):
     """Why an attempt failed."""
 
@@ -63,9 +67,7 @@ class Record:
             "workers": self.workers,
             "value": self.value,
         }
-        return json.dumps(found, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
-            "utf-8", "backslashreplace"
-        )
+        return _encode(found).encode()
 
     @classmethod
     def read(cls, raw: bytes, stamp: int) -> Record:
@@ -94,6 +96,25 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+def update(framework: Framework, result: Any, record: Record) -> None:
+    """Bring a result that programs have up to date, as ``TaskResult.refresh`` does."""
+    base = framework.base
+    for name, value in (
+        ("status", base.TaskResultStatus[record.status]),
+        ("finished_at", record.finished_at),
+        (
+            "errors",
+            [
+                base.TaskError(exception_class_path=each.path, traceback=each.traceback)
+                for each in record.errors
+            ],
+        ),
+        ("_return_value", record.value),
+    ):
+        # The class is frozen.
+        object.__setattr__(result, name, value)
+
+
 def result_of(framework: Framework, task: Any, key: str, job: Job, record: Record) -> Any:
     """Return what programs get: a ``TaskResult`` of the framework."""
     base = framework.base
@@ -118,4 +139,4 @@ def result_of(framework: Framework, task: Any, key: str, job: Job, record: Recor
     return found
 
 
-__all__ = ["FAILED", "READY", "RUNNING", "SUCCESSFUL", "Error", "Record", "result_of"]
+__all__ = ["FAILED", "READY", "RUNNING", "SUCCESSFUL", "Error", "Record", "result_of", "update"]

@@ -32,7 +32,7 @@ def run(message: Message) -> None:
         keep = attempt.succeed(attempt.task.call(*arguments, **attempt.result.kwargs))
     except BaseException as error:
         attempt.fail(error)()
-        if attempt.is_finished and attempt.task is not None:
+        if attempt.is_finished and attempt.result is not None:
             attempt.framework.signals.task_finished.send_robust(
                 sender=attempt.sender, task_result=attempt.result
             )
@@ -54,7 +54,7 @@ async def arun(message: Message) -> None:
         keep = attempt.succeed(await attempt.task.acall(*arguments, **attempt.result.kwargs))
     except BaseException as error:
         await asyncio.to_thread(attempt.fail(error))
-        if attempt.is_finished and attempt.task is not None:
+        if attempt.is_finished and attempt.result is not None:
             await attempt.framework.signals.task_finished.asend_robust(
                 sender=attempt.sender, task_result=attempt.result
             )

@@ -167,6 +167,10 @@ class Claims:
 
     # --- claiming
 
+    def now_ms(self) -> int:
+        """Return the time of Redis."""
+        return self._broker.now_ms()
+
     def due(self) -> int:
         """Return how many messages are due."""
         return sum(counts.due for counts in self.counts(range(self._topic.slots)))

@@ -29,20 +29,30 @@ def executors_wheel(folder: Path) -> Path:
 
 
 def environment(
-    folder: Path, packages: Iterable[str] = (*OF_A_DRIVER, *OF_A_TASK), without: Iterable[str] = ()
+    folder: Path,
+    packages: Iterable[str] = (*OF_A_DRIVER, *OF_A_TASK),
+    *,
+    is_ours: bool = True,
+    without: Iterable[str] = (),
 ) -> Path:
-    """Make an environment with the distribution for executors and these packages; return its Python.
+    """Make an environment with these packages and the distribution for executors; return its Python.
 
-    ``without``: packages of it that are taken out again.
+    ``is_ours``: False for one without that distribution. ``without``: packages that are taken out again.
     """
     venv.create(folder, symlinks=True)
     where = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     installed = Path(sysconfig.get_path("purelib"))
     for name in packages:
         (where / name).symlink_to(installed / name)
-    with zipfile.ZipFile(executors_wheel(folder)) as wheel:
-        wheel.extractall(where)
+    if is_ours:
+        with zipfile.ZipFile(executors_wheel(folder)) as wheel:
+            wheel.extractall(where)
     for name in without:
         path = where / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     return folder / "bin" / "python"
+
+
+def zipped(name: str, folder: Path) -> Path:
+    """Return a zip with an installed package of plain Python."""
+    return Path(shutil.make_archive(str(folder / name), "zip", sysconfig.get_path("purelib"), name))

@@ -396,6 +396,29 @@ def test_a_checkpoint_from_before_what_was_acknowledged_is_refused(begun: Any) -
     assert rows(fresh, begin, fresh.latestOffset(begin, ALL)) == {b'"d"': 1}
 
 
+def test_the_backlog_is_counted_from_time_to_time_and_lost_claims_with_it(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, source, start = begun(30, slots=2)
+    told = source.reportLatestOffset()
+    assert told == {"due": 30, "waiting": 30, "oldestDueSeconds": 0.0, "claimed": 0, "lostClaims": 0}
+    end = source.latestOffset(start, ReadMaxRows(10))
+    assert source.reportLatestOffset() is told
+    monkeypatch.setattr("django_rmq.spark.backlog.COUNT_SECONDS", 0.0)
+    for slot in range(2):
+        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    assert rows(source, start, end) == {}
+    following = reader(topic)
+    assert rows(following, start, end) == {}
+    found = following.reportLatestOffset() or {}
+    assert (found["waiting"], found["claimed"], found["lostClaims"]) == (30, 0, 1)
+
+
+def test_a_topic_of_many_slots_is_not_counted(begun: Any) -> None:
+    _, source, _ = begun(1, slots=8_192)
+    assert source.reportLatestOffset() is None
+
+
 def test_another_slot_count_stops_the_query(begun: Any) -> None:
     _, source, start = begun(1)
     with pytest.raises(SlotMoved, match="new checkpoint"):

@@ -72,16 +72,21 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
     assert python.endswith("/bare") and has == "redis" and not others
 
 
-def test_an_archive_goes_with_the_job(
+def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path
 ) -> None:
-    cluster, driver = machines
-    packages = environment(tmp_path / "environment", ("pyarrow", "redis")).parents[1]
-    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz", dereference=True, compresslevel=1) as archive:
-        archive.add(packages, ".")
+    cluster, _ = machines
+    python = environment(cluster.folder / "environment", ("pyarrow", "redis"))
+    archive = tmp_path / "environment.tar.gz"
+    # As venv-pack does.
+    with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
+        packed.add(python.parents[1], ".")
     ran = cluster.submit(
-        *(JOB, driver, "--archives", f"{tmp_path / 'environment.tar.gz'}#environment"),
+        *(JOB, python, "--archives", f"{archive}#environment"),
         jobs=(*job, "find"),
         PYSPARK_PYTHON="./environment/bin/python",
     )
-    assert all("/work" in python or "worker-" in python for python, _ in told(ran)["tasks"])
+    tasks = told(ran)["tasks"]
+    assert {Path(python).name for python, _ in tasks} == {"environment"}
+    # Each executor has a copy of its own.
+    assert all("/worker-" in python and has == "redis" for python, has in tasks)

@@ -91,6 +91,6 @@ class Lease:
         if lost:
             self.warn(
                 held[gone[0]],
-                f"its lease ended in {lost} slots while Spark processed the batch. Their messages are "
-                "delivered again",
+                f"in {lost} slots its lease ended, or it was given back, while Spark processed the batch. Their "
+                "messages are delivered again",
             )

@@ -27,7 +27,6 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 
-
 CALL_BYTES = 1_048_576
 """The number of bytes that a call may send beyond its first message: it limits how long Redis is blocked."""
 

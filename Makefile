@@ -213,10 +213,11 @@ wheel: $(INSTALLED) ## build the wheel and test it in a separate environment
 	cd build/wheel && venv/bin/python -I ../../tests/wheel_smoke.py ../..
 
 # The components are the pinned requirements without extras: what `make wheel` tries.
-dist: $(INSTALLED) ## the wheel and the source distribution, into dist, and their bill of materials, into build/sbom.cdx.json
+dist: $(INSTALLED) ## the wheels, that for Spark executors too, and the source distribution, into dist, and their bill of materials, into build/sbom.cdx.json
 	rm -rf dist
 	@mkdir -p build
 	$(BIN)/python -m hatchling build
+	cd deploy/pyspark-rmq && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --mc-type library --spec-version 1.6 \
 	  --output-file build/sbom.cdx.json requirements/core.txt
 

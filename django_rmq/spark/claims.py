@@ -116,7 +116,7 @@ class Claims:
         if lost:
             self.lease.warn(
                 committed,
-                f"Spark has recorded its batch, but its lease ended in {lost} slots before it was acknowledged. "
+                f"Spark has recorded its batch, but in {lost} slots its lease had ended, or it had been given back. "
                 "Their messages are delivered again",
             )
         self._known.add(consumer)
@@ -166,6 +166,10 @@ class Claims:
         )
 
     # --- claiming
+
+    def now_ms(self) -> int:
+        """Return the time of Redis."""
+        return self._broker.now_ms()
 
     def due(self) -> int:
         """Return how many messages are due."""

@@ -27,6 +27,8 @@ class Lease:
         """Slot -> number of the claim to renew."""
         self._said = 0
         """The newest claim about whose loss a warning was logged."""
+        self.lost = 0
+        """The number of claims that were lost, wholly or in part."""
         self._lock = threading.Lock()
         self._renewing: threading.Thread | None = None
 
@@ -55,6 +57,7 @@ class Lease:
             if number <= self._said:
                 return
             self._said = number
+            self.lost += 1
         logger.warning("Claim %d of topic %s: %s", number, self._topic.name, why)
 
     def _renew(self) -> None:
@@ -88,6 +91,6 @@ class Lease:
         if lost:
             self.warn(
                 held[gone[0]],
-                f"its lease ended in {lost} slots while Spark processed the batch. Their messages are "
-                "delivered again",
+                f"in {lost} slots its lease ended, or it was given back, while Spark processed the batch. Their "
+                "messages are delivered again",
             )

@@ -6,6 +6,7 @@ a slot refuses because its topic is being re-slotted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,9 @@ from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
+
+CALL_BYTES = 1_048_576
+"""The number of bytes that a call may send beyond its first message: it limits how long Redis is blocked."""
 
 
 class Group(NamedTuple):
@@ -52,11 +56,12 @@ def groups(
     runs = pc.run_end_encode(placed.take(order))
     start = 0
     for slot, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        for first in range(start, end, BATCH):
-            last = min(first + BATCH, end)
-            packed = Packed(last - first, 1 if scores is None else 2, data[ends[first] : ends[last]])
-            yield Group(slot, order.slice(first, last - first), packed)
-        start = end
+        while start < end:
+            most = min(start + BATCH, end)
+            last = max(start + 1, bisect_right(ends, ends[start] + CALL_BYTES, start, most + 1) - 1)
+            packed = Packed(last - start, 1 if scores is None else 2, data[ends[start] : ends[last]])
+            yield Group(slot, order.slice(start, last - start), packed)
+            start = last
 
 
 def _text(raw: bytes) -> pa.Scalar:

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.spark.backlog import Backlog
 from django_rmq.spark.claims import Claims, ranges, slots_in
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
@@ -78,6 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._consumer = options.consumer
         self._topic = self._patience(self._look_up)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
+        self._backlog = Backlog(self._claims, self._topic.slots)
         self._last_empty = float("-inf")
         """When (monotonic) a poll last found nothing."""
         self._next_look = float("-inf")
@@ -116,8 +118,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return None: a queue has no final offset."""
-        return None
+        """Return the backlog, which Spark shows in its progress as ``latestOffset``. A queue has no final offset."""
+        return self._backlog.told()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Take what is due now, and nothing that arrives meanwhile."""

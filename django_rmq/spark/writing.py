@@ -136,8 +136,11 @@ class Sending:
         try:
             rows = min(MOST, max(CHUNK, PER_SLOT * self._topic.slots))
             for whole in gathered(iterator, rows):
-                for first in range(0, whole.num_rows, rows):
-                    counts.update(self._send_chunk(producer, bulk, whole.slice(first, rows)))
+                # Spark passes 10,000 rows, however large they are.
+                few = max(1, CHUNK_BYTES * whole.num_rows // max(1, whole.nbytes))
+                step = min(rows, few)
+                for first in range(0, whole.num_rows, step):
+                    counts.update(self._send_chunk(producer, bulk, whole.slice(first, step)))
         finally:
             bulk.finish()
         counts.update(bulk.counts)

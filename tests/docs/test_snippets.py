@@ -52,7 +52,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 GENERATORS = "generators have an environment of their own; tests/clients runs them"
+CLUSTER = "it needs a cluster; tests/spark/test_shipping.py runs a job so"
 NOT_RUN: dict[str, str] = {
+    "PYSPARK_PYTHON=/opt/venv/bin/python spark-submit --master spark://master:7077 job.py": CLUSTER,
+    "pip download --no-deps --dest wheels pyspark-rmq redis": CLUSTER,
+    "python -m venv environment": CLUSTER,
     "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
     ),

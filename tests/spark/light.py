@@ -75,7 +75,8 @@ def main(folder: Path) -> None:
     options = {"topic": "light", "prefix": f"{folder.name}:"}
     declare(options, "priority", slots=4)
     spark = session()
-    told: dict[str, Any] = {"django": find_spec("django") is not None, "pyspark": spark.version}
+    told: dict[str, Any] = {name: find_spec(name) is not None for name in ("django", "hiredis")}
+    told["pyspark"] = spark.version
     ways: tuple[Callable[[Any, dict[str, str], Path], int], ...]
     ways = batch_write, batch_read, stream_write, stream_read
     for way in ways:

@@ -111,7 +111,7 @@ def test_a_claim_that_is_lost_is_told_once_and_as_it_is(
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         assert reader(topic).latestOffset(end, ALL)["rows"] == 100
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "Spark has recorded its batch, but its lease ended in 4 slots before it was acknowledged" in line
+    assert "Spark has recorded its batch, but in 4 slots its lease had ended" in line
 
 
 def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue) -> None:

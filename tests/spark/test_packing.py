@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 import hiredis
@@ -13,12 +14,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.topics import TopicType
-from django_rmq.spark.packing import Bulk, groups
+from django_rmq.spark.options import WRITE, Options
+from django_rmq.spark.packing import CALL_BYTES, Bulk, groups
 from django_rmq.spark.patience import Patience
-from django_rmq.spark.writing import gathered
+from django_rmq.spark.writing import CHUNK_BYTES, Writer, gathered
 from tests.brokers import Broker
 from tests.servers import TcpProxy
 from tests.spark.conftest import Queue
@@ -52,6 +55,36 @@ def test_what_is_packed_is_what_redis_py_would_write(
         assert (len(group.packed), group.packed.width) == (len(rows), 2 if scored else 1)
         told.update(rows)
     assert told == Counter(range(len(members)))
+
+
+def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
+    members = [b"%05d" % n + b"x" * 240_000 for n in range(50)] + [b"y" * 3_000_000, b"small"]
+    found = list(groups(members, pa.array(members, pa.binary()), None, 1))
+    assert [row for group in found for row in group.rows.to_pylist()] == list(range(52))
+    sizes = [(len(group.packed), len(group.packed.data)) for group in found]
+    assert all(size <= CALL_BYTES or count == 1 for count, size in sizes), sizes
+    assert sizes[0][0] == 4
+
+
+def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes")
+    writer = Writer(
+        Options({**topic.options, "timeRange": "60000"}, WRITE, "a test"),
+        StructType([StructField("value", BinaryType())]),
+        overwrite=False,
+    )
+    sent: list[int] = []
+    send = Bulk.send
+
+    def spied(bulk: Bulk, members: list[bytes], *others: Any) -> None:
+        sent.append(sum(map(len, members)))
+        send(bulk, members, *others)
+
+    monkeypatch.setattr(Bulk, "send", spied)
+    rows = pa.RecordBatch.from_pydict({"value": [b"%05d" % n + b"x" * 200_000 for n in range(200)]})
+    writer.write(iter([rows]))
+    assert topic.total("stored") == 200
+    assert max(sent) <= CHUNK_BYTES and sum(sent) == 200 * 200_005
 
 
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])

@@ -233,6 +233,37 @@ def test_available_now_consumes_what_is_due_and_acknowledges_it(
     assert seen.total() == 3_000
 
 
+def test_a_query_with_an_interval_tells_what_waits_for_it(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(TopicType.FIXED_TIME)
+    now = topic.broker.now_ms()
+    due = [now - 60_000 + n for n in range(500)]
+    topic.broker.send_replace(topic.topic, 0, due, [b"%d" % n for n in range(500)])
+    topic.send(["later"], fixed_time=now + 3_600_000)
+    seen: Counter[str] = Counter()
+    query = (
+        spark.readStream.format("rmq")
+        .options(**topic.options, maxMessagesPerTrigger=200)
+        .load()
+        .writeStream.foreachBatch(lambda frame, number: seen.update(values(frame)))
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="1 second")
+        .start()
+    )
+    try:
+        eventually(lambda: topic.total("acked") == 500, "every batch's acknowledgement", 150)
+        assert len(seen) == 500 and set(seen.values()) == {1}
+        batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        assert [progress["numInputRows"] for progress in batches] == [200, 200, 100]
+        assert query.isActive
+        told = json.loads(batches[0]["sources"][0]["latestOffset"])
+        assert (told["due"], told["waiting"], told["claimed"], told["lostClaims"]) == (300, 301, 200, 0)
+        assert 50 < told["oldestDueSeconds"] < 600
+    finally:
+        query.stop()
+
+
 def test_an_idle_query_acknowledges_its_last_batch_and_asks_redis_seldom(
     spark: Any, queue: MakeQueue, tmp_path: Path
 ) -> None:

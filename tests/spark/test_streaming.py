@@ -17,6 +17,7 @@ from django_rmq.core.topics import reslotting
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
+from django_rmq.spark.failing import fail_batch
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.source import COLUMNS, METADATA
 from django_rmq.spark.streaming import StreamReader
@@ -394,6 +395,60 @@ def test_a_checkpoint_from_before_what_was_acknowledged_is_refused(begun: Any) -
     fresh = reader(topic, consumerId=start["consumer"])
     begin = fresh.initialOffset()
     assert rows(fresh, begin, fresh.latestOffset(begin, ALL)) == {b'"d"': 1}
+
+
+def test_a_batch_that_was_failed_rests_and_dies_when_its_retries_are_used(queue: MakeQueue) -> None:
+    topic = queue(slots=2, max_retries=1, backoff=BackOff(0, 0))
+    topic.send(list(range(1_500)))
+    options = {"consumerId": "loader", "pollInterval": "0"}
+    source = reader(topic, **options)
+    offset = source.initialOffset()
+    for tries in range(2):
+        end = source.latestOffset(offset, ALL)
+        assert rows(source, offset, end).total() == 1_500
+        assert fail_batch({**topic.options, **options}) == 1_500
+        # The rest of the batch finds nothing, and another call changes nothing.
+        assert rows(source, offset, end) == {}
+        assert fail_batch({**topic.options, **options}) == 0
+        assert topic.depth("dead") == (1_500 if tries else 0)
+        offset = end
+    assert source.latestOffset(offset, ALL) == offset
+    assert (topic.total("claim_returned"), topic.total("acked"), topic.total("died")) == (3_000, 0, 1_500)
+
+
+def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(10)))
+    source = reader(topic, consumerId="one")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    assert fail_batch({**topic.options, "consumerId": "two"}) == 0
+    assert rows(source, start, end).total() == 10
+    with pytest.raises(ConfigurationError, match="consumerId is missing"):
+        fail_batch(topic.options)
+
+
+def test_the_backlog_is_counted_from_time_to_time_and_lost_claims_with_it(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, source, start = begun(30, slots=2)
+    told = source.reportLatestOffset()
+    assert told == {"due": 30, "waiting": 30, "oldestDueSeconds": 0.0, "claimed": 0, "lostClaims": 0}
+    end = source.latestOffset(start, ReadMaxRows(10))
+    assert source.reportLatestOffset() is told
+    monkeypatch.setattr("django_rmq.spark.backlog.COUNT_SECONDS", 0.0)
+    for slot in range(2):
+        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    assert rows(source, start, end) == {}
+    following = reader(topic)
+    assert rows(following, start, end) == {}
+    found = following.reportLatestOffset() or {}
+    assert (found["waiting"], found["claimed"], found["lostClaims"]) == (30, 0, 1)
+
+
+def test_a_topic_of_many_slots_is_not_counted(begun: Any) -> None:
+    _, source, _ = begun(1, slots=8_192)
+    assert source.reportLatestOffset() is None
 
 
 def test_another_slot_count_stops_the_query(begun: Any) -> None:

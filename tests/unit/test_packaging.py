@@ -15,13 +15,31 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+def built(project: Path, folder: Path) -> zipfile.ZipFile:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_distribution_for_executors_is_what_the_core_and_spark_are(tmp_path: Path) -> None:
+    wheel = built(ROOT / "deploy/pyspark-rmq", tmp_path)
+    expected = {"django_rmq/__init__.py", "django_rmq/exceptions.py", "django_rmq/py.typed"} | {
+        str(path.relative_to(ROOT))
+        for folder in ("django_rmq/core", "django_rmq/spark", "pyspark_rmq")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    info = "pyspark_rmq-0.1.0.dist-info"
+    assert {name for name in wheel.namelist() if not name.startswith(info)} == expected
+    metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert sorted(needed) == ["pyarrow>=18", "redis<9,>=6"]
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:

@@ -44,7 +44,8 @@ def build_client(
     if kind is None:
         # Credentials that change are renewed when redis-py's own pool takes a connection back.
         kind = RenewingPool if "credential_provider" in given else Pool
-    pool = kind.from_url(url, **given)
+    # For another protocol redis-py would prepare notifications that need hiredis.
+    pool = kind.from_url(url, **{**given, "protocol": ours.get("protocol")})
     # These are not passed above, because the URL would take precedence over them.
     pool.connection_kwargs.update(ours)
     if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from hiredis import pack_command
-
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call, Command
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.words.topics import Topic
+
+pack_command: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command
+except ImportError:
+    # Spark executors may lack it, because it is compiled for each platform.
+    pack_command = None
 
 Text = TypeVar("Text")
 
@@ -44,8 +49,9 @@ def packed(command: tuple[Any, ...]) -> bytes:
 
     Like redis-py, but without the check whether an argument is none of these, which takes half of its time.
     """
-    found: bytes = pack_command(command)
-    return found
+    if pack_command is None:
+        return b"*%d\r\n%b" % (len(command), b"".join(map(_argument, command)))
+    return pack_command(command)
 
 
 def parts_of_argument(length: Text, text: Text, literal: Callable[[bytes], Text]) -> tuple[Text, ...]:

@@ -1,0 +1,103 @@
+"""A standalone cluster of PySpark's own classes: a master and two workers, whose machines have a Python of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from django_rmq.spark.java import java_home, spark_jars
+from example_project.embedded_server import free_port
+
+SECONDS = 60
+
+
+class Cluster:
+    """``with Cluster(folder, python) as cluster``: the workers find ``python`` as python3 in their PATH."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder = folder
+        self.home = spark_jars().parent
+        self.master = f"spark://127.0.0.1:{free_port()}"
+        self._python = python
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def environment(self, python: Path) -> dict[str, str]:
+        """Return the environment of a machine with this Python."""
+        return {
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+            "JAVA_HOME": str(java_home()),
+            "SPARK_HOME": str(self.home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "HOME": str(self.folder),
+            "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
+        }
+
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(self.home / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        with (self.folder / "log").open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command,
+                    env=self.environment(self._python),
+                    start_new_session=True,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.folder,
+                )
+            )
+
+    def __enter__(self) -> Self:
+        host, port = self.master.removeprefix("spark://").split(":")
+        self._start("master.Master", "--host", host, "--port", port, "--webui-port", str(free_port()))
+        for number in (1, 2):
+            self._start(
+                *("worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port"),
+                *(str(free_port()), "--work-dir", str(self.folder / f"worker-{number}"), self.master),
+            )
+        end = time.monotonic() + SECONDS
+        while (self.folder / "log").read_text().count("Successfully registered with master") < 2:
+            assert time.monotonic() < end, (self.folder / "log").read_text()[-3_000:]
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in reversed(self._processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+    def submit(
+        self, job: Path, python: Path, *arguments: str, jobs: tuple[str, ...] = (), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a job with spark-submit on a machine with this Python; ``jobs`` are its own arguments."""
+        conf = {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.memory": "600m",
+            "spark.cores.max": "2",
+            "spark.executor.cores": "1",
+        }
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        return subprocess.run(
+            [
+                str(self.home / "bin/spark-submit"),
+                "--master",
+                self.master,
+                *options,
+                *arguments,
+                str(job),
+                *jobs,
+            ],
+            env={**self.environment(python), **variables},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=self.folder,
+        )

@@ -1,0 +1,92 @@
+"""How the package gets onto executors: each way of docs/how-to/spark-clusters.md, on a cluster whose machines lack it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.clusters import Cluster
+from tests.spark.conftest import Queue
+from tests.spark.environments import ROOT, environment, executors_wheel, zipped
+
+MakeQueue = Callable[..., Queue]
+JOB = ROOT / "tests/spark/shipped.py"
+
+
+@pytest.fixture(scope="module")
+def machines(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
+    """A cluster whose machines have pyarrow alone, and the Python of the driver's machine."""
+    folder = tmp_path_factory.mktemp("cluster")
+    bare = environment(folder / "bare", ("pyarrow",), is_ours=False)
+    driver = environment(folder / "driver")
+    with Cluster(folder, bare) as cluster:
+        yield cluster, driver
+
+
+def told(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr[-5_000:]}"
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert found["read"] == found["consumed"] == 200
+    return found
+
+
+@pytest.fixture
+def job(queue: MakeQueue, tmp_path: Path) -> tuple[str, str]:
+    """The arguments of the job: its topic, and its checkpoint."""
+    return json.dumps(queue().options), str(tmp_path / "checkpoint")
+
+
+def test_machines_that_lack_the_package_say_so(machines: tuple[Cluster, Path], job: tuple[str, str]) -> None:
+    cluster, driver = machines
+    ran = cluster.submit(
+        *(JOB, driver), jobs=(*job, "register"), PYSPARK_PYTHON="python3", PYSPARK_DRIVER_PYTHON=str(driver)
+    )
+    assert ran.returncode != 0 and "No module named 'django_rmq'" in ran.stdout + ran.stderr
+
+
+def test_an_image_has_the_same_python_on_all_machines(
+    machines: tuple[Cluster, Path], job: tuple[str, str]
+) -> None:
+    cluster, driver = machines
+    ran = cluster.submit(JOB, driver, jobs=(*job, "find"), PYSPARK_PYTHON=str(driver))
+    assert told(ran)["tasks"] == [[str(driver.parents[1]), "redis"]]
+
+
+def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path) -> None:
+    cluster, driver = machines
+    ours = executors_wheel(tmp_path).rename(tmp_path / "pyspark_rmq.zip")
+    files = f"{ours},{zipped('redis', tmp_path)}"
+    ran = cluster.submit(
+        *(JOB, driver, "--py-files", files),
+        jobs=(*job, "register"),
+        PYSPARK_PYTHON="python3",
+        PYSPARK_DRIVER_PYTHON=str(driver),
+    )
+    (python, has), *others = told(ran)["tasks"]
+    assert python.endswith("/bare") and has == "redis" and not others
+
+
+def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
+    machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path
+) -> None:
+    cluster, _ = machines
+    python = environment(cluster.folder / "environment", ("pyarrow", "redis"))
+    archive = tmp_path / "environment.tar.gz"
+    # As venv-pack does.
+    with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
+        packed.add(python.parents[1], ".")
+    ran = cluster.submit(
+        *(JOB, python, "--archives", f"{archive}#environment"),
+        jobs=(*job, "find"),
+        PYSPARK_PYTHON="./environment/bin/python",
+    )
+    tasks = told(ran)["tasks"]
+    assert {Path(python).name for python, _ in tasks} == {"environment"}
+    # Each executor has a copy of its own.
+    assert all("/worker-" in python and has == "redis" for python, has in tasks)

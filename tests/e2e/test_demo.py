@@ -175,6 +175,9 @@ def test_the_selection_alone_is_reconciled_and_leaves_no_process(
     sent, merged = map(int, re.findall(r"\d+", summary["messages sent"]))
     assert count["messages consumed"] == sent - merged
     assert count["messages consumed"] < count["events written"]
+    passed, folded = map(int, re.findall(r"\d+", summary["sent on"]))
+    assert passed == sum(map(int, re.findall(r"\d+", summary["joined and left"]))) > folded
+    assert summary["labels"] == "those of the sets"
     assert "The rule of Best rated is edited: rating >= 4 and price is known" in demo.output
     assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
     assert "Everything is accounted for" in demo.output
@@ -193,7 +196,13 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     def owned() -> dict[str, int]:
         return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
 
-    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16, "reports": 1}
+    slots = {
+        "price-changes": 64,
+        "image-renders": 16,
+        "order-timeouts": 16,
+        "reports": 1,
+        "memberships": 16,
+    }
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output
     assert "Every sent message is accounted for." in demo.output

@@ -85,7 +85,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
         while not ended() and time.monotonic() < until:
             selection.check()
             labels.check()
-            show.show(time.monotonic() - began, selection.showing.rich_table, lambda: _line(selection))
+            show.show(time.monotonic() - began, selection.rich_table, lambda: _line(selection))
             signals.wait(min(0.5, seconds))
 
     watch(SPARK_BEGINS_SECONDS, lambda: selection.taken_in() > 0)

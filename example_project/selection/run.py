@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
@@ -21,6 +22,9 @@ from example_project.selection.models import Batch, Item, ProductSet, Work
 from example_project.selection.sets import TOPIC, differing_sets
 from example_project.selection.showing import Showing
 from example_project.stage import Child, DemoFailed
+
+STARTING = "starting Spark …"
+START_SECONDS = 300.0
 
 
 def why_not() -> str:
@@ -47,6 +51,7 @@ class SelectionRun:
         self.accounts = TopicAccounts(TOPIC, changes.TOPIC)
         self.showing = Showing()
         self.began = timezone.now()
+        self._begun = False
 
     def start(self, cleanup: ExitStack) -> None:
         """Make the sets, start Spark, and have every item reported once."""
@@ -76,6 +81,19 @@ class SelectionRun:
         if self.thread.error is not None:
             raise DemoFailed(f"the feeds failed: {self.thread.error!r}") from self.thread.error
 
+    def has_begun(self) -> bool:
+        """Whether Spark runs, and has evaluated the first items."""
+        self._begun = self._begun or bool(self._done(Work.SELECTION)["batches"])
+        return self._begun
+
+    def failure(self, seconds: float) -> str:
+        """Why Spark does not begin any more, so many seconds after its start; empty if it may."""
+        if (ended := self.pipeline.process.poll()) is not None:
+            return f"Spark ended with {ended}; see {self.pipeline.log}"
+        if seconds > START_SECONDS:
+            return f"Spark has evaluated nothing within {START_SECONDS:g} s; see {self.pipeline.log}"
+        return ""
+
     def start_feeds(self) -> None:
         """Let changes come."""
         self.thread.start()
@@ -100,8 +118,14 @@ class SelectionRun:
         # What the first topic causes is in the second before it leaves the first.
         return not any(figures.live for figures in self.accounts.figures().values())
 
+    def rich_table(self) -> Any:
+        """The sets as rich draws them."""
+        return self.showing.rich_table() if self.has_begun() else f"product sets: {STARTING}"
+
     def told(self) -> str:
         """The sets and their sizes in one line."""
+        if not self.has_begun():
+            return STARTING
         sizes = (
             ProductSet.objects.order_by("name").annotate(size=Count("members")).values_list("name", "size")
         )
@@ -155,3 +179,14 @@ class SelectionRun:
         return Batch.objects.filter(work=work, at__gte=self.began).aggregate(
             rows=Sum("rows"), joined=Sum("joined"), left=Sum("left"), batches=Count("pk")
         )
+
+
+def start_where_possible(data: Path, cleanup: ExitStack, *, items: int, rate: float) -> SelectionRun | None:
+    """Start the selection, or say in one line why it cannot run here."""
+    if reason := why_not():
+        print(f"Selection: skipped. {reason}")
+        return None
+    print(f"Selection: {STARTING}", flush=True)
+    selection = SelectionRun(data, items=items, rate=rate)
+    selection.start(cleanup)
+    return selection

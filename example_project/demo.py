@@ -7,6 +7,7 @@ consumers finish, and ends with 0 only if everything that was sent is accounted 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -51,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="stop the traffic after this time and print a summary (default: run until Ctrl-C)",
+        help="stop the traffic this long after Spark has begun, and print a summary (default: run until Ctrl-C)",
     )
     parser.add_argument("--port", type=int, help="the web server's port (default 8000, or a free one)")
     parser.add_argument("--products", type=int, default=2000, help="size of the catalogue (default 2000)")
@@ -102,9 +103,10 @@ class Demo:
         show = self.cleanup.enter_context(Display())
         seconds = self.options.seconds
         try:
-            while seconds is None or time.monotonic() - began < seconds:
-                left = 1.0 if seconds is None else seconds - (time.monotonic() - began)
-                self.signals.wait(min(1.0, max(left, 0.0)))
+            self._await_spark(show, began)
+            until = math.inf if seconds is None else time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                self.signals.wait(min(1.0, left))
                 self._check()
                 self._show(show, time.monotonic() - began)
         except Stopped:
@@ -148,6 +150,11 @@ class Demo:
             seconds = self.options.seconds
             os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
         data = set_up_django(self.cleanup)
+        if not self.options.no_selection:
+            from example_project.selection.run import start_where_possible
+
+            items = min(self.options.products, 500)
+            self.selection = start_where_possible(data, self.cleanup, items=items, rate=self.options.rate)
         self._fill()
         return data
 
@@ -182,7 +189,6 @@ class Demo:
         from example_project.traffic import Traffic
 
         self.accounts = Accounts()
-        self.selection = self._start_selection(data)
         # What an earlier run left undone was lost with its Redis.
         resume()
         self.consumers = Child(
@@ -201,7 +207,7 @@ class Demo:
         from example_project.prices.management.commands.seed_shop import MISSING_SKU, SLOW_DISK_SKU
 
         address = f"http://{HOST}:{port}/"
-        sets = "" if self.selection is None else f"Sets:   {address}admin/selection/productset/\n"
+        sets = "" if self.selection is None else f"Sets:   {address}sets/\n"
         print(
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
             f"Queues: {address}admin/django_rmq/topic/\n{sets}"
@@ -212,19 +218,21 @@ class Demo:
             flush=True,
         )
 
-    def _start_selection(self, data: Path) -> SelectionRun | None:
-        """Start the selection where Spark can run, else say why not."""
-        from example_project.selection.run import SelectionRun, why_not
-
-        if self.options.no_selection:
-            return None
-        if reason := why_not():
-            print(f"Selection: skipped. {reason}")
-            return None
-        selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
-        selection.start(self.cleanup)
-        selection.start_feeds()
-        return selection
+    def _await_spark(self, show: Display, began: float) -> None:
+        """Return when the sets fill. The shop runs meanwhile, and goes on without them if Spark does not start."""
+        while self.selection is not None and not self.selection.has_begun():
+            seconds = time.monotonic() - began
+            if reason := self.selection.failure(seconds):
+                self.selection.stop()
+                self.selection = None
+                show.note(f"Selection: skipped. {reason}")
+                return
+            self._show(show, seconds)
+            self.signals.wait(0.5)
+            self._check_shop()
+        if self.selection is not None:
+            self.selection.start_feeds()
+            show.note("Spark has evaluated the first items: the sets fill.")
 
     def _port(self) -> int:
         wanted: int | None = self.options.port
@@ -251,12 +259,15 @@ class Demo:
 
     def _check(self) -> None:
         """Raise DemoFailed if anything that should run does not."""
+        self._check_shop()
+        if self.selection is not None:
+            self.selection.check()
+
+    def _check_shop(self) -> None:
         self.consumers.check()
         self.web.check()
         if self.traffic.error is not None:
             raise DemoFailed(f"the traffic failed: {self.traffic.error!r}") from self.traffic.error
-        if self.selection is not None:
-            self.selection.check()
 
     def _finished(self) -> bool:
         return self.accounts.finished() and (self.selection is None or self.selection.finished())
@@ -278,7 +289,7 @@ class Demo:
             if figures != before:
                 before, changed = figures, time.monotonic()
             elif time.monotonic() - changed > STALL_SECONDS * (1 if self.selection is None else 3):
-                # Spark takes its time to begin, the more so where much else begins.
+                # A batch of Spark takes its time where much else runs.
                 return
             self._show(show, time.monotonic() - began)
             self.signals.wait(0.5)

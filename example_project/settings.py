@@ -110,6 +110,8 @@ RMQ = {
             "SLOT_BASIS": "item",
             "LISTENER": False,
         },
+        # An item joined or left a product set: key accounts first, and one after the other for each item.
+        "memberships": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "item"},
     },
     # What a transaction sends is a row of its database until Redis has it, so nothing committed is lost.
     "OUTBOX": True,

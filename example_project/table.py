@@ -68,7 +68,7 @@ def drawn(
         figures = figures | selection.accounts.figures()
     for name, topic in figures.items():
         table.add_row(name, *(f"{value:,}" for value in row(topic)))
-    return table if selection is None else Group(table, selection.showing.rich_table())
+    return table if selection is None else Group(table, selection.rich_table())
 
 
 def line(figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None) -> str:
@@ -99,5 +99,7 @@ def summary(accounts: Accounts, done: Done, selection: SelectionRun | None) -> d
         "delivered early": accounts.closed_early(),
     }
     if selection is not None:
-        lines["product sets"] = selection.told()
+        told = selection.summary()
+        names = ("events taken in", "messages sent", "sent on", "product sets")
+        lines |= {name: told[name] for name in names}
     return lines

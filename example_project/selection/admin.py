@@ -10,9 +10,9 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
-from example_project.selection.models import Batch, Item, Member, ProductSet
+from example_project.selection.models import Batch, Change, Item, Label, Member, ProductSet
 from example_project.selection.rules import NUMBERS, TEXTS, RuleError
-from example_project.selection.sets import evaluate_all, save_set
+from example_project.selection.sets import delete_set, evaluate_all, save_set
 
 
 class ProductSetForm(forms.ModelForm):
@@ -61,11 +61,18 @@ class ProductSetAdmin(admin.ModelAdmin):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         found, counts, needed, protected = super().get_deleted_objects(objs, request)
-        # Members are nobody's to delete, but they go with their set.
-        return found, counts, set(needed) - {"member"}, protected
+        # What is only looked at is nobody's to delete, but it goes with its set.
+        return found, counts, set(needed) - {"member", "change", "label"}, protected
 
     def save_model(self, request: HttpRequest, obj: ProductSet, form: Any, change: bool) -> None:
         save_set(obj)
+
+    def delete_model(self, request: HttpRequest, obj: ProductSet) -> None:
+        delete_set(obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ProductSet]) -> None:
+        for product_set in queryset:
+            delete_set(product_set)
 
     @admin.action(description="Evaluate all items again", permissions=["change"])
     def evaluate(self, request: HttpRequest, queryset: QuerySet[ProductSet]) -> None:
@@ -117,6 +124,21 @@ class MemberAdmin(ReadOnlyAdmin):
     @admin.display(ordering="item__rating")
     def rating(self, member: Member) -> Any:
         return member.item.rating
+
+
+@admin.register(Change)
+class ChangeAdmin(ReadOnlyAdmin):
+    list_display = ["at", "product_set", "item", "joined", "why", "labelled_at"]
+    list_filter = ["product_set", "joined"]
+    list_select_related = ["item", "product_set"]
+    search_fields = ["=item__sku", "item__title"]
+
+
+@admin.register(Label)
+class LabelAdmin(ReadOnlyAdmin):
+    list_display = ["item", "product_set"]
+    list_filter = ["product_set"]
+    list_select_related = ["item", "product_set"]
 
 
 @admin.register(Batch)

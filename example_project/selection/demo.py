@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from example_project.selection.sources import SOURCES
 from example_project.stage import (
+    Child,
     DemoFailed,
     Display,
     Signals,
@@ -57,14 +58,21 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     data = set_up_django(cleanup)
     signals.check()
 
+    from django.core.management import call_command
+
+    from example_project.selection.changes import TOPIC as MEMBERSHIPS
     from example_project.selection.models import ProductSet
     from example_project.selection.run import SelectionRun, why_not
     from example_project.selection.sets import save_set
 
     if reason := why_not():
         raise DemoFailed(reason)
+    # Who sells the items.
+    call_command("seed_shop", products=options.items)
     selection = SelectionRun(data, items=options.items, rate=options.rate)
     selection.start(cleanup)
+    labels = Child("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
+    cleanup.callback(labels.stop)
     print(
         f"{options.items} items, {len(SOURCES)} sources, {options.rate:g} changes/s\nLogs:  {data}/\n",
         flush=True,
@@ -76,7 +84,8 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
         until = time.monotonic() + seconds
         while not ended() and time.monotonic() < until:
             selection.check()
-            show.show(time.monotonic() - began, selection.showing.rich_table, lambda: _line(selection))
+            labels.check()
+            show.show(time.monotonic() - began, selection.rich_table, lambda: _line(selection))
             signals.wait(min(0.5, seconds))
 
     watch(SPARK_BEGINS_SECONDS, lambda: selection.taken_in() > 0)
@@ -93,6 +102,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     show.note("The sources have stopped; Spark finishes the remaining work.")
     watch(FINISH_SECONDS, selection.finished)
     ended_with = selection.stop()
+    labels.stop()
     show.close()
 
     print_summary(selection.summary())

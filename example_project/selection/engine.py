@@ -17,11 +17,12 @@ from django.db import connection
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark program calls it
 
+from example_project.selection.changes import MOST_ITEMS
 from example_project.selection.columns import column_of
 from example_project.selection.facts import LARGEST_SKU, Event, is_noted, note, take_in
 from example_project.selection.models import Item, ProductSet, Work
 from example_project.selection.rules import RuleError
-from example_project.selection.sets import MOST_ITEMS, Evaluation, settle
+from example_project.selection.sets import Evaluation, settle
 from example_project.selection.sources import SOURCES, Source
 
 if TYPE_CHECKING:
@@ -133,10 +134,11 @@ def evaluate(spark: SparkSession, skus: list[int]) -> Evaluation:
             continue
         revisions[product_set.pk] = product_set.revision
     items = Item.objects.in_bulk(skus)
-    found = Evaluation(list(items), revisions, {pk: set() for pk in rules})
+    known = {sku: item.facts for sku, item in items.items()}
+    found = Evaluation(list(items), revisions, {pk: set() for pk in rules}, known)
     if not items or not rules:
         return found
-    facts = pa.Table.from_pylist([{"sku": item.sku, **item.facts} for item in items.values()], FACTS)
+    facts = pa.Table.from_pylist([{"sku": sku, **facts} for sku, facts in known.items()], FACTS)
     belonging = [column_of(rule).alias(str(pk)) for pk, rule in rules.items()]
     for row in spark.createDataFrame(facts).select("sku", *belonging).collect():
         for pk in rules:

@@ -96,6 +96,47 @@ class Member(models.Model):
         return f"{self.item} in {self.product_set}"
 
 
+class Change(models.Model):
+    """One item that joined or left one set: when, and the facts that decided it.
+
+    `labelled_at`: when the listener of the message about it had made the labels follow.
+    """
+
+    product_set = models.ForeignKey(ProductSet, on_delete=models.CASCADE, related_name="changes")
+    item = models.ForeignKey(Item, on_delete=models.CASCADE, related_name="changes")
+    joined = models.BooleanField()
+    why = models.CharField(max_length=200)
+    at = models.DateTimeField(default=timezone.now)
+    labelled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.item} {'joined' if self.joined else 'left'} {self.product_set}"
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the label took to follow."""
+        return None if self.labelled_at is None else (self.labelled_at - self.at).total_seconds()
+
+
+class Label(models.Model):
+    """One item that is labelled with one set. Stands for what a search index or another shop would know.
+
+    It follows the members through messages alone.
+    """
+
+    product_set = models.ForeignKey(ProductSet, on_delete=models.CASCADE, related_name="labels")
+    item = models.ForeignKey(Item, on_delete=models.CASCADE, related_name="labels")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["product_set", "item"], name="label_once_per_set")]
+
+    def __str__(self) -> str:
+        return f"{self.item} labelled {self.product_set}"
+
+
 class Work(models.TextChoices):
     INTAKE = "intake", "Intake"
     SELECTION = "selection", "Selection"

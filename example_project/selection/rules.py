@@ -111,6 +111,23 @@ class Disjunction:
 Rule = Comparison | Negation | Conjunction | Disjunction
 
 
+def fields_of(rule: Rule) -> list[str]:
+    """Return the fields that a rule looks at, in its order."""
+    match rule:
+        case Comparison(field):
+            return [field]
+        case Negation(part):
+            return fields_of(part)
+    return list(dict.fromkeys(field for part in rule.parts for field in fields_of(part)))
+
+
+def reason(rule: Rule, facts: Facts) -> str:
+    """Return what the rule was told, in words: `price 19.50, stock 3`."""
+    return ", ".join(
+        f"no {field}" if facts[field] is None else f"{field} {facts[field]}" for field in fields_of(rule)
+    )
+
+
 def parse(text: str) -> Rule:
     """Read a rule. Raises RuleError."""
     if len(text) > LONGEST:

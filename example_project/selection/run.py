@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
@@ -15,11 +16,15 @@ from django.utils import timezone
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.session import check_installed
 from example_project.accounts import TopicAccounts
+from example_project.selection import changes
 from example_project.selection.feeds import Feeds, FeedThread
 from example_project.selection.models import Batch, Item, ProductSet, Work
 from example_project.selection.sets import TOPIC, differing_sets
 from example_project.selection.showing import Showing
 from example_project.stage import Child, DemoFailed
+
+STARTING = "starting Spark …"
+START_SECONDS = 300.0
 
 
 def why_not() -> str:
@@ -43,13 +48,16 @@ class SelectionRun:
         shutil.rmtree(settings.SELECTION_CHECKPOINTS / "intake", ignore_errors=True)
         self.feeds = Feeds(settings.SELECTION_FEEDS, items)
         self.thread = FeedThread(self.feeds, rate)
-        self.accounts = TopicAccounts(TOPIC)
+        self.accounts = TopicAccounts(TOPIC, changes.TOPIC)
         self.showing = Showing()
         self.began = timezone.now()
+        self._begun = False
 
     def start(self, cleanup: ExitStack) -> None:
         """Make the sets, start Spark, and have every item reported once."""
         call_command("seed_selection")
+        # Messages of an earlier run were lost with its Redis.
+        changes.send_on(changes.differing_labels())
         self.pipeline = Child(
             "selection",
             self.data / "selection.log",
@@ -73,6 +81,19 @@ class SelectionRun:
         if self.thread.error is not None:
             raise DemoFailed(f"the feeds failed: {self.thread.error!r}") from self.thread.error
 
+    def has_begun(self) -> bool:
+        """Whether Spark runs, and has evaluated the first items."""
+        self._begun = self._begun or bool(self._done(Work.SELECTION)["batches"])
+        return self._begun
+
+    def failure(self, seconds: float) -> str:
+        """Why Spark does not begin any more, so many seconds after its start; empty if it may."""
+        if (ended := self.pipeline.process.poll()) is not None:
+            return f"Spark ended with {ended}; see {self.pipeline.log}"
+        if seconds > START_SECONDS:
+            return f"Spark has evaluated nothing within {START_SECONDS:g} s; see {self.pipeline.log}"
+        return ""
+
     def start_feeds(self) -> None:
         """Let changes come."""
         self.thread.start()
@@ -91,11 +112,20 @@ class SelectionRun:
         return self._done(Work.INTAKE)["rows"] or 0
 
     def finished(self) -> bool:
-        """Whether all that was reported has been selected."""
-        return self.taken_in() == self.feeds.written.total() and not self.accounts.figures()[TOPIC].live
+        """Whether all that was reported has been selected, and the labels have followed."""
+        if self.taken_in() != self.feeds.written.total():
+            return False
+        # What the first topic causes is in the second before it leaves the first.
+        return not any(figures.live for figures in self.accounts.figures().values())
+
+    def rich_table(self) -> Any:
+        """The sets as rich draws them."""
+        return self.showing.rich_table() if self.has_begun() else f"product sets: {STARTING}"
 
     def told(self) -> str:
         """The sets and their sizes in one line."""
+        if not self.has_begun():
+            return STARTING
         sizes = (
             ProductSet.objects.order_by("name").annotate(size=Count("members")).values_list("name", "size")
         )
@@ -104,7 +134,7 @@ class SelectionRun:
     def summary(self) -> dict[str, object]:
         """What was done, by name."""
         intake, selection = self._done(Work.INTAKE), self._done(Work.SELECTION)
-        figures = self.accounts.figures()[TOPIC]
+        figures, told = self.accounts.figures().values()
         differing = differing_sets()
         return {
             "events written": f"{self.feeds.written.total()} about {len(self.feeds.latest)} items",
@@ -112,8 +142,12 @@ class SelectionRun:
             "messages sent": f"{figures.counters['sent']} ({figures.merged} merged)",
             "messages consumed": f"{figures.counters['acked']} in {selection['batches']} batches",
             "joined and left": f"{selection['joined'] or 0} and {selection['left'] or 0}",
+            "sent on": f"{told.counters['sent']} ({told.merged} merged)",
             "product sets": self.told(),
             "evaluated again": f"{len(differing)} sets differ" if differing else "the same sets",
+            "labels": f"{len(unlike)} differ"
+            if (unlike := changes.differing_labels())
+            else "those of the sets",
             "ledger": f"NOT balanced in {len(wrong)} slots"
             if (wrong := self.accounts.unbalanced())
             else "balanced",
@@ -124,8 +158,9 @@ class SelectionRun:
         found = self.accounts.unbalanced()
         if (taken := self.taken_in()) != self.feeds.written.total():
             found.append(f"{self.feeds.written.total()} events were written, {taken} taken in")
-        if live := self.accounts.figures()[TOPIC].live:
-            found.append(f"{live} messages of {TOPIC} were not consumed")
+        for name, figures in self.accounts.figures().items():
+            if figures.live:
+                found.append(f"{figures.live} messages of {name} were not consumed")
         items = Item.objects.in_bulk(list(self.feeds.latest))
         wrong = [
             sku
@@ -136,9 +171,22 @@ class SelectionRun:
             found.append(f"{len(wrong)} items are not what the sources last said, such as {wrong[:5]}")
         for name, (missing, wrong_ones) in differing_sets().items():
             found.append(f"the set {name!r} lacks {len(missing)} items and has {len(wrong_ones)} too many")
+        if differing := len(changes.differing_labels()):
+            found.append(f"{differing} labels do not follow the sets")
         return found
 
     def _done(self, work: Work) -> dict[str, int | None]:
         return Batch.objects.filter(work=work, at__gte=self.began).aggregate(
             rows=Sum("rows"), joined=Sum("joined"), left=Sum("left"), batches=Count("pk")
         )
+
+
+def start_where_possible(data: Path, cleanup: ExitStack, *, items: int, rate: float) -> SelectionRun | None:
+    """Start the selection, or say in one line why it cannot run here."""
+    if reason := why_not():
+        print(f"Selection: skipped. {reason}")
+        return None
+    print(f"Selection: {STARTING}", flush=True)
+    selection = SelectionRun(data, items=items, rate=rate)
+    selection.start(cleanup)
+    return selection

@@ -6,15 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from django.db import transaction
-from django.db.models import F
 
 from django_rmq import SendResults, send_messages
+from example_project.selection.changes import move, send_on
 from example_project.selection.facts import is_noted, note
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work
+from example_project.selection.rules import Facts, reason
 
 TOPIC = "selection-changes"
-MOST_ITEMS = 10_000
-"""In one evaluation: SQLite takes 32,766 values in a statement, and one of ours names the items twice."""
 
 
 def save_set(product_set: ProductSet) -> None:
@@ -37,8 +36,15 @@ def save_set(product_set: ProductSet) -> None:
         if product_set.active:
             evaluate_all()
         else:
-            gone, _ = Member.objects.filter(product_set=product_set).delete()
-            ProductSet.objects.filter(pk=product_set.pk).update(left=F("left") + gone)
+            members = product_set.members.values_list("item_id", flat=True)
+            move(product_set, {}, dict.fromkeys(members, "the set is not active"))
+
+
+def delete_set(product_set: ProductSet) -> None:
+    """Delete a set; its members leave it."""
+    with transaction.atomic():
+        send_on([(sku, product_set.pk) for sku in product_set.members.values_list("item_id", flat=True)])
+        product_set.delete()
 
 
 def evaluate_all() -> SendResults:
@@ -56,12 +62,20 @@ class Evaluation:
     """Set -> the revision of the rule it was evaluated by."""
     belonging: Mapping[int, set[int]] = field(default_factory=dict)
     """Set -> those of the items that its rule holds for."""
+    facts: Mapping[int, Facts] = field(default_factory=dict)
+    """Item -> what was known of it."""
+
+    def reasons(self, product_set: ProductSet, skus: Collection[int]) -> dict[int, str]:
+        """Return the facts that decided about these items, in words."""
+        rule = product_set.parsed
+        return {sku: reason(rule, self.facts[sku]) for sku in skus}
 
 
 def settle(query: str, number: int, found: Evaluation, *, rows: int, unusable: int = 0) -> Batch | None:
     """Make the sets hold of the evaluated items exactly those that belong; None if this batch has been written before.
 
-    A set whose rule has changed since is left alone: messages that came with the change have all its items evaluated.
+    What joins and leaves is sent on in the same transaction. A set whose rule has changed since is left alone: messages
+    that came with the change have all its items evaluated.
     """
     with transaction.atomic():
         if is_noted(query, number):
@@ -74,16 +88,10 @@ def settle(query: str, number: int, found: Evaluation, *, rows: int, unusable: i
             members = Member.objects.filter(product_set=product_set, item__in=found.items)
             present = set(members.values_list("item_id", flat=True))
             belonging = found.belonging[product_set.pk] & known
-            Member.objects.bulk_create(
-                [Member(product_set=product_set, item_id=sku) for sku in sorted(belonging - present)]
-            )
-            left, _ = members.filter(item__in=present - belonging).delete()
-            joined = len(belonging - present)
-            if joined or left:
-                ProductSet.objects.filter(pk=product_set.pk).update(
-                    joined=F("joined") + joined, left=F("left") + left
-                )
-            all_joined, all_left = all_joined + joined, all_left + left
+            joined = found.reasons(product_set, belonging - present)
+            left = found.reasons(product_set, present - belonging)
+            move(product_set, joined, left)
+            all_joined, all_left = all_joined + len(joined), all_left + len(left)
         return note(
             query,
             number,

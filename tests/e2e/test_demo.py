@@ -155,11 +155,38 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
 
 @pytest.mark.usefixtures("java")
 def test_the_shop_has_its_product_sets_where_spark_can_run(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo("--seconds", "4", selection=True)
+    demo = start_demo("--seconds", "6", selection=True)
+    address = demo.wait_for(r"^Sets: +(http\S+/sets/)$", 120)[1]
+    demo.wait_for(r"the sets fill\.$", 300)
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert ">joined<" in page.read().decode()
     assert demo.wait(600) == 0, demo.output
-    assert re.search(r"^Sets: +http\S+/admin/selection/productset/$", demo.output, re.MULTILINE)
+    # Spark starts first, which is said; and the sets change while the demo runs.
+    order = (
+        "Selection: starting Spark",
+        "Shop: ",
+        "sets starting Spark",
+        "the sets fill.",
+        "sets Best rated: ",
+    )
+    places = [demo.output.index(text) for text in order]
+    assert places == sorted(places), demo.output
+    sizes = set(re.findall(r"sets (Best rated: .*)$", demo.output, re.MULTILINE))
+    assert len(sizes) > 1, demo.output
     assert "Every sent message is accounted for." in demo.output
     assert re.search(r"^  product sets: +Best rated: [1-9]", demo.output, re.MULTILINE), demo.output
+    assert demo.processes() == []
+
+
+@pytest.mark.usefixtures("java")
+def test_the_shop_goes_on_without_a_spark_that_does_not_start(start_demo: Callable[..., RunningDemo]) -> None:
+    broken = "--no-such-option pyspark-shell"
+    demo = start_demo("--seconds", "4", selection=True, PYSPARK_SUBMIT_ARGS=broken)
+    assert demo.wait(300) == 0, demo.output
+    assert re.search(
+        r"^Selection: skipped\. Spark ended with \d+; see \S+/selection\.log$", demo.output, re.MULTILINE
+    )
+    assert "Every sent message is accounted for." in demo.output
     assert demo.processes() == []
 
 
@@ -176,6 +203,9 @@ def test_the_selection_alone_is_reconciled_and_leaves_no_process(
     sent, merged = map(int, re.findall(r"\d+", summary["messages sent"]))
     assert count["messages consumed"] == sent - merged
     assert count["messages consumed"] < count["events written"]
+    passed, folded = map(int, re.findall(r"\d+", summary["sent on"]))
+    assert passed == sum(map(int, re.findall(r"\d+", summary["joined and left"]))) > folded
+    assert summary["labels"] == "those of the sets"
     assert "The rule of Best rated is edited: rating >= 4 and price is known" in demo.output
     assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
     assert "Everything is accounted for" in demo.output
@@ -194,7 +224,13 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     def owned() -> dict[str, int]:
         return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
 
-    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16, "reports": 1}
+    slots = {
+        "price-changes": 64,
+        "image-renders": 16,
+        "order-timeouts": 16,
+        "reports": 1,
+        "memberships": 16,
+    }
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output
     assert "Every sent message is accounted for." in demo.output

@@ -24,7 +24,6 @@ from django_rmq import (
     send_message,
     status,
 )
-from django_rmq.core.words import held
 from django_rmq.core.words.answers import Found
 from django_rmq.core.words.status import read
 from django_rmq.core.words.topics import Topic, TopicType
@@ -251,7 +250,7 @@ def test_status_from_a_coroutine() -> None:
 
 def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [100.0]
-    monkeypatch.setattr(held.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr("django_rmq.core.words.held.time.monotonic", lambda: seconds[0])
     seen: list[Any] = []
 
     @listener("kept")

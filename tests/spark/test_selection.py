@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from django.conf import settings
+from django.test import override_settings
 
 from django_rmq.core.words.topics import TopicType
-from example_project.selection import rules
+from django_rmq.project import connections
+from django_rmq.testing import drain
+from example_project.selection import changes, rules
+from example_project.selection.changes import differing_labels
 from example_project.selection.feeds import Feeds, write_file
-from example_project.selection.models import Batch, Item, Member, ProductSet, Work
+from example_project.selection.models import Batch, Change, Item, Label, Member, ProductSet, Work
 from example_project.selection.sets import differing_sets
 from example_project.selection.sources import SOURCES
 from tests.spark.conftest import Queue
@@ -60,7 +65,17 @@ def test_spark_and_plain_python_give_the_same_answers(spark: Any) -> None:
 
 
 @pytest.fixture
-def flow(spark: Any, queue: Callable[..., Queue], tmp_path: Path) -> Callable[[], tuple[Queue, Path]]:
+def shop(redis_url: str, prefix: str) -> Iterator[None]:
+    """The topics of the example project in the Redis of the tests."""
+    with override_settings(RMQ={**settings.RMQ, "REDIS": redis_url, "KEY_PREFIX": prefix}):
+        yield
+        connections.close()
+
+
+@pytest.fixture
+def flow(
+    spark: Any, shop: None, queue: Callable[..., Queue], tmp_path: Path
+) -> Callable[[], tuple[Queue, Path]]:
     """Runs both queries over what is there, each from its checkpoint."""
     from example_project.selection.engine import intake, selecting
 
@@ -109,6 +124,12 @@ def test_events_become_members_and_every_count_agrees(
     selected = Batch.objects.filter(work=Work.SELECTION)
     assert sum(selected.values_list("rows", flat=True)) == topic.total("claimed") == topic.total("stored")
     assert 0 < Member.objects.count() == sum(ProductSet.objects.values_list("joined", flat=True))
+    # Each was sent on with its batch, and the labels follow.
+    assert Change.objects.count() == drain(changes.TOPIC, live=True) == Label.objects.count()
+    assert differing_labels() == set()
+    for change in Change.objects.select_related("item", "product_set"):
+        why = rules.reason(change.product_set.parsed, change.item.facts)
+        assert (change.joined, change.why) == (True, why)
 
     # What Spark had not noted as committed is not written again.
     before = list(Batch.objects.values_list("query", "number", "rows").order_by("id"))

@@ -1,0 +1,8 @@
+from django.urls import path
+
+from example_project.selection import views
+
+urlpatterns = [
+    path("", views.sets, name="sets"),
+    path("list/", views.set_list, name="set-list"),
+]

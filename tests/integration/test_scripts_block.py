@@ -53,12 +53,20 @@ def names(count: int, kind: str = "m") -> list[bytes]:
 class Timed:
     """One slot on a server that notes how long every script took."""
 
-    def __init__(self, client: redis.Redis, prefix: str, kind: TopicType, identity: str) -> None:
+    def __init__(
+        self, client: redis.Redis, prefix: str, kind: TopicType, identity: str, keeps: bool = False
+    ) -> None:
         self.client = client
         self.clock = Clock(START_MS)
         self.broker = Broker(client, prefix, self.clock)
         self.topic = Topic(
-            "topic", kind, slots=1, identity=identity, max_body=1 << 20, backoff=BackOff(1_000, 600_000)
+            "topic",
+            kind,
+            slots=1,
+            identity=identity,
+            max_body=1 << 20,
+            backoff=BackOff(1_000, 600_000),
+            keep_done_ms=3_600_000 if keeps else None,
         )
         self.took: dict[str, int] = {}
         self.plain = self.time_plain()
@@ -157,6 +165,17 @@ def test_no_script_blocks_redis_at_its_largest_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_no_script_of_a_topic_that_keeps_outcomes_blocks_redis(
+    client: redis.Redis, prefix: str, identity: str
+) -> None:
+    kind = TopicType.PRIORITY
+    assert_within_bound(
+        lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity, keeps=True))
+    )
+
+
+@pytest.mark.slow
 def test_no_script_of_a_strict_fifo_topic_blocks_redis(client: redis.Redis, prefix: str) -> None:
     assert_within_bound(
         lambda attempt: fifo_scripts(Timed(client, f"{prefix}{attempt}:", TopicType.FIFO, "key"))
@@ -210,6 +229,7 @@ def every_script(slot: Timed) -> Timed:
     receipt, members = slot.take()
     assert len(members) == BATCH
     assert set(slot.time("extend", lambda: slot.extend(receipt, members))) == {"ok"}
+    slot.time("progress", lambda: slot.progress(receipt, members[0], 500, b"x" * 200))
     held = slot.time("held", lambda: slot.held("A", 0, BATCH))
     assert len(held) == BATCH
     slot.time(f"{send} in flight", lambda: slot.send(members))
@@ -269,6 +289,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
+    slot.time("status", lambda: slot.status(waiting[0]))
     slot.time("ranks", lambda: slot.ranks("store", waiting[:100]))
     nobody = [b"%020d" % n for n in range(100)]
     for area in (Area("store"), Area("dead"), Area("store", 70, 500)):

@@ -29,6 +29,8 @@ if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCO
   keep_counts()
   return 'stale'
 end
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
+redis.call('HDEL', control, '')
 note_progress(member, receipt, thousandths, text)
 keep_counts()
 return 'ok'

@@ -512,6 +512,14 @@ def test_a_body_can_be_downloaded_as_it_is(boss: Client, broker: Broker) -> None
     assert answer["X-Content-Type-Options"] == "nosniff"
 
 
+def test_a_message_shows_its_own_limits(broker: Broker, boss: Client) -> None:
+    envelope = encode_envelope(Envelope(b"{}", max_retries=2, timeout=7))
+    broker.send_replace(topic_of("keyed"), slot_of(b"k", 2), [1_800_000_000_000], [b"k"], [envelope])
+    page = text(boss.get(url("message", "keyed", f"{slot_of(b'k', 2)}.aw")))
+    assert "<dt>Retries at most</dt><dd>2</dd>" in page
+    assert "<dt>Time-out</dt><dd>7 s</dd>" in page
+
+
 def test_a_key_with_a_dead_and_a_waiting_copy_shows_both(boss: Client, broker: Broker) -> None:
     kill(broker, "keyed", b"k")
     send(broker, "keyed", b"k")

@@ -1,8 +1,9 @@
 """What every driver does with its queue. Runs in the peer's own environment: nothing but the standard library and redis-py.
 
 A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (how it sends in bulk), ``single(count)`` and
-``bulk(count)``, ``left(client)`` (how many messages wait or run), ``clear()`` if they are not in Redis, and ``WORKERS`` (the command lines of its
-worker processes). It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
+``bulk(count)``, ``left(client)`` (how many messages wait or run), ``WORKERS`` (the command lines of its worker processes), and
+``clear()`` if its messages are not in Redis.
+It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
 is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For ``benchmarks.overlap`` PEER_SLEEP says how many seconds
 each job sleeps (in asyncio), PEER_CONCURRENCY how many of them overlap, and PEER_PROCESSES how many worker processes there are.
 """

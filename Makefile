@@ -168,7 +168,7 @@ check-computes: $(SPARK_CLASSES)
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-peers: $(INSTALLED) ## other Python queues, installed and measured at the same work (BENCH_ARGS=...)
+bench-peers: $(INSTALLED) ## other Python queues and backends of django.tasks, measured at the same work (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.peers.order
 	$(BIN)/python -m benchmarks.peers.tasks

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers.tasks``: backends of ``django.tasks`` at the same work: this one's, Huey's, django-tasks'.
+"""``python -m benchmarks.peers.tasks``: backends of ``django.tasks`` at the same work: ours, Huey's, and those of django-tasks.
 
 All of them enqueue the same task by the same call, and keep its result. The database backend has a PostgreSQL of its own, which
 does not wait for its disk. Otherwise as ``benchmarks.peers``.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
-from django.core import checks
+from django.core import checks, mail
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
@@ -34,6 +34,7 @@ from django_rmq.project.tasks.jobs import place
 from django_rmq.project.tasks.running import release, run
 from django_rmq.testing import drain, memory_broker
 from tests import errands
+from tests.newsletter.tasks import count, publish
 
 FRAMEWORK = frameworks.framework()
 TaskResult, Status = FRAMEWORK.base.TaskResult, FRAMEWORK.base.TaskResultStatus
@@ -344,7 +345,7 @@ def test_a_task_waits_for_its_time_and_then_runs_by_its_priority() -> None:
 
 
 def test_a_task_whose_time_comes_while_it_is_enqueued_runs(backend: Any) -> None:
-    before = timezone.now()
+    before = timezone.now() - timedelta(minutes=1)
     with pytest.MonkeyPatch.context() as patch:
         clock = iter([before - timedelta(seconds=1), timezone.now()])
         patch.setattr("django_rmq.project.tasks.backend.timezone.now", lambda: next(clock))
@@ -737,6 +738,17 @@ def test_workers_find_the_topics_of_tasks_with_nothing_else_declared(using: Call
     assert [found.name for found in starting.chosen_topics(["tasks.mail"])] == ["tasks.mail"]
     with override_settings(TASKS={}), pytest.raises(ConfigurationError, match="nothing to consume"):
         starting.chosen_topics()
+
+
+def test_an_app_that_knows_nothing_of_rmq_works_unchanged(backend: Any) -> None:
+    published = publish.using(priority=20).enqueue(7, addresses=["a@example.com", "b@example.com"])
+    work()
+    published.refresh()
+    assert sorted(sent.to[0] for sent in mail.outbox) == ["a@example.com", "b@example.com"]
+    counted = count.enqueue(published.return_value)
+    work()
+    counted.refresh()
+    assert counted.return_value == {"sent": 2, "of": 2}
 
 
 @pytest.mark.skipif(not frameworks.is_installed("django_tasks"), reason="django-tasks is not installed")

@@ -116,7 +116,8 @@ def _aware(moment: datetime) -> datetime:
 
 def backend_of(framework: Framework) -> Any:
     """Return the class of backends for the tasks of ``framework``."""
-    return type("RMQBackend", (Tasks, framework.backend), {"framework": framework, "__doc__": Tasks.__doc__})
+    given = {"framework": framework, "__doc__": Tasks.__doc__, "__module__": "django_rmq.tasks"}
+    return type("RMQBackend", (Tasks, framework.backend), given)
 
 
 __all__ = ["Tasks", "backend_of"]

@@ -98,6 +98,6 @@ class Cluster:
             check=False,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=480,
             cwd=self.folder,
         )

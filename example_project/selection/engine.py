@@ -121,10 +121,10 @@ def selecting(spark: SparkSession, options: Options) -> DataStreamWriter:
 
 
 def evaluate(spark: SparkSession, skus: list[int]) -> Evaluation:
-    """Return which of these items belong to which active set, by the facts and rules of this moment."""
+    """Return which of these items belong to which running set, by the facts and rules of this moment."""
     rules = {}
     revisions = {}
-    for product_set in ProductSet.objects.filter(active=True):
+    for product_set in ProductSet.objects.filter(running=True):
         try:
             rules[product_set.pk] = product_set.parsed
         except RuleError:

@@ -183,7 +183,7 @@ class SelectionRun:
             found.append(f"the set {name!r} lacks {len(missing)} items and has {len(wrong_ones)} too many")
         now = timezone.now()
         found += [
-            f"the set {one.name!r} has missed its time"
+            f"the set {one.name!r} did not begin or end at its time"
             for one in ProductSet.objects.all()
             if one.running != one.is_due(now)
         ]

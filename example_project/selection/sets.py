@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from django_rmq import SendResults, remove_message, send_message, send_messages
-from example_project.selection.changes import differing_labels, move, send_on
+from django_rmq import Send, SendResults, remove_message, send_message, send_messages
+from example_project.selection.changes import KEY_ACCOUNT_WAIT, differing_labels, key_accounts, move, send_on
 from example_project.selection.facts import is_noted, note
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work
 from example_project.selection.rules import Facts, reason
@@ -87,8 +87,10 @@ def delete_set(product_set: ProductSet) -> None:
 
 def evaluate_all() -> SendResults:
     """Ask for all items to be looked at again: a changed rule is one more reason to, and merges with all others."""
-    skus = Item.objects.values_list("sku", flat=True)
-    return send_messages(TOPIC, [{"item": sku} for sku in skus])
+    skus = list(Item.objects.values_list("sku", flat=True))
+    first = key_accounts(skus)
+    waits = {sku: KEY_ACCOUNT_WAIT if sku in first else None for sku in skus}
+    return send_messages(TOPIC, [Send({"item": sku}, time_range=wait) for sku, wait in waits.items()])
 
 
 @dataclass

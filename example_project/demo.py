@@ -231,7 +231,7 @@ class Demo:
             self.signals.wait(0.5)
             self._check_shop()
         if self.selection is not None:
-            self.selection.start_feeds()
+            self.selection.start_feeds(self.options.seconds)
             show.note("Spark has evaluated the first items: the sets fill.")
 
     def _port(self) -> int:

@@ -112,6 +112,8 @@ RMQ = {
         },
         # An item joined or left a product set: key accounts first, and one after the other for each item.
         "memberships": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "item"},
+        # One message for each product set with a time, due when the set begins or ends.
+        "set-times": {"TYPE": "fixed_time", "SLOTS": 4},
     },
     # What a transaction sends is a row of its database until Redis has it, so nothing committed is lost.
     "OUTBOX": True,

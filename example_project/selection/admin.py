@@ -18,7 +18,7 @@ from example_project.selection.sets import delete_set, evaluate_all, save_set
 class ProductSetForm(forms.ModelForm):
     class Meta:
         model = ProductSet
-        fields = ["name", "rule", "active"]
+        fields = ["name", "rule", "active", "starts_at", "ends_at"]
         widgets = {"rule": AdminTextareaWidget(attrs={"rows": 4, "spellcheck": "false"})}
         help_texts = {
             "rule": f"{', '.join(NUMBERS)}: = != &lt; &lt;= &gt; &gt;=, between 4 and 5, in (1, 2), is known. "
@@ -31,7 +31,7 @@ class ProductSetForm(forms.ModelForm):
 @admin.register(ProductSet)
 class ProductSetAdmin(admin.ModelAdmin):
     form = ProductSetForm
-    list_display = ["name", "rule", "active", "size", "joined", "left"]
+    list_display = ["name", "rule", "when", "size", "joined", "left"]
     search_fields = ["name", "rule"]
     readonly_fields = ["size", "belonging", "joined", "left", "revision"]
     actions = ["evaluate"]
@@ -40,7 +40,7 @@ class ProductSetAdmin(admin.ModelAdmin):
         return super().get_queryset(request).annotate(members_now=Count("members"))
 
     def get_fields(self, request: HttpRequest, obj: ProductSet | None = None) -> list[Any]:
-        return ["name", "rule", "active", *(self.readonly_fields if obj else [])]
+        return [*ProductSetForm.Meta.fields, *(self.readonly_fields if obj else [])]
 
     @admin.display(description="members", ordering="members_now")
     def size(self, product_set: ProductSet) -> str:

@@ -6,6 +6,7 @@ A message says whose membership to look at, not what became of it. So it may mer
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -19,6 +20,8 @@ from example_project.selection.models import Change, Label, Member, ProductSet
 TOPIC = "memberships"
 PRIORITIES = {Grade.KEY_ACCOUNT: 500, Grade.STANDARD: 300, Grade.SMALL: 100}
 """Of messages about the items of a merchant; items that the shop does not sell come last."""
+KEY_ACCOUNT_WAIT = timedelta(milliseconds=500)
+"""How long changes of an item of a key account are collected; those of others wait as the topic says."""
 MOST_ITEMS = 10_000
 """In one statement or evaluation: SQLite takes 32,766 values in a statement."""
 KEPT = 1_000
@@ -64,6 +67,15 @@ def send_on(pairs: Collection[Pair]) -> None:
                 for item, pk in part
             ],
         )
+
+
+def key_accounts(skus: Iterable[int]) -> set[int]:
+    """Return which of these items a key account sells."""
+    found: set[int] = set()
+    for part in _parts(skus):
+        sold = Product.objects.filter(sku__in=part, shop__grade=Grade.KEY_ACCOUNT)
+        found.update(sold.values_list("sku", flat=True))
+    return found
 
 
 def relabel(pairs: Collection[Pair]) -> None:

@@ -63,7 +63,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     from example_project.selection.changes import TOPIC as MEMBERSHIPS
     from example_project.selection.models import ProductSet
     from example_project.selection.run import SelectionRun, why_not
-    from example_project.selection.sets import save_set
+    from example_project.selection.sets import TIMES, save_set
 
     if reason := why_not():
         raise DemoFailed(reason)
@@ -71,7 +71,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     call_command("seed_shop", products=options.items)
     selection = SelectionRun(data, items=options.items, rate=options.rate)
     selection.start(cleanup)
-    labels = Child("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
+    labels = Child("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, TIMES, DJANGO_DEBUG="0")
     cleanup.callback(labels.stop)
     print(
         f"{options.items} items, {len(SOURCES)} sources, {options.rate:g} changes/s\nLogs:  {data}/\n",
@@ -90,7 +90,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
 
     watch(SPARK_BEGINS_SECONDS, lambda: selection.taken_in() > 0)
     show.note("Spark has loaded all items; the sources start to report changes.")
-    selection.start_feeds()
+    selection.start_feeds(options.seconds)
     watch(options.seconds / 2)
     edited = ProductSet.objects.filter(name=EDITED, active=True).first()
     if edited is not None:

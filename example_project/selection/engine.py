@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from django.db import connection
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark program calls it
 
-from example_project.selection.changes import MOST_ITEMS
+from example_project.selection.changes import KEY_ACCOUNT_WAIT, MOST_ITEMS, key_accounts
 from example_project.selection.columns import column_of
 from example_project.selection.facts import LARGEST_SKU, Event, is_noted, note, take_in
 from example_project.selection.models import Item, ProductSet, Work
@@ -74,7 +75,10 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
             impossible = take_in(found)
             items = sorted({event.sku for event in found})
             if items:
-                changes = spark.createDataFrame(pa.table({"item": items}))
+                first = key_accounts(items)
+                wait_ms = KEY_ACCOUNT_WAIT // timedelta(milliseconds=1)
+                waits = pa.array([wait_ms if sku in first else None for sku in items], pa.int64())
+                changes = spark.createDataFrame(pa.table({"item": items, "time_range": waits}))
                 writer = changes.write.format("rmq").options(**options).option("bodyColumns", "item")
                 writer.mode("append").save()
             # Only now: a batch that was not sent to its end is done again.
@@ -121,10 +125,10 @@ def selecting(spark: SparkSession, options: Options) -> DataStreamWriter:
 
 
 def evaluate(spark: SparkSession, skus: list[int]) -> Evaluation:
-    """Return which of these items belong to which active set, by the facts and rules of this moment."""
+    """Return which of these items belong to which running set, by the facts and rules of this moment."""
     rules = {}
     revisions = {}
-    for product_set in ProductSet.objects.filter(active=True):
+    for product_set in ProductSet.objects.filter(running=True):
         try:
             rules[product_set.pk] = product_set.parsed
         except RuleError:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -7,6 +9,8 @@ from django.utils import timezone
 
 from example_project.selection import rules
 from example_project.selection.rules import Facts, RuleError
+
+TIME = "%d %b %H:%M:%S UTC"
 
 
 class Item(models.Model):
@@ -54,13 +58,17 @@ def validate_rule(text: str) -> None:
 class ProductSet(models.Model):
     """Items that a rule holds for. Changed by `sets.save_set`, so that the members follow.
 
-    `revision` rises when the rule changes: an evaluation by an older rule is not written any more. `joined` and
-    `left` count members since the set was made.
+    A set is `running` from `starts_at` until `ends_at` if it is active; a set that is not has no members. `revision`
+    rises when the rule changes, or the set begins or ends: an evaluation of before is not written any more. `joined`
+    and `left` count members since the set was made.
     """
 
     name = models.CharField(max_length=80, unique=True)
     rule = models.TextField(max_length=rules.LONGEST, validators=[validate_rule])
     active = models.BooleanField(default=True, help_text="A set that is not active has no members.")
+    starts_at = models.DateTimeField(null=True, blank=True, help_text="Empty: at once.")
+    ends_at = models.DateTimeField(null=True, blank=True, help_text="Empty: never.")
+    running = models.BooleanField(default=True, editable=False)
     revision = models.PositiveIntegerField(default=1, editable=False)
     joined = models.PositiveBigIntegerField(default=0, editable=False)
     left = models.PositiveBigIntegerField(default=0, editable=False)
@@ -73,6 +81,31 @@ class ProductSet(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        if self.starts_at and self.ends_at and self.starts_at >= self.ends_at:
+            raise ValidationError({"ends_at": "A set must begin before it ends."})
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether the set should be running."""
+        begun = self.starts_at is None or self.starts_at <= now
+        return self.active and begun and (self.ends_at is None or now < self.ends_at)
+
+    def next_time(self, now: datetime) -> datetime | None:
+        """When it begins or ends next."""
+        times = [at for at in (self.starts_at, self.ends_at) if at is not None and at > now]
+        return min(times) if times and self.active else None
+
+    @property
+    def when(self) -> str:
+        """Why it is not running, or until when it is, in words; empty if it simply runs."""
+        if not self.active:
+            return "not active"
+        if self.running:
+            return f"until {self.ends_at:{TIME}}" if self.ends_at else ""
+        if self.ends_at and self.ends_at <= timezone.now():
+            return f"ended {self.ends_at:{TIME}}"
+        return f"begins {self.starts_at:{TIME}}"
 
     @property
     def parsed(self) -> rules.Rule:

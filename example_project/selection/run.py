@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from example_project.accounts import TopicAccounts
 from example_project.selection import changes
 from example_project.selection.feeds import Feeds, FeedThread
 from example_project.selection.models import Batch, Item, ProductSet, Work
-from example_project.selection.sets import TOPIC, differing_sets
+from example_project.selection.sets import TOPIC, differing_sets, resume, save_set
 from example_project.selection.showing import Showing
 from example_project.stage import Child, DemoFailed
 
 STARTING = "starting Spark …"
 START_SECONDS = 300.0
+
+CAMPAIGN = "Flash sale"
+CAMPAIGN_RULE = "price < 60 and rating >= 4"
 
 
 def why_not() -> str:
@@ -57,7 +61,7 @@ class SelectionRun:
         """Make the sets, start Spark, and have every item reported once."""
         call_command("seed_selection")
         # Messages of an earlier run were lost with its Redis.
-        changes.send_on(changes.differing_labels())
+        resume()
         self.pipeline = Child(
             "selection",
             self.data / "selection.log",
@@ -94,9 +98,15 @@ class SelectionRun:
             return f"Spark has evaluated nothing within {START_SECONDS:g} s; see {self.pipeline.log}"
         return ""
 
-    def start_feeds(self) -> None:
-        """Let changes come."""
+    def start_feeds(self, seconds: float | None) -> None:
+        """Let changes come, and a campaign begin and end within these seconds (None: within a minute)."""
         self.thread.start()
+        seconds = 60.0 if seconds is None else seconds
+        campaign = ProductSet.objects.filter(name=CAMPAIGN).first() or ProductSet(name=CAMPAIGN)
+        campaign.rule, campaign.active = CAMPAIGN_RULE, True
+        campaign.starts_at = timezone.now() + timedelta(seconds=seconds / 6)
+        campaign.ends_at = timezone.now() + timedelta(seconds=seconds * 3 / 4)
+        save_set(campaign)
 
     def stop_feeds(self) -> None:
         """Let no more changes come."""
@@ -171,6 +181,12 @@ class SelectionRun:
             found.append(f"{len(wrong)} items are not what the sources last said, such as {wrong[:5]}")
         for name, (missing, wrong_ones) in differing_sets().items():
             found.append(f"the set {name!r} lacks {len(missing)} items and has {len(wrong_ones)} too many")
+        now = timezone.now()
+        found += [
+            f"the set {one.name!r} did not begin or end at its time"
+            for one in ProductSet.objects.all()
+            if one.running != one.is_due(now)
+        ]
         if differing := len(changes.differing_labels()):
             found.append(f"{differing} labels do not follow the sets")
         return found

@@ -26,7 +26,7 @@ class Showing:
         found = []
         for one in sets:
             joined, left = self._before.get(one.pk, (0, 0))
-            rule = one.rule if one.active else f"(not active) {one.rule}"
+            rule = f"({one.when}) {one.rule}" if one.when else one.rule
             found.append((one.name, rule, one.size, one.joined - joined, one.left - left))
         return found
 

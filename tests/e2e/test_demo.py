@@ -206,6 +206,8 @@ def test_the_selection_alone_is_reconciled_and_leaves_no_process(
     passed, folded = map(int, re.findall(r"\d+", summary["sent on"]))
     assert passed == sum(map(int, re.findall(r"\d+", summary["joined and left"]))) > folded
     assert summary["labels"] == "those of the sets"
+    # The campaign is over.
+    assert "Flash sale: 0" in summary["product sets"]
     assert "The rule of Best rated is edited: rating >= 4 and price is known" in demo.output
     assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
     assert "Everything is accounted for" in demo.output
@@ -230,6 +232,7 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
         "order-timeouts": 16,
         "reports": 1,
         "memberships": 16,
+        "set-times": 4,
     }
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output

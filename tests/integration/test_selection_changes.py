@@ -21,7 +21,7 @@ from example_project.prices.models import Grade, Product, Shop
 from example_project.selection import changes
 from example_project.selection.changes import TOPIC, differing_labels, relabel
 from example_project.selection.models import Change, Item, Label, Member, ProductSet
-from example_project.selection.sets import Evaluation, delete_set, save_set, settle
+from example_project.selection.sets import Evaluation, delete_set, evaluate_all, save_set, settle
 from tests.brokers import direct
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -148,6 +148,20 @@ def test_the_items_of_key_accounts_come_first(cheap: ProductSet) -> None:
         (4, cheap.pk): changes.PRIORITIES[Grade.SMALL],
     }
     assert changes.PRIORITIES[Grade.KEY_ACCOUNT] > changes.PRIORITIES[Grade.STANDARD]
+
+
+def test_changes_of_key_accounts_are_collected_for_less_time(cheap: ProductSet) -> None:
+    shops = [Shop.objects.create(id=pk, name=f"{pk}", grade=grade) for pk, grade in enumerate(Grade, start=1)]
+    Product.objects.bulk_create(
+        Product(sku=sku, name="Mug", shop=shop, price=1) for sku, shop in enumerate(shops, start=1)
+    )
+    evaluate_all()
+    topic, broker = get_config().topic("selection-changes"), direct(get_broker())
+    entries = [entry for slot in range(topic.slots) for entry in broker.peek(topic, slot, "store").entries]
+    due = {decode_body(topic, entry.member)["item"]: entry.score for entry in entries}
+    assert len(due) == 10 and len(set(due.values())) == 2
+    assert min(due, key=lambda sku: due[sku]) == 1
+    assert due[2] - due[1] == 2000 - changes.KEY_ACCOUNT_WAIT.total_seconds() * 1000
 
 
 def test_the_members_of_a_set_that_rests_or_is_deleted_leave_it(cheap: ProductSet) -> None:

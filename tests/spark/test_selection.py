@@ -15,6 +15,7 @@ from django.test import override_settings
 from django_rmq.core.words.topics import TopicType
 from django_rmq.project import connections
 from django_rmq.testing import drain
+from example_project.prices.models import Grade, Product, Shop
 from example_project.selection import changes, rules
 from example_project.selection.changes import differing_labels
 from example_project.selection.feeds import Feeds, write_file
@@ -92,6 +93,25 @@ def flow(
         return topic, tmp_path / "feeds"
 
     return run
+
+
+@pytest.mark.django_db(transaction=True)
+def test_reports_about_the_items_of_key_accounts_are_due_first(
+    spark: Any, shop: None, queue: Callable[..., Queue], tmp_path: Path
+) -> None:
+    from example_project.selection.engine import intake
+
+    seller = Shop.objects.create(id=1, name="Harbour & Sons", grade=Grade.KEY_ACCOUNT)
+    Product.objects.create(sku=2, name="Mug", shop=seller, price=1)
+    topic = queue(TopicType.RANGE_MERGE, slots=4, slot_basis="item")
+    Feeds(tmp_path / "feeds", items=3, seed=1).report_all()
+    query = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": 60_000})
+    started = query.option("checkpointLocation", str(tmp_path / "intake")).trigger(availableNow=True).start()
+    assert started.awaitTermination(240)
+    pages = topic.each("peek", "store")
+    due = sorted((entry.score, entry.member) for page in pages for entry in page.entries)
+    assert due[0][1] == b'{"item":2}'
+    assert len(due) == 3 and due[1][0] - due[0][0] > 30_000
 
 
 def forget_newest(log: Path) -> None:

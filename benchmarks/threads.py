@@ -1,7 +1,7 @@
-"""``python -m benchmarks.threads``: listeners of 1 ms of computing and of 10 ms of waiting, in 1, 8 and 32 threads.
+"""``python -m benchmarks.threads``: listeners of 1 ms CPU and 10 ms waiting, in 1, 8 and 32 threads of one process.
 
-The ideal of those that compute is 1,000 per second, whatever the threads: Python runs one of them at a time. The ideal of
-those that wait is threads / 10 ms. The backlog is spread over 1,024 slots, and rates are medians over interleaved rounds.
+The ideal is threads / 11 ms, but not more than the 1,000 per second that one interpreter can compute. A bare pool of as
+many threads shows what Python leaves of it. Both run in turn; rates are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -9,95 +9,106 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
-from itertools import product
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import redis
 
-from benchmarks.table import conditions, markdown, server, text, told
+from benchmarks.table import conditions, markdown, server, text, told, write
 from benchmarks.works import Listener
-from django_rmq.core.consumer import Dispatcher, Terms, Watching
-from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.pool import Pool
 from django_rmq.core.words.topics import Topic, TopicType
 
-TOPIC = Topic("threads", TopicType.RANGE_MERGE, slots=1024, time_range_ms=1)
-COLUMNS = ("listener", "threads", "messages/s", "ideal", "of the ideal")
+CPU_SECONDS, WAITING_SECONDS = 0.001, 0.01
+TOPIC = Topic("threads", TopicType.RANGE_MERGE, slots=256, time_range_ms=1)
+COLUMNS = ("threads", "ideal/s", "bare pool/s", "rmq/s", "of the ideal", "of the pool")
 
 
-def compute(_: Any) -> None:
-    """Compute for 1 ms of this thread's time."""
-    end = time.thread_time() + 0.001
+def work(argument: Any = None) -> None:
+    """Compute for 1 ms, and wait for 10 ms."""
+    end = time.thread_time() + CPU_SECONDS
     while time.thread_time() < end:
         pass
+    time.sleep(WAITING_SECONDS)
 
 
-def wait(_: Any) -> None:
-    """Wait for 10 ms."""
-    time.sleep(0.01)
+def bare(threads: int, seconds: float) -> float:
+    """Return the calls per second of a pool of threads without a queue."""
+    end, done = time.monotonic() + seconds, [0] * threads
+
+    def loop(index: int) -> None:
+        while time.monotonic() < end:
+            work()
+            done[index] += 1
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(loop, range(threads)))
+    return sum(done) / seconds
 
 
-WORKS: dict[str, tuple[Callable[[Any], None], Callable[[int], float]]] = {
-    "1 ms of CPU": (compute, lambda threads: 1_000.0),
-    "10 ms of waiting": (wait, lambda threads: threads / 0.01),
-}
+def ours(client: redis.Redis, threads: int, seconds: float) -> float:
+    """Return the messages per second of a worker, once it knows how long the listener takes."""
+    client.flushdb()
+    broker, lock, done = RedisBroker(client), threading.Lock(), 0
+
+    def listener(message: Any) -> None:
+        nonlocal done
+        work()
+        with lock:
+            done += 1
+
+    most = int(ideal(threads) * (seconds + 4))
+    Producer(broker).send_bodies(TOPIC, [{"n": n} for n in range(most)])
+    dispatcher = Dispatcher(
+        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listener)}, Terms(threads=threads)
+    )
+    dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
+    worker = threading.Thread(target=dispatcher.run)
+    worker.start()
+    try:
+        time.sleep(2)
+        before, begun = done, time.perf_counter()
+        time.sleep(seconds)
+        return (done - before) / (time.perf_counter() - begun)
+    finally:
+        dispatcher.stop()
+        worker.join()
+
+
+def ideal(threads: int) -> float:
+    return min(threads / (CPU_SECONDS + WAITING_SECONDS), 1 / CPU_SECONDS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.threads", description=__doc__)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 8, 32], help="default 1 8 32")
-    parser.add_argument(
-        "--seconds", type=float, default=4.0, help="how long the ideal would take (default 4)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds in turn (default 3)")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
-    found: dict[tuple[str, int], list[float]] = {}
+    lines, found = [], []
     with server() as (client, _):
-        print(told(conditions(client)), flush=True)
-        for _, work, threads in product(range(options.rounds), WORKS, options.threads):
-            listen, ideal = WORKS[work]
-            rate = measured(client, listen, threads, int(ideal(threads) * options.seconds))
-            found.setdefault((work, threads), []).append(rate)
-    lines = []
-    for (work, threads), rates in found.items():
-        rate, ideal_rate = statistics.median(rates), WORKS[work][1](threads)
-        lines.append([work, str(threads), f"{rate:,.0f}", f"{ideal_rate:,.0f}", f"{rate / ideal_rate:.2f}"])
+        where = conditions(client)
+        print(told(where), flush=True)
+        for threads in options.threads:
+            rates: dict[Callable[..., float], list[float]] = {bare: [], ours: []}
+            for _ in range(options.rounds):
+                rates[bare].append(bare(threads, options.seconds))
+                rates[ours].append(ours(client, threads, options.seconds))
+            pool, rate, best = statistics.median(rates[bare]), statistics.median(rates[ours]), ideal(threads)
+            shares = (f"{rate / best:.2f}", f"{rate / pool:.2f}")
+            lines.append([str(threads), f"{best:,.0f}", f"{pool:,.0f}", f"{rate:,.0f}", *shares])
+            found.append({"threads": threads, "ideal": best, "pool": pool, "rmq": rate})
     print((markdown if options.markdown else text)(COLUMNS, lines))
+    write(options.json, where, threads=found)
     return 0
-
-
-def measured(client: redis.Redis, listen: Callable[[Any], None], threads: int, count: int) -> float:
-    """Return how many of ``count`` waiting messages one process ends per second."""
-    client.flushdb()
-    broker = RedisBroker(redis.Redis(connection_pool=Pool(**client.connection_pool.connection_kwargs)))
-    Producer(broker).send_bodies(TOPIC, list(range(count)))
-    time.sleep(0.01)
-    ended = 0.0
-
-    def beat() -> None:
-        nonlocal ended
-        if not ended and dispatcher.processed >= count:
-            ended = time.perf_counter()
-
-    dispatcher = Dispatcher(
-        broker,
-        [TOPIC],
-        {TOPIC.name: Listener(TOPIC.name, listen)},
-        Terms(threads=threads, burst=True),
-        notes=Notes(1),
-        watching=Watching(beat=beat),
-    )
-    dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
-    begun = time.perf_counter()
-    dispatcher.run()
-    if dispatcher.processed != count or not ended:
-        raise RuntimeError(f"ended {dispatcher.processed} of {count} messages")
-    return count / (ended - begun)
 
 
 if __name__ == "__main__":

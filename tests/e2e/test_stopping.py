@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -92,3 +96,46 @@ def test_a_command_cancels_what_runs_in_another_process(
         "cancelled"
     ]
     assert total(broker, HANGING, "cancelled") == 1
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
+def test_hard_time_outs_cancellations_and_kills_lose_and_overlap_nothing(
+    start: Start, broker: Broker, tmp_path: Path, is_async: bool
+) -> None:
+    chance = random.Random(19)
+    hung = [{"name": f"hung{n}", "ms": 1, "do": "hang"} for n in range(60)]
+    slow = [{"name": f"slow{n}", "ms": 100} for n in range(900)]
+    waits = [{"name": f"wait{n}", "ms": 1, "do": "wait"} for n in range(60)]
+    mixed = chance.sample([*hung, *slow, *waits], k=1020)
+    send(broker, HANGING, mixed)
+    more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async))}
+    arguments = ("hanging", "--processes", "2", "-t", "4", "--shutdown-timeout", "1")
+    workers = [start(*arguments, **more) for _ in range(2)]
+    kills, end = 0, time.monotonic() + 240
+    while live(broker, HANGING) and time.monotonic() < end:
+        time.sleep(0.25)
+        lines = ledger.read(tmp_path / "ledger")
+        for line in lines:
+            if line.name.startswith("wait") and line.word == "start":
+                member = b'{"do":"wait","ms":1,"name":"%s"}' % line.name.encode()
+                broker.cancel(HANGING, line.slot, [member])
+        if lines and kills < 30 and chance.random() < 0.3:
+            for child in chance.choice(workers).children[:1]:
+                os.kill(child, signal.SIGKILL)
+                kills += 1
+    assert live(broker, HANGING) == 0
+    for worker in workers:
+        worker.signal()
+    assert [worker.wait() for worker in workers] == [0, 0]
+    lines = ledger.read(tmp_path / "ledger")
+    names = ("committed", "cancelled", "removed", "failed", "overran", "expired", "died")
+    counted = {name: total(broker, HANGING, name) for name in names}
+    print(f"{kills} kills, {len(lines)} lines, {counted}")
+    ended = {line.name for line in lines if line.word == "end"}
+    left = {message["name"] for message in (*hung, *slow)} - ended
+    assert len(left) <= counted["died"], left
+    assert not overlapping(lines)
+    assert counted["failed"] == counted["overran"] >= len(hung) - kills * 8
+    assert counted["cancelled"] + counted["removed"] <= len(waits)
+    assert sum(counted[name] for name in ("committed", "cancelled", "removed", "died")) == len(mixed)

@@ -199,8 +199,8 @@ def test_a_viewer_sees_pages_and_can_change_nothing(broker: Broker, log_in: Call
     assert "<button" in page  # the filter's
     assert 'name="act"' not in page
     message_id = ids_of_dead(broker)
-    for act in ("replay", "delete", "replay_all", "purge", "pause", "resume", "bury"):
-        state = "store" if act == "bury" else "dead"
+    for act in ("replay", "delete", "replay_all", "purge", "pause", "resume", "bury", "cancel"):
+        state = "store" if act in ("bury", "cancel") else "dead"
         answer = client.post(
             url("act", "timed"),
             {"act": act, "state": state, "id": message_id, "confirmed": "yes", "name": "timed"},

@@ -45,6 +45,15 @@ def test_overlapping_listeners_are_measured_beside_their_ideal(tmp_path: Path) -
         assert 0.1 < row["values"]["share"] < 1.2
 
 
+@pytest.mark.slow
+def test_threads_are_measured_beside_a_bare_pool(tmp_path: Path) -> None:
+    [found] = run(tmp_path, "benchmarks.threads", "--rounds", "1", "--threads", "4", "--seconds", "2")[
+        "threads"
+    ]
+    assert 0.1 < found["rmq"] / found["ideal"] < 1.2
+    assert found["pool"] > 0
+
+
 def test_works_are_measured_beside_their_bare_limits(tmp_path: Path) -> None:
     few = ("--rounds", "1", "--single-rounds", "1", "--messages", "4000", "--singles", "50")
     found = run(tmp_path, "benchmarks", *few, "--only", "send")

@@ -140,6 +140,29 @@ def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, disp
     assert len(found) == len(set(found)) == COUNT
 
 
+def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_having_begun(
+    broker: Broker, dispatcher: Dispatcher
+) -> None:
+    place = turn_until_under_way(dispatcher)
+    assert dispatcher._trips.under_way is not None
+    pipeline: Any = dispatcher._trips.under_way.pipeline
+    receive, cancelled = pipeline.receive, list[bytes]()
+
+    def lose() -> list[Any]:
+        receive()
+        cancelled.extend(entry.member for entry in broker.peek(TOPIC, place.slot, "prepare").entries)
+        broker.cancel(TOPIC, place.slot, cancelled)
+        raise ServerUnavailable("the answer is lost")
+
+    pipeline.receive = lose
+    with pytest.raises(ServerUnavailable):
+        dispatcher._turn()
+    turn_until_idle(dispatcher)
+    assert cancelled and not {(place.slot, member) for member in cancelled} & set(in_hand(dispatcher))
+    assert broker.audit(TOPIC, place.slot)["cancelled"] == len(cancelled)
+    assert len(in_hand(dispatcher)) == COUNT - len(cancelled)
+
+
 def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher: Dispatcher) -> None:
     turn_until_idle(dispatcher)
     for batch in list(dispatcher._hand.batches.values()):

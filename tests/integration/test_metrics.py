@@ -87,14 +87,18 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 def live_through_everything(broker: Any) -> None:
     """Make each thing that is counted happen once or a few times in slot 0 of `work`."""
     work = topic("work")
-    broker.send_merge(work, 0, 0, [b"1", b"2", b"3", b"4", b"5"])
+    broker.send_merge(work, 0, 0, [b"%d" % n for n in range(1, 8)])
     broker.send_merge(work, 0, 0, [b"1"])
     broker.send_merge(work, 0, 3_600_000, [b"later"])
     epoch = broker.acquire(work, 0)
-    taken = broker.prepare(work, 0, "A", epoch, 4)
-    assert [delivery.member for delivery in taken.deliveries] == [b"1", b"2", b"3", b"4"]
+    taken = broker.prepare(work, 0, "A", epoch, 6)
+    assert [delivery.member for delivery in taken.deliveries] == [b"%d" % n for n in range(1, 7)]
     broker.commit(work, 0, taken.receipt, [b"1"])
-    broker.rollback(work, 0, taken.receipt, [Failure(b"2"), Failure(b"3", "rejected")])
+    broker.rollback(
+        work, 0, taken.receipt, [Failure(b"2"), Failure(b"3", "rejected"), Failure(b"6", "overran")]
+    )
+    assert broker.cancel(work, 0, [b"5"]) == ["in_flight"]
+    broker.rollback(work, 0, taken.receipt, [Failure(b"5")])
     broker.release(work, 0, taken.receipt, [b"4"])
     assert broker.commit(work, 0, taken.receipt, [b"1"]) == ["stale"]
     broker.acquire(work, 0)
@@ -108,27 +112,28 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
     assert found["rmq_up",] == 1
     counted = {name: found[f"rmq_{name}_total", "work"] for name in collector.COUNTERS}
     assert counted == {
-        "messages_sent": 7,
+        "messages_sent": 9,
         "messages_merged": 1,
         "messages_died": 1,
         "messages_replayed": 1,
-        "deliveries": 4,
+        "deliveries": 6,
         "deliveries_committed": 1,
+        "deliveries_cancelled": 1,
         "deliveries_released": 1,
         "reports_stale": 1,
         "calls_fenced": 1,
     }
     reasons = {
         reason: found["rmq_deliveries_failed_total", reason, "work"]
-        for reason in ("error", "timeout", "rejected")
+        for reason in ("error", "timeout", "overran", "rejected")
     }
-    assert reasons == {"error": 1, "timeout": 0, "rejected": 1}
+    assert reasons == {"error": 1, "timeout": 0, "overran": 1, "rejected": 1}
     messages = {
         state: found["rmq_messages", state, "work"]
         for state in ("waiting", "in_flight", "claimed", "retry", "dead")
     }
-    assert sum(messages.values()) == 5 and messages["dead"] == messages["in_flight"] == 0
-    assert found["rmq_messages_due", "work"] <= 4
+    assert sum(messages.values()) == 6 and messages["dead"] == messages["in_flight"] == 0
+    assert found["rmq_messages_due", "work"] <= 5
     assert found["rmq_slots", "work"] == 4
     assert found["rmq_messages_sent_total", "ranked"] == 0
     assert ("rmq_oldest_due_age_seconds", "ranked") not in found

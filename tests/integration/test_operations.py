@@ -827,6 +827,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "delete": ({Permission.DELETE}, lambda o: o.delete("timed", ["0.YQ"], "live")),
     "delete_only": ({Permission.DELETE}, delete_what_is_not_there),
     "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),
+    "cancel": ({Permission.DELETE}, lambda o: o.cancel("timed", ["0.YQ"])),
+    "cancel_sent": ({Permission.DELETE}, lambda o: o.cancel_sent("timed", 1)),
     "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=past())),
     "replay_all": ({Permission.REPLAY}, lambda o: o.replay_all("timed").result()),
     "replay_all by text": (

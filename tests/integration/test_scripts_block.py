@@ -404,7 +404,7 @@ def dumped(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in keys}
 
 
-@pytest.mark.parametrize("ending", ["commit", "release", "extend", "bury", "remove"])
+@pytest.mark.parametrize("ending", ["commit", "release", "extend", "bury", "remove", "cancel"])
 def test_more_than_the_largest_batch_is_refused_and_changes_nothing(
     client: redis.Redis, prefix: str, ending: str
 ) -> None:
@@ -414,5 +414,5 @@ def test_more_than_the_largest_batch_is_refused_and_changes_nothing(
     many = names(BATCH + 1)
     before = dumped(client, prefix)
     with pytest.raises(ServerRefused, match="too many members"):
-        getattr(slot, ending)(*([many] if ending in ("bury", "remove") else [receipt, many]))
+        getattr(slot, ending)(*([many] if ending in ("bury", "remove", "cancel") else [receipt, many]))
     assert dumped(client, prefix) == before

@@ -17,6 +17,7 @@ from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.settling import Settlement
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
@@ -124,6 +125,20 @@ def test_what_a_worker_does_is_told_with_its_messages(broker: Any) -> None:
     assert failures["worse"] == Failure(b'"worse"', "rejected", None, "Reject: never again")
     assert all(name.startswith("rmq-executor-") for name in told.threads["started"])
     assert told.threads["committed"] | told.threads["failed"] == {"rmq-reporter"}
+
+
+def test_a_cancelled_delivery_is_no_failure(broker: Any) -> None:
+    def listen(message: Message) -> None:
+        member = b'"x"'
+        slot = slot_of(member, TOPIC.slots)
+        assert broker.cancel(TOPIC, slot, [member]) == ["in_flight"]
+        assert message.extend() and message.cancelled
+        raise ValueError("whatever ends it")
+
+    with told_of("failed", "dead", "committed") as told, worker(broker, listen):
+        send(broker, TOPIC, ["x"])
+        eventually(lambda: counted(broker, "cancelled") == 1, "the end")
+    assert told.calls["failed"] == told.calls["dead"] == told.calls["committed"] == []
 
 
 def test_a_batch_is_told_at_once(broker: Any) -> None:

@@ -379,6 +379,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Until its process has ended, a listener that exceeded HARD_TIMEOUT keeps its message.",
         (STOPPING + "until_its_process_has_ended_a_listener_keeps_its_message[memory]",),
     ),
+    "forgets_what_was_cancelled_with_a_lost_answer": PythonMutant(
+        "core/consumer/doubts.py",
+        'strict=True) if word != "stale"]',
+        'strict=True) if word == "ok"]',
+        "What a lost answer had handed out, and was cancelled since, ends at once.",
+        (TRIPS + "what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_having_begun",),
+    ),
     "begins_what_was_cancelled": PythonMutant(
         "core/consumer/awaiting.py",
         "if message.stopped:\n            raise Cancelled",

@@ -63,13 +63,11 @@ class Batch:
     ) -> None:
         self.place = place
         """The slot's state in the dispatcher."""
-        self.listener = listener
-        self.receipt = receipt
+        self.listener, self.receipt = listener, receipt
         self.messages = messages
         """The messages, in the order of their calls once these have begun."""
-        self.confirmed = confirmed
+        self.queued = self.confirmed = confirmed
         """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
-        self.queued = confirmed
         self.begun = 0
         """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
         dispatcher writes ``halted``, then reads this. So no message is both given back and begun."""

@@ -41,6 +41,7 @@ SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
 STOPPING = "integration/test_stopping.py::test_"
 THREADS = "integration/test_threads.py::test_"
+TYPED = "unit/test_typed_bodies.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
 
 PYTHON_MUTANTS: dict[str, PythonMutant] = {
@@ -470,6 +471,24 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "if False:",
         "What running workers would not follow is not applied.",
         (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
+    ),
+    # --- typed bodies
+    "tries_an_unfit_body_again": PythonMutant(
+        "core/consumer/failures.py",
+        "elif isinstance(error, Unfit):",
+        "elif False:",
+        "A body that does not fit its type is dead at once.",
+        (TYPED + "a_body_that_does_not_fit_is_dead_at_once_and_reaches_no_listener",),
+    ),
+    "trusts_instances": PythonMutant(
+        "project/validating/declared.py",
+        "found = adapter.validate_json(encode_json(_dumped(adapter, self._instance(adapter, body))))",
+        "found = self._instance(adapter, body)",
+        "An instance is validated with all that is in it, and what could not be read is not sent.",
+        (
+            TYPED + "what_a_dataclass_does_not_enforce_is_converted_or_refused",
+            TYPED + "what_could_not_be_read_is_not_sent",
+        ),
     ),
     # --- a Redis Cluster
     "what_never_ran_is_refused": PythonMutant(

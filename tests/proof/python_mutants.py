@@ -98,6 +98,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             SIZES + "large_messages_are_worked_off_within_a_bound[memory-False-in the envelope]",
         ),
     ),
+    "takes_the_time_out_of_the_topic": PythonMutant(
+        "core/consumer/answering.py",
+        ", timeout=reply.timeout)",
+        ")",
+        "A worker keeps to the time-outs of single messages.",
+        (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over[memory]",),
+    ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
         "core/consumer/threads.py",
@@ -177,7 +184,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     "begins_late_in_the_loop": PythonMutant(
         "core/consumer/steps.py",
-        "if now > batch.confirmed + batch.topic.timeout / 2 or batch.abandoned:",
+        "if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:",
         "if batch.abandoned:",
         "Nothing begins in the event loop with less than half of its time-out left.",
         (OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",),

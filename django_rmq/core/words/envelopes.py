@@ -43,18 +43,27 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
     With ``bodies`` the number has an additional leading 0, and behind the LF is what `collected` returns.
     """
-    meta: dict[str, Any] = {}
-    if envelope.slot_basis is not None:
-        meta["basis"] = envelope.slot_basis
-    if envelope.headers:
-        meta["headers"] = envelope.headers
-    if envelope.origin is not None:
-        meta["origin"] = envelope.origin
-    if envelope.max_retries is not None or envelope.timeout is not None:
-        meta["!"] = f"{_text(envelope.max_retries)} {_text(envelope.timeout)}"
+    meta = _meta(envelope)
     if envelope.bodies is not None:
-        return b"0%d %s\n%s" % (envelope.expires_ms, encode_json(meta), collected(envelope.bodies))
-    return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
+        return b"0%d %s\n%s" % (envelope.expires_ms, meta, collected(envelope.bodies))
+    return b"%d %s\n%s" % (envelope.expires_ms, meta, envelope.body)
+
+
+def _meta(envelope: Envelope) -> bytes:
+    _, _, basis, headers, origin, _, max_retries, timeout = envelope
+    if not headers and origin is None and max_retries is None and timeout is None:
+        # What most messages have, in a third of the time.
+        return b"{}" if basis is None else b'{"basis":%s}' % encode_json(basis)
+    meta: dict[str, Any] = {}
+    if basis is not None:
+        meta["basis"] = basis
+    if headers:
+        meta["headers"] = headers
+    if origin is not None:
+        meta["origin"] = origin
+    if max_retries is not None or timeout is not None:
+        meta["!"] = f"{_text(max_retries)} {_text(timeout)}"
+    return encode_json(meta)
 
 
 def _text(limit: int | None) -> str:
@@ -125,7 +134,7 @@ def basis_bytes(value: object) -> bytes:
     """
     if isinstance(value, bytes):
         return value
-    if type(value) is int:
+    if type(value) is int and value.bit_length() < 64:
         return b"%d" % value
     try:
         if isinstance(value, str):

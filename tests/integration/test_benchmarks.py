@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
+from benchmarks.peers import tasks
 from benchmarks.peers.__main__ import PEERS, compared, requirements, version
 from benchmarks.table import TITLES, Row, cells, markdown, read_rows, text, write
 from tests.unit.test_repository import pins
@@ -80,7 +81,17 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "backlog.svg").stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.slow
+def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> None:
+    some = ("--only", "--tasks", "1000", "--singles", "20", "--rounds", "1")
+    found = run(tmp_path, "benchmarks.peers.tasks", *some)
+    ours = found["queues"]["tasks_rmq"]
+    assert "error" not in ours, ours
+    assert min(ours["single"], ours["consume"]) > 0
+    assert found["rows"] == []
+
+
+@pytest.mark.parametrize("name", [*PEERS, *tasks.PEERS])
 def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
     found = pins(requirements(name))
     assert all("==" in line and hashes for line, hashes in found.items())

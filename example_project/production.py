@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+import django
+
 from example_project.settings import *  # noqa: F403 - a settings module extends another one this way
 from example_project.settings import ALLOWED_HOSTS, BASE_DIR, CACHES, MIDDLEWARE, RMQ
 
@@ -28,8 +30,10 @@ DATABASES = {
     }
 }
 
-EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
-EMAIL_HOST = os.environ.get("EMAIL_HOST", "localhost")
+SMTP = "django.core.mail.backends.smtp.EmailBackend"
+MAILERS = {"default": {"BACKEND": SMTP, "OPTIONS": {"host": os.environ.get("EMAIL_HOST", "localhost")}}}
+if django.VERSION < (6, 1):
+    EMAIL_BACKEND, EMAIL_HOST = SMTP, os.environ.get("EMAIL_HOST", "localhost")
 
 CACHES["rmq"]["LOCATION"] = os.environ["REDIS_URL"]
 

@@ -11,6 +11,8 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import django
+
 BASE_DIR = Path(__file__).resolve().parent
 SHOP_DATA = Path(os.environ.get("SHOP_DATA") or BASE_DIR.parent / "var").absolute()
 SHOP_DATA.mkdir(parents=True, exist_ok=True)
@@ -127,8 +129,15 @@ TASKS = {
         "OPTIONS": {"TOPIC": {"SLOTS": 4, "MAX_RETRIES": 8}},
     },
 }
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = SHOP_DATA / "mails"
+MAILS = SHOP_DATA / "mails"
+MAILERS = {
+    "default": {
+        "BACKEND": "django.core.mail.backends.filebased.EmailBackend",
+        "OPTIONS": {"file_path": MAILS},
+    },
+}
+if django.VERSION < (6, 1):
+    EMAIL_BACKEND, EMAIL_FILE_PATH = MAILERS["default"]["BACKEND"], MAILS
 
 # Who owns which slots is settled through Redis, or with this switch in ZooKeeper.
 if os.environ.get("SHOP_ZOOKEEPER") == "1":

@@ -11,6 +11,7 @@ from typing import Any
 
 from django_rmq import Reject, Retry
 from django_rmq.project.tasks.frameworks import framework
+from django_rmq.tasks import RMQBackend
 
 task: Any = framework().base.task
 
@@ -132,6 +133,10 @@ async def gathers(path: str, number: int) -> bool:
 
 
 together: list[str] = []
+
+
+class Backend(RMQBackend):  # type: ignore[misc]
+    """Not the backend that workers know."""
 
 
 def plain() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
-from benchmarks.peers import order
+from benchmarks.peers import order, tasks
 from benchmarks.peers.__main__ import FOLDER, PEERS, compared, requirements, version
 from benchmarks.table import TITLES, Row, cells, markdown, read_rows, text, write
 from tests.unit.test_repository import pins
@@ -124,7 +124,17 @@ def test_the_table_of_orders_says_the_worst_of_all_rounds() -> None:
     assert order.line("rq", {"error": "x"})[1:] == ["-"] * 5
 
 
-@pytest.mark.parametrize("name", sorted({*PEERS, *order.PEERS}))
+@pytest.mark.slow
+def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> None:
+    some = ("--only", "--tasks", "1000", "--singles", "20", "--rounds", "1")
+    found = run(tmp_path, "benchmarks.peers.tasks", *some)
+    ours = found["queues"]["tasks_rmq"]
+    assert "error" not in ours, ours
+    assert min(ours["single"], ours["consume"]) > 0
+    assert found["rows"] == []
+
+
+@pytest.mark.parametrize("name", sorted({*PEERS, *order.PEERS, *tasks.PEERS}))
 def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
     found = pins(requirements(name))
     assert all("==" in line and hashes for line, hashes in found.items())

@@ -731,6 +731,12 @@ def test_other_backends_are_none_of_our_business() -> None:
         assert registry.listeners() == {}
 
 
+def test_a_subclass_of_the_backend_is_refused_when_it_is_used(using: Callable[..., None]) -> None:
+    using({"default": {"BACKEND": "tests.errands.Backend"}})
+    with pytest.raises(ConfigurationError, match="and not a subclass"):
+        errands.noop.enqueue()
+
+
 def test_workers_find_the_topics_of_tasks_with_nothing_else_declared(using: Callable[..., None]) -> None:
     using()
     names = {found.name for found in starting.chosen_topics()}
@@ -745,7 +751,7 @@ def test_an_app_that_knows_nothing_of_rmq_works_unchanged(backend: Any) -> None:
     work()
     published.refresh()
     assert sorted(sent.to[0] for sent in mail.outbox) == ["a@example.com", "b@example.com"]
-    counted = count.enqueue(published.return_value)
+    counted: Any = count.enqueue(published.return_value)
     work()
     counted.refresh()
     told: object = counted.return_value

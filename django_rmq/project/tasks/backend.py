@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from django_rmq.core.words.envelopes import new_origin
 from django_rmq.core.words.results import SendResult
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project.sending import send_message
 from django_rmq.project.settings import get_config
-from django_rmq.project.settings.tasks import TaskBackend
+from django_rmq.project.settings.tasks import PATHS, TaskBackend
 from django_rmq.project.tasks import finding
 from django_rmq.project.tasks.frameworks import Framework
 from django_rmq.project.tasks.jobs import Job
@@ -80,8 +80,14 @@ class Tasks:
         return result_of(self.framework, job.task(self.framework), result_id, job, record)
 
     def _declared(self) -> TaskBackend:
-        """Return what the settings say of this backend."""
-        return get_config().tasks[self.alias]
+        """Return what the settings say of this backend. Raises ``ConfigurationError`` if it is a subclass of ours."""
+        try:
+            return get_config().tasks[self.alias]
+        except KeyError:
+            raise ConfigurationError(
+                f'TASKS["{self.alias}"] must name one of {", ".join(PATHS)} itself, and not a subclass: workers '
+                "find the queues by this name"
+            ) from None
 
     def _announce(self, result: Any, sent: SendResult) -> None:
         """Send the signal ``task_enqueued``, once the task is in Redis or in the outbox."""

@@ -62,6 +62,8 @@ class SelectionRun:
         call_command("seed_selection")
         # Messages of an earlier run were lost with its Redis.
         resume()
+        # From here on it counts who joins and leaves.
+        self.showing.rows()
         self.pipeline = Child(
             "selection",
             self.data / "selection.log",

@@ -116,7 +116,7 @@ def dies(context: Any, path: str, times: int) -> int:
     with Path(path).open("a") as ran_at:
         ran_at.write(f"{os.getpid()}\n")
     if context.attempt <= times:
-        time.sleep(0.2)
+        time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
     return int(context.attempt)
 

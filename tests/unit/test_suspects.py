@@ -19,7 +19,7 @@ TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=1)
 def suspect(failures: int, max_retries: int = 16) -> Batch:
     """A message that has failed so often, the last time by a time-out."""
     topic = replace(TOPIC, max_retries=max_retries)
-    message = Message(topic, 0, 1, Delivery(b"x", 0.0, max_retries - failures, None), lambda _: True)
+    message = Message(topic, 0, 1, Delivery(b"x", 0.0, max_retries - failures, None))
     nobody: Any = None
     return Batch(nobody, nobody, 1, [message], 0.0)
 

@@ -755,6 +755,11 @@ def test_send_one_and_many(broker: Any, operations: Operations) -> None:
 # --- who may do what
 
 
+def follow_what_is_not_there(operations: Operations) -> None:
+    with pytest.raises(MessageGone):
+        operations.follow("timed", "0.YQ")
+
+
 def get_what_is_not_there(operations: Operations) -> None:
     with pytest.raises(MessageGone):
         operations.get("timed", "0.YQ")
@@ -811,6 +816,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
     "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
     "get": ({Permission.VIEW}, get_what_is_not_there),
+    "follow": ({Permission.VIEW}, follow_what_is_not_there),
+    "status": ({Permission.VIEW, Permission.VIEW_BODIES}, lambda o: o.status("timed", {"n": 0})),
     "health": ({Permission.VIEW}, lambda o: o.health(HealthLimits())),
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,7 +251,7 @@ def test_status_from_a_coroutine() -> None:
 
 def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [100.0]
-    monkeypatch.setattr("django_rmq.core.words.held.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr(held, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     seen: list[Any] = []
 
     @listener("kept")

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha1
-from operator import methodcaller
 from typing import Any
 
 import redis
@@ -995,8 +994,8 @@ class Lockstep(RuleBasedStateMachine):
         state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
         self.reading(lambda b: b.between(self.topic, 0, state, low, 100.0))
         self.reading(lambda b: b.look(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
-        for member in (b"a", b"b", b"", b"nobody"):
-            self.reading(methodcaller("status", self.topic, 0, member))
+        members = [b"a", b"b", b"", b"nobody"]
+        self.reading(lambda b: [b.status(self.topic, 0, member) for member in members])
 
     def held(self, data: st.DataObject) -> None:
         owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))

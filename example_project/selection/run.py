@@ -146,6 +146,8 @@ class SelectionRun:
     def summary(self) -> dict[str, object]:
         """What was done, by name."""
         intake, selection = self._done(Work.INTAKE), self._done(Work.SELECTION)
+        # Those that left with the end of a campaign are in no batch.
+        rows = self.showing.rows()
         figures, told = self.accounts.figures().values()
         differing = differing_sets()
         return {
@@ -153,7 +155,7 @@ class SelectionRun:
             "events taken in": f"{intake['rows'] or 0} in {intake['batches']} batches",
             "messages sent": f"{figures.counters['sent']} ({figures.merged} merged)",
             "messages consumed": f"{figures.counters['acked']} in {selection['batches']} batches",
-            "joined and left": f"{selection['joined'] or 0} and {selection['left'] or 0}",
+            "joined and left": f"{sum(row[3] for row in rows)} and {sum(row[4] for row in rows)}",
             "sent on": f"{told.counters['sent']} ({told.merged} merged)",
             "product sets": self.told(),
             "evaluated again": f"{len(differing)} sets differ" if differing else "the same sets",
@@ -195,7 +197,7 @@ class SelectionRun:
 
     def _done(self, work: Work) -> dict[str, int | None]:
         return Batch.objects.filter(work=work, at__gte=self.began).aggregate(
-            rows=Sum("rows"), joined=Sum("joined"), left=Sum("left"), batches=Count("pk")
+            rows=Sum("rows"), batches=Count("pk")
         )
 
 

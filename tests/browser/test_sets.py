@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import SHOTS, Shop, call
@@ -37,3 +38,15 @@ def test_the_page_follows_without_a_reload(shop: Shop, page: Page) -> None:
     shop.fill(call("product_sets", 4, labelled=3))
     expect(section).to_contain_text("4 items")
     expect(section.get_by_role("row").nth(1)).to_contain_text("4 Amber")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_no_violation_of_wcag_a_and_aa(shop: Shop, page: Page, scheme: Any) -> None:
+    shop.fill(call("product_sets", 3, labelled=1))
+    page.emulate_media(color_scheme=scheme)
+    # axe brings its own styles into the page: the policy is judged by the other tests.
+    page.watched.allow("")  # type: ignore[attr-defined]
+    page.goto(f"{shop.url}/sets/")
+    options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+    results = Axe().run(page, options=options)
+    assert [violation["id"] for violation in results.response["violations"]] == [], results.generate_report()

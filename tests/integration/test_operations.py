@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -773,6 +774,16 @@ def of_no_schedule(act: str, *arguments: Any) -> Callable[[Operations], None]:
     return ask
 
 
+def on_redis(do: Callable[[Operations], Any]) -> Callable[[Operations], None]:
+    """What has no meaning without Redis, and says so."""
+
+    def ask(operations: Operations) -> None:
+        with nullcontext() if operations.config.broker != "memory" else pytest.raises(OperationRefused):
+            do(operations)
+
+    return ask
+
+
 def read_the_body_of_what_is_not_there(operations: Operations) -> None:
     with pytest.raises(MessageGone):
         operations.body("timed", "0.YQ", "dead")
@@ -868,6 +879,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "delete_schedule": ({Permission.DELETE}, of_no_schedule("delete_schedule")),
     "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
     "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),
+    "claims": ({Permission.VIEW}, on_redis(lambda o: o.claims("timed"))),
+    "return_claims": ({Permission.REPLAY}, on_redis(lambda o: o.return_claims("timed").result())),
 }
 
 

@@ -25,6 +25,7 @@ from django_rmq import (
     send_message,
     status,
 )
+from django_rmq.core.words import held
 from django_rmq.core.words.answers import Found
 from django_rmq.core.words.status import read
 from django_rmq.core.words.topics import Topic, TopicType

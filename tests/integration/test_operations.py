@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -17,6 +16,7 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
+from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
@@ -778,7 +778,13 @@ def on_redis(do: Callable[[Operations], Any]) -> Callable[[Operations], None]:
     """What has no meaning without Redis, and says so."""
 
     def ask(operations: Operations) -> None:
-        with nullcontext() if operations.config.broker != "memory" else pytest.raises(OperationRefused):
+        if not isinstance(operations.broker, InMemoryBroker):
+            do(operations)
+            return
+        with (
+            override_settings(RMQ={**settings.RMQ, "BROKER": "memory"}),
+            pytest.raises(OperationRefused, match="memory"),
+        ):
             do(operations)
 
     return ask

@@ -14,6 +14,12 @@ from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.spark.bodies import decoded
 from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
 
+METADATA = (
+    *("value", "score", "topic", "slot", "cast(key as string) as key", "due", "failures"),
+    "current_timestamp() as taken",
+)
+"""The columns with ``--metadata``. Spark records the time of a batch, so one that runs again has the same."""
+
 
 @register
 class Consume(Pipeline):
@@ -49,6 +55,11 @@ class Consume(Pipeline):
             help="with --schema: write bodies that do not fit to separate Parquet files in this folder instead",
         )
         parser.add_argument(
+            "--metadata",
+            action="store_true",
+            help="also key, due (when it was due), failures, and taken (when its batch was claimed)",
+        )
+        parser.add_argument(
             "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
         )
         parser.add_argument(
@@ -79,7 +90,10 @@ class Consume(Pipeline):
             maxMessagesPerTrigger=options["max_messages"],
             claimTimeout=options["claim_timeout"],
             patience=options["patience"],
+            includeMetadata=options["metadata"],
         )
+        if options["metadata"]:
+            frame = frame.selectExpr(*METADATA)
         if topic.body != "bytes":
             frame = frame.withColumn("value", frame["value"].cast("string"))
         if options["schema"]:

@@ -59,18 +59,7 @@ class Consume(Pipeline):
             action="store_true",
             help="also key, due (when it was due), failures, and taken (when its batch was claimed)",
         )
-        parser.add_argument(
-            "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
-        )
-        parser.add_argument(
-            "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
-        )
-        parser.add_argument(
-            "--patience",
-            type="duration",
-            metavar="TIME",
-            help="how long to wait while Redis is unavailable (default: 60s)",
-        )
+        _add_limits(parser)
 
     def run(self, context: Context, **options: Any) -> None:
         if context.checkpoint is None:
@@ -88,6 +77,8 @@ class Consume(Pipeline):
         frame = context.stream(
             topic.name,
             maxMessagesPerTrigger=options["max_messages"],
+            minMessagesPerTrigger=options["min_messages"],
+            maxTriggerDelay=options["max_delay"],
             claimTimeout=options["claim_timeout"],
             patience=options["patience"],
             includeMetadata=options["metadata"],
@@ -101,6 +92,33 @@ class Consume(Pipeline):
         writer = frame.writeStream.foreachBatch(Batches(context.checkpoint, sink, bad))
         consumed = context.follow(writer, topic.name)
         context.say(f"{consumed} messages of {topic.name} consumed")
+
+
+def _add_limits(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
+    )
+    parser.add_argument(
+        "--min-messages",
+        type=int,
+        metavar="N",
+        help="messages in one batch, at least, unless fewer have waited for --max-delay",
+    )
+    parser.add_argument(
+        "--max-delay",
+        type="duration",
+        metavar="TIME",
+        help="how long fewer than --min-messages wait (default: 15m)",
+    )
+    parser.add_argument(
+        "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
+    )
+    parser.add_argument(
+        "--patience",
+        type="duration",
+        metavar="TIME",
+        help="how long to wait while Redis is unavailable (default: 60s)",
+    )
 
 
 def _sink(options: dict[str, Any]) -> Sink:

@@ -144,7 +144,7 @@ def _size(rate: float | None, max_backlog: int | None) -> int:
 
 
 def fingerprint(topic: str, arguments: Mapping[str, Any]) -> str:
-    """Return what tells one ingest from another, without what is secret in it."""
+    """Return what distinguishes one ingest from another, without the secrets in it."""
     kept = {
         name: [one for one in value if not SECRET.search(one.partition("=")[0])]
         if isinstance(value, list)

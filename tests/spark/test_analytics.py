@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq import send_message, send_messages
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from tests.brokers import Broker
 from tests.spark.conftest import Run, topic
@@ -78,7 +79,8 @@ def test_the_late_are_told_while_they_wait_and_after_they_were_consumed(
     now = broker.now_ms()
     for n in range(100):
         # Due from 1 to 100 minutes ago.
-        send_message("keyed", {"n": n}, key=f"k{n}", fixed_time=now - (n + 1) * 60_000)
+        envelope = encode_envelope(Envelope(b'{"n":%d}' % n))
+        broker.send_replace(topic("keyed"), n % 2, [now - (n + 1) * 60_000], [b"k%d" % n], [envelope])
     send_message("keyed", {"n": 100}, key="later", fixed_time=now + 3_600_000)
     (found,) = told(run("lateness", "--json"))
     assert (found["topic"], found["messages"]) == ("keyed", 100)

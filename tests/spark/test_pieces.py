@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
@@ -34,6 +35,10 @@ def pieces_sent(checkpoint: Path) -> int:
     return len(list((checkpoint / "sent").glob("part-*.parquet")))
 
 
+def has_more(checkpoint: Path, before: int) -> bool:
+    return pieces_sent(checkpoint) > before
+
+
 def test_no_more_messages_are_sent_per_second_than_was_said(run: Run, broker: Broker, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     began = time.monotonic()
@@ -56,7 +61,7 @@ def test_what_was_killed_goes_on_with_the_piece_that_was_not_sent(
     for stop in (signal.SIGKILL, signal.SIGTERM):
         before = pieces_sent(checkpoint)
         process = start(*arguments, "--rate", 100, "--master", "local[1]")
-        eventually(lambda known=before: pieces_sent(checkpoint) > known, "another piece", 400)
+        eventually(partial(has_more, checkpoint, before), "another piece", 400)
         if stop is signal.SIGKILL:
             end(process)
         else:

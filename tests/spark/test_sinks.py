@@ -81,19 +81,19 @@ def test_each_batch_is_stored_once_whether_killed_before_or_after_the_commit_of_
     shut(spark, tmp_path)
 
     killed("after", topics, tmp_path, [tmp_path / f"{name}-after" for name in topics])
-    rows = Counter({(one["item"], one["units"]): 1 for one in sold(range(100))})
+    rows = Counter({(sale["item"], sale["units"]): 1 for sale in sold(range(100))})
     sums = Counter[int]()
-    for one in sold(range(100)):
-        sums[one["item"]] += one["units"]
+    for sale in sold(range(100)):
+        sums[sale["item"]] += sale["units"]
     assert transactional.stored(delta) == rows
     assert stock(spark, tmp_path) == sums
     assert [one.total("acked") for one in queues.values()] == [0, 0, 0]
 
     for one in queues.values():
         one.send(sold(range(100, 150)))
-    for one in sold(range(100, 150)):
-        rows[one["item"], one["units"]] += 1
-        sums[one["item"]] += one["units"]
+    for sale in sold(range(100, 150)):
+        rows[sale["item"], sale["units"]] += 1
+        sums[sale["item"]] += sale["units"]
     # The first batch again, and a second one with what has come since.
     for query in sinking.begin(spark, topics, tmp_path):
         assert query.awaitTermination(200) and query.exception() is None

@@ -12,20 +12,17 @@ from types import ModuleType
 from typing import Any
 
 from django_rmq.spark.sinks import Batches, Each, Files
+from tests.docs.modules import ROOT, shown
 from tests.spark.transactional import Table
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/spark-sinks.md"
+PAGE = ROOT / "docs/how-to/spark-sinks.md"
 BODY = "from_json(cast(value as string), 'item int, units int')"
 LOG = "derby.stream.error.file"
 
 
 def recipes(folder: Path) -> ModuleType:
     """Return the module that the page shows, with addresses of a test."""
-    module = ModuleType("sinks")
-    for block in re.findall(
-        r"^```python\n# sinks\.py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
-    ):
-        exec(block, module.__dict__)
+    module = shown("docs/how-to/spark-sinks.md", "sinks.py")
     vars(module).update(DELTA=str(folder / "delta"), DATABASE=f"jdbc:derby:{folder / 'database'};create=true")
     return module
 

@@ -25,6 +25,7 @@ ITEMS = 7
 @pytest.fixture
 def spark_with_sinks(spark: Any, tmp_path: Path) -> Any:
     spark.dataSource.register(transactional.Table)
+    spark._jvm.java.lang.System.setProperty(sinking.LOG, str(tmp_path / "derby.log"))
     return spark
 
 

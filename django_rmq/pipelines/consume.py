@@ -77,6 +77,7 @@ class Consume(Pipeline):
         frame = context.stream(
             topic.name,
             maxMessagesPerTrigger=options["max_messages"],
+            maxBytesPerTrigger=options["max_bytes"],
             minMessagesPerTrigger=options["min_messages"],
             maxTriggerDelay=options["max_delay"],
             claimTimeout=options["claim_timeout"],
@@ -97,6 +98,9 @@ class Consume(Pipeline):
 def _add_limits(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
+    )
+    parser.add_argument(
+        "--max-bytes", type=int, metavar="N", help="bytes of messages in one batch, at most, about"
     )
     parser.add_argument(
         "--min-messages",

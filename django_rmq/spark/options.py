@@ -35,6 +35,7 @@ READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata
 STREAM = CONNECTION | {
     "maxMessagesPerTrigger",
     "minMessagesPerTrigger",
+    "maxBytesPerTrigger",
     "maxTriggerDelay",
     "claimTimeout",
     *TASKS,
@@ -215,7 +216,14 @@ class Options:
         self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        _ = gathering(self), self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer
+        _ = (
+            gathering(self),
+            most_bytes(self),
+            self.lease_ms,
+            self.poll_seconds,
+            self.fails_on_loss,
+            self.consumer,
+        )
 
 
 def gathering(options: Options) -> tuple[int, float]:
@@ -226,3 +234,8 @@ def gathering(options: Options) -> tuple[int, float]:
             f"option minMessagesPerTrigger must be at most maxMessagesPerTrigger, {options.most}, got {least}"
         )
     return least, options.number("maxTriggerDelay", 900.0, low=0.0, high=86_400.0)
+
+
+def most_bytes(options: Options) -> int | None:
+    """Return about how many bytes of messages a batch has at most. None: any number."""
+    return options.whole("maxBytesPerTrigger", 0, low=1) if options.text("maxBytesPerTrigger") else None

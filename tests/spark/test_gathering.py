@@ -1,4 +1,4 @@
-"""`minMessagesPerTrigger`: a batch waits for enough messages, but not for longer than `maxTriggerDelay`."""
+"""How small and how large a batch is: `minMessagesPerTrigger` with `maxTriggerDelay`, and `maxBytesPerTrigger`."""
 
 from __future__ import annotations
 
@@ -73,3 +73,18 @@ def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) 
     # Nothing is due: another consumer has it, and what comes next waits from then on.
     assert [at(200, 1), at(230, 0), at(261, 1), at(320, 1), at(321, 1)] == [False, False, False, False, True]
     assert Gathering(0, 60.0).is_enough(lambda: pytest.fail("nobody needs the number"))
+
+
+@pytest.mark.parametrize("options", [{}, {"identity": "key"}])
+def test_a_batch_has_about_as_many_bytes_as_were_allowed(queue: MakeQueue, options: dict[str, str]) -> None:
+    topic = queue(slots=2, **options)
+    for n in range(200):
+        topic.send([f"{n:03}" + "x" * 995], **({"key": f"k{n}"} if options else {}))
+    source = reader(topic, maxBytesPerTrigger="50000")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    assert 45 <= end["rows"] <= 51
+    # One message is larger than that.
+    small = reader(topic, maxBytesPerTrigger="10", consumerId="small")
+    source.commit(end)
+    assert small.latestOffset(small.initialOffset(), ALL)["rows"] <= 2

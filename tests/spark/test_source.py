@@ -386,6 +386,7 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),
         ({"minMessagesPerTrigger": "11", "maxMessagesPerTrigger": "10"}, "minMessagesPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger"),
         ({"patience": "-1"}, "option patience must be a number from 0"),
         ({"consumerId": "a b"}, "consumerId"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),

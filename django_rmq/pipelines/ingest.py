@@ -81,7 +81,8 @@ class Ingest(Pipeline):
                 with context.watching():
                     count = kept.count()
                 context.say(f"{count} messages are stored in {context.checkpoint}")
-                pieces.store(kept, count, **pace)
+                if count:
+                    pieces.store(kept, count, **pace)
             planned = pieces.planned() or {}
         pieces.send(planned, **pace)
         context.say(f"{sum(planned.values())} messages sent to {topic.name}")

@@ -127,7 +127,8 @@ class Pieces:
 
     def _waiting(self) -> int:
         """Return how many messages wait for a consumer, or rest until they are tried again."""
-        topic, found = self._topic, 0
+        # It may have been re-slotted meanwhile.
+        topic, found = self._context.topic(self._topic.name), 0
         for first in range(0, topic.slots, 1_000):
             calls = [looking.count(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
             for counts in run_all(self._context.broker, calls):

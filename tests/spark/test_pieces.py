@@ -88,6 +88,7 @@ def test_what_was_stored_without_its_plan_is_stored_again(run: Run, broker: Brok
     run(*arguments)
     for name in ("plan", "sent"):
         shutil.rmtree(checkpoint / name)
+    assert "0 messages sent" in run(*arguments[:-1], tmp_path / "none", "--where", "n < 0")
     rows(tmp_path / "rows.csv", 60)
     assert "60 messages are stored" in run(*arguments)
     assert set(waiting(broker, "notes")) == wanted(60)

@@ -14,6 +14,12 @@ from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.spark.bodies import decoded
 from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
 
+METADATA = (
+    *("value", "score", "topic", "slot", "cast(key as string) as key", "due", "failures"),
+    "current_timestamp() as taken",
+)
+"""The columns with ``--metadata``. Spark records the time of a batch, so one that runs again has the same."""
+
 
 @register
 class Consume(Pipeline):
@@ -49,17 +55,11 @@ class Consume(Pipeline):
             help="with --schema: write bodies that do not fit to separate Parquet files in this folder instead",
         )
         parser.add_argument(
-            "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
+            "--metadata",
+            action="store_true",
+            help="also key, due (when it was due), failures, and taken (when its batch was claimed)",
         )
-        parser.add_argument(
-            "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
-        )
-        parser.add_argument(
-            "--patience",
-            type="duration",
-            metavar="TIME",
-            help="how long to wait while Redis is unavailable (default: 60s)",
-        )
+        _add_limits(parser)
 
     def run(self, context: Context, **options: Any) -> None:
         if context.checkpoint is None:
@@ -77,9 +77,15 @@ class Consume(Pipeline):
         frame = context.stream(
             topic.name,
             maxMessagesPerTrigger=options["max_messages"],
+            maxBytesPerTrigger=options["max_bytes"],
+            minMessagesPerTrigger=options["min_messages"],
+            maxTriggerDelay=options["max_delay"],
             claimTimeout=options["claim_timeout"],
             patience=options["patience"],
+            includeMetadata=options["metadata"],
         )
+        if options["metadata"]:
+            frame = frame.selectExpr(*METADATA)
         if topic.body != "bytes":
             frame = frame.withColumn("value", frame["value"].cast("string"))
         if options["schema"]:
@@ -87,6 +93,36 @@ class Consume(Pipeline):
         writer = frame.writeStream.foreachBatch(Batches(context.checkpoint, sink, bad))
         consumed = context.follow(writer, topic.name)
         context.say(f"{consumed} messages of {topic.name} consumed")
+
+
+def _add_limits(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
+    )
+    parser.add_argument(
+        "--max-bytes", type=int, metavar="N", help="bytes of messages in one batch, at most, about"
+    )
+    parser.add_argument(
+        "--min-messages",
+        type=int,
+        metavar="N",
+        help="messages in one batch, at least, unless fewer have waited for --max-delay",
+    )
+    parser.add_argument(
+        "--max-delay",
+        type="duration",
+        metavar="TIME",
+        help="how long fewer than --min-messages wait (default: 15m)",
+    )
+    parser.add_argument(
+        "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
+    )
+    parser.add_argument(
+        "--patience",
+        type="duration",
+        metavar="TIME",
+        help="how long to wait while Redis is unavailable (default: 60s)",
+    )
 
 
 def _sink(options: dict[str, Any]) -> Sink:

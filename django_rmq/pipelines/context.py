@@ -38,7 +38,7 @@ class Context:
     """The address of a Spark Connect server, instead of a master."""
     conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: str | None = None
-    """Where a stream stores its progress."""
+    """Where a stream, or an ingest, stores its progress."""
     available_now: bool = False
     """Whether to end when everything due now is done; otherwise it runs until stopped."""
     interval: float | None = None
@@ -141,6 +141,15 @@ class Context:
     def stop(self) -> None:
         """Request the end; from any thread or signal handler."""
         self._stop.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for this time, none if it is negative. Raises ``Stopped`` as soon as a stop is requested."""
+        end = time.monotonic() + seconds
+        # Not by the event itself: a signal handler that sets it could find its lock held by this wait.
+        while not self.is_stopping and (rest := end - time.monotonic()) > 0:
+            time.sleep(min(rest, LOOK_SECONDS))
+        if self.is_stopping:
+            raise Stopped
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -8,10 +8,13 @@ from typing import Any
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.pipelines.pieces import Pieces
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
 OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
+CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", "merge", "limit")
+"""The arguments that choose the messages; those of an ingest that goes on must be the same."""
 
 
 @register
@@ -19,7 +22,8 @@ class Ingest(Pipeline):
     """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
 
     A row becomes the JSON object of its columns. Equal messages are merged before they are sent. If rows are
-    sent again after a failure, messages that still wait merge too.
+    sent again after a failure, messages that still wait merge too. With --checkpoint the messages are first
+    stored there in pieces: an ingest that was stopped or killed goes on with the first piece that was not sent.
     """
 
     name = "ingest"
@@ -50,19 +54,44 @@ class Ingest(Pipeline):
             "--no-merge", dest="merge", action="store_false", help="send equal rows one by one"
         )
         parser.add_argument("--limit", type=int, metavar="N", help="at most N rows")
+        parser.add_argument(
+            "--rate", type=float, metavar="N", help="send at most N messages per second; needs --checkpoint"
+        )
+        parser.add_argument(
+            "--max-backlog",
+            type=int,
+            metavar="N",
+            help="wait while more than N messages would wait in the topic; needs --checkpoint",
+        )
         parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 
     def run(self, context: Context, **options: Any) -> None:
         topic = context.topic(options["topic"])
         given = {name: options[name] for name in OPTIONS if options[name] is not None}
         _check(topic, given, options)
-        rows = _rows(context, options)
-        messages = _messages(rows, given, options)
+        _check_pace(context, topic, options)
+        if context.checkpoint is None or options["dry_run"]:
+            self._send(context, topic, given, options)
+            return
+        pace = {"rate": options["rate"], "max_backlog": options["max_backlog"]}
+        pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING})
+        planned = pieces.planned()
+        if planned is None:
+            with context.kept(_chosen(context, topic, given, options)) as kept:
+                with context.watching():
+                    count = kept.count()
+                context.say(f"{count} messages are stored in {context.checkpoint}")
+                if count:
+                    pieces.store(kept, count, **pace)
+            planned = pieces.planned() or {}
+        pieces.send(planned, **pace)
+        context.say(f"{sum(planned.values())} messages sent to {topic.name}")
+
+    def _send(self, context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+        """Send all at once, or only show it."""
         with context.watching():
-            read = rows.count()
-        if options["merge"]:
-            messages = _merged(messages, topic)
-        with context.kept(messages) as kept:
+            read = _rows(context, options).count()
+        with context.kept(_chosen(context, topic, given, options)) as kept:
             with context.watching():
                 sent = kept.count()
             context.say(f"{read} rows, {sent} messages after merging equal ones")
@@ -86,6 +115,28 @@ def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None
         )
     if options["value"] and options["select"]:
         raise InvalidRequest("use --value or --select, not both")
+
+
+def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None:
+    given = [name for name in ("rate", "max_backlog") if options[name] is not None]
+    for name in given:
+        flag = f"--{name.replace('_', '-')}"
+        if not options[name] > 0:
+            raise InvalidRequest(f"{flag} must be greater than 0, got {options[name]}")
+        if context.checkpoint is None:
+            raise InvalidRequest(
+                f"{flag} needs --checkpoint: a folder for the messages and the record of what was sent"
+            )
+    if context.checkpoint is not None and topic.is_fifo:
+        raise InvalidRequest(
+            f"topic {topic.name} is fifo: --checkpoint sends in pieces, which would change the order of the rows"
+        )
+
+
+def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> Any:
+    """Return the messages, equal ones once."""
+    messages = _messages(_rows(context, options), given, options)
+    return _merged(messages, topic) if options["merge"] else messages
 
 
 def _rows(context: Context, options: dict[str, Any]) -> Any:

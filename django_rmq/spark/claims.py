@@ -177,7 +177,7 @@ class Claims:
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` due messages; return whether there were any. Raises ``SlotMoved``."""
-        due = self._due_slots()
+        due = self.due_slots()
         if not due or budget < 1:
             return False
         left = self._shares(due, budget)
@@ -211,7 +211,7 @@ class Claims:
                 raise self.moved()
         return taken > 0
 
-    def _due_slots(self) -> dict[int, int]:
+    def due_slots(self) -> dict[int, int]:
         """Return the slots in which something is due, and since when."""
         slots, now = range(self._topic.slots), self._broker.now_ms()
         parts = [slots[first : first + HEADS] for first in range(0, len(slots), HEADS)]

@@ -34,6 +34,9 @@ TASKS = ("minPartitions", "messagesPerTask")
 READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", *TASKS}
 STREAM = CONNECTION | {
     "maxMessagesPerTrigger",
+    "minMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "maxTriggerDelay",
     "claimTimeout",
     *TASKS,
     "consumerId",
@@ -213,4 +216,26 @@ class Options:
         self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        _ = self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer
+        _ = (
+            gathering(self),
+            most_bytes(self),
+            self.lease_ms,
+            self.poll_seconds,
+            self.fails_on_loss,
+            self.consumer,
+        )
+
+
+def gathering(options: Options) -> tuple[int, float]:
+    """Return the minimum number of messages in a batch, and for how many seconds fewer wait at most."""
+    least = options.whole("minMessagesPerTrigger", 0)
+    if least > options.most:
+        raise ConfigurationError(
+            f"option minMessagesPerTrigger must be at most maxMessagesPerTrigger, {options.most}, got {least}"
+        )
+    return least, options.number("maxTriggerDelay", 900.0, low=0.0, high=86_400.0)
+
+
+def most_bytes(options: Options) -> int | None:
+    """Return about how many bytes of messages a batch has at most. None: any number."""
+    return options.whole("maxBytesPerTrigger", 0, low=1) if options.text("maxBytesPerTrigger") else None

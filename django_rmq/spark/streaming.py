@@ -23,8 +23,10 @@ from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 from django_rmq.spark.backlog import Backlog
 from django_rmq.spark.claims import Claims, ranges, slots_in
 from django_rmq.spark.connection import broker_of, topic_of
-from django_rmq.spark.options import CONNECTION, Options
+from django_rmq.spark.gathering import Gathering
+from django_rmq.spark.options import CONNECTION, Options, gathering, most_bytes
 from django_rmq.spark.patience import Patience, Result
+from django_rmq.spark.sizing import Sizing
 from django_rmq.spark.tasks import Reading, Task, split
 from django_rmq.spark.versions import arrow_schema, too_old
 
@@ -79,6 +81,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._consumer = options.consumer
         self._topic = self._patience(self._look_up)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
+        self._gathering = Gathering(*gathering(options))
+        self._sizing = Sizing(self._claims, self._topic, most_bytes(options))
         self._backlog = Backlog(self._claims, self._topic.slots)
         self._last_empty = float("-inf")
         """When (monotonic) a poll last found nothing."""
@@ -151,7 +155,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offset(consumer, newest, rows)
         self._pause()
         number = max(newest, committed) + 1
-        if self._claims.claim(consumer, number, budget):
+        # With AvailableNow there is nothing to wait for.
+        may_begin = self._rest is not None or self._gathering.is_enough(self._claims.due)
+        if may_begin and self._claims.claim(consumer, number, self._sizing.within(budget)):
             rows = self._claims.seal(consumer, number)
             if rows:
                 if self._rest is not None:

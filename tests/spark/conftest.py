@@ -112,6 +112,8 @@ TOPICS = {
     "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
     "007": {"TYPE": "priority", "SLOTS": 1},
+    "queue": {"TYPE": "fifo", "SLOTS": 2},
+    "kept": {"TYPE": "priority", "SLOTS": 2, "KEEP_DONE": 3_600},
     # As in the settings of processes of their own.
     "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
 }
@@ -155,7 +157,7 @@ def waiting(broker: Broker, name: str) -> dict[str, float]:
     return {
         entry.member.decode(): entry.score
         for slot in range(topic(name).slots)
-        for entry in broker.peek(topic(name), slot, "store").entries
+        for entry in broker.peek(topic(name), slot, "store", limit=1_000).entries
     }
 
 

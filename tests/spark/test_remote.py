@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_rmq.core.words.keys import slot_of
 from django_rmq.pipelines.archive import YOUNGEST_MS
 from django_rmq.spark.java import spark_jars
 from example_project.embedded_server import free_port
@@ -107,6 +108,19 @@ def test_the_dead_are_archived_and_replayed(remote: Remote, broker: Broker, tmp_
     assert "work: 40 deleted" in remote("archive", archive, "work", "--older-than", "0s")
     assert "work: 40 stored" in remote("replay", "work", "--archive", archive)
     assert live(broker, work) == 40
+
+
+def test_pieces_are_sent_and_the_dead_and_the_late_are_counted(
+    remote: Remote, broker: Broker, tmp_path: Path
+) -> None:
+    work, source = topic("work"), tmp_path / "rows.csv"
+    ingest = ("ingest", "work", rows(source, range(100)), "--checkpoint", tmp_path / "pieces", "--rate", 20)
+    assert "100 of 100 messages sent" in remote(*ingest)
+    assert "100 of 100 messages were sent before" in remote(*ingest)
+    assert total(broker, work, "sent") == 100
+    assert "100" in remote("lateness", "work", "--by", "hour").splitlines()[-1]
+    broker.bury(work, slot_of(b'{"n":"1"}', 4), [b'{"n":"1"}'], "shop.Boom: no")
+    assert "buried shop.Boom" in remote("deaths", "work", "--by", "cause,hour,worker")
 
 
 def test_sigterm_lets_a_stream_end(server: str, start: Start, broker: Broker, tmp_path: Path) -> None:

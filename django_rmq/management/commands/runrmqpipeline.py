@@ -132,7 +132,7 @@ def _add_shared(parser: ArgumentParser) -> None:
     )
     streams = parser.add_argument_group("streams")
     streams.add_argument(
-        "--checkpoint", metavar="PATH", help="the folder in which a stream stores its progress"
+        "--checkpoint", metavar="PATH", help="the folder in which a stream, or ingest, stores its progress"
     )
     trigger = streams.add_mutually_exclusive_group()
     trigger.add_argument(

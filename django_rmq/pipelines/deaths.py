@@ -1,0 +1,122 @@
+"""``deaths``: counts dead messages, or those of an archive, by cause, hour, worker and more."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections import Counter
+from typing import Any
+
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import run_all
+from django_rmq.core.words import status
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.pipelines.archive import archive_of, archived_columns
+from django_rmq.pipelines.rows import columns_of, show
+from django_rmq.project.settings import get_config
+
+# The class of an error is the text before the first colon of its first line.
+CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
+COLUMNS = {
+    "topic": "topic",
+    "cause": f"concat_ws(' ', reason, {CLASS})",
+    "hour": "date_format(died_at, 'yyyy-MM-dd HH:00')",
+    "day": "date",
+    "slot": "slot",
+}
+WORKER = "worker"
+UNKNOWN = "unknown"
+MOST_LOOKED_UP = 200_000
+"""The largest number of messages of which the workers are looked up, one by one."""
+STEP = 1_000
+
+
+@register
+class Deaths(Pipeline):
+    """Count dead messages by cause, hour, worker and more: what dies most comes first.
+
+    Counts what is in Dead, or in an archive. The worker of a message is known on topics with KEEP_DONE, and
+    only of messages in Dead. Changes nothing.
+    """
+
+    name = "deaths"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
+        parser.add_argument("--archive", metavar="PATH", help="count those of an archive, instead of Dead")
+        parser.add_argument(
+            "--by",
+            default="topic,cause",
+            metavar="NAMES",
+            help=f"what to group by, of {', '.join([*COLUMNS, WORKER])} (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--where",
+            metavar="SQL",
+            help="only messages that match, as for archive: \"reason = 'timed_out'\"",
+        )
+        parser.add_argument(
+            "--top", type=int, default=50, metavar="N", help="at most N rows (default: %(default)s)"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, context: Context, **options: Any) -> None:
+        by = columns_of(options["by"], (*COLUMNS, WORKER))
+        if WORKER in by and options["archive"]:
+            raise InvalidRequest(
+                "an archive does not have the workers of its messages: leave out --by worker"
+            )
+        dead = _dead(context, options)
+        if options["where"]:
+            dead = dead.withColumn("body", dead.value.cast("string")).where(options["where"])
+        counted = _by_worker(context, dead, by) if WORKER in by else _counted(context, dead, by)
+        rows = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[: options["top"]]
+        lines = [(*values, count) for values, count in rows]
+        show(context, [*by, "messages"], lines, as_json=options["json"])
+
+
+def _dead(context: Context, options: dict[str, Any]) -> Any:
+    names = options["topics"] or list(get_config().topics)
+    slots = {name: context.topic(name).slots for name in names}
+    if not options["archive"]:
+        return archived_columns(context.read(*names, queues="dead", includeMetadata=True), slots)
+    found = archive_of(context, options["archive"])
+    if found is None:
+        raise OperationRefused(f"{options['archive']} does not hold an archive")
+    return found.where(found.topic.isin(names)) if options["topics"] else found
+
+
+def _counted(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
+    grouped = dead.selectExpr(*(f"{COLUMNS[name]} as {name}" for name in by)).groupBy(*by).count()
+    with context.watching():
+        return Counter({tuple(row)[:-1]: row["count"] for row in grouped.collect()})
+
+
+def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
+    """Count messages by what their topics have kept of their ends, which is looked up here."""
+    chosen = [f"{COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
+    rows = dead.selectExpr("topic", "slot", "member", *chosen)
+    with context.watching():
+        found = rows.limit(MOST_LOOKED_UP + 1).collect()
+    if len(found) > MOST_LOOKED_UP:
+        raise OperationRefused(
+            f"the workers of more than {MOST_LOOKED_UP} messages would be looked up: choose fewer with --where"
+        )
+    topics = {name: context.topic(name) for name in {row.topic for row in found}}
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for first in range(0, len(found), STEP):
+        step = found[first : first + STEP]
+        members = [bytes(row.member) for row in step]
+        calls = [
+            looking.status(topics[row.topic], row.slot, member)
+            for row, member in zip(step, members, strict=True)
+        ]
+        for row, member, answer in zip(step, members, run_all(context.broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            known = status.read(topics[row.topic], row.slot, member, answer).worker or UNKNOWN
+            counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
+    return counted
+
+
+__all__ = ["Deaths"]

@@ -1,0 +1,139 @@
+"""`ingest` with a checkpoint: at a rate, while there is room, and on from where it was killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from tests.brokers import Broker
+from tests.spark.conftest import Run, Start, end, topic, waiting
+from tests.workers import eventually, total
+
+
+def rows(path: Path, count: int) -> Path:
+    path.write_text("n\n" + "\n".join(map(str, range(count))))
+    return path
+
+
+def wanted(count: int) -> set[str]:
+    return {f'{{"n":"{n}"}}' for n in range(count)}
+
+
+def plan(checkpoint: Path) -> dict[int, int]:
+    table = pyarrow.parquet.read_table(checkpoint / "plan").to_pylist()
+    return {row["piece"]: row["messages"] for row in table}
+
+
+def pieces_sent(checkpoint: Path) -> int:
+    return len(list((checkpoint / "sent").glob("part-*.parquet")))
+
+
+def has_more(checkpoint: Path, before: int) -> bool:
+    return pieces_sent(checkpoint) > before
+
+
+def test_no_more_messages_are_sent_per_second_than_was_said(run: Run, broker: Broker, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    began = time.monotonic()
+    told = run("ingest", "notes", rows(tmp_path / "rows.csv", 120), "--rate", 20, "--checkpoint", checkpoint)
+    took = time.monotonic() - began
+    assert "120 of 120 messages sent" in told and "120 messages sent to notes" in told
+    planned = plan(checkpoint)
+    assert sum(planned.values()) == 120 and len(planned) == 3
+    # All but the last piece have to wait for their time.
+    assert took >= (120 - planned[max(planned)]) / 20
+    assert set(waiting(broker, "notes")) == wanted(120)
+    assert total(broker, topic("notes"), "sent") == 120
+
+
+def test_what_was_killed_goes_on_with_the_piece_that_was_not_sent(
+    run: Run, start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    work, checkpoint = topic("work"), tmp_path / "checkpoint"
+    arguments = ["ingest", "work", str(rows(tmp_path / "rows.csv", 2_000)), "--checkpoint", str(checkpoint)]
+    for stop in (signal.SIGKILL, signal.SIGTERM):
+        before = pieces_sent(checkpoint)
+        process = start(*arguments, "--rate", 100, "--master", "local[1]")
+        eventually(partial(has_more, checkpoint, before), "another piece", 400)
+        if stop is signal.SIGKILL:
+            end(process)
+        else:
+            process.send_signal(stop)
+            assert process.wait(150) == 0, (tmp_path / "log").read_text()
+    shutil.move(tmp_path / "rows.csv", tmp_path / "gone.csv")
+    sent = total(broker, work, "sent")
+    planned = plan(checkpoint)
+    assert 2 <= pieces_sent(checkpoint) < len(planned)
+    told = run(*arguments, "--rate", 20_000)
+    assert "of 2000 messages were sent before" in told and "2000 of 2000 messages sent" in told
+    assert set(waiting(broker, "work")) == wanted(2_000)
+    # Only the piece that was on its way when the process was killed is sent twice.
+    assert sent < 2_000 <= total(broker, work, "sent") <= 2_000 + max(planned.values())
+    sent = total(broker, work, "sent")
+    assert "2000 messages sent to work" in run(*arguments)
+    assert total(broker, work, "sent") == sent
+    assert "other arguments" in run(*arguments, "--where", "n > 3", code=2)
+
+
+def test_what_was_stored_without_its_plan_is_stored_again(run: Run, broker: Broker, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    arguments = ("ingest", "notes", rows(tmp_path / "rows.csv", 50), "--checkpoint", checkpoint)
+    run(*arguments)
+    for name in ("plan", "sent"):
+        shutil.rmtree(checkpoint / name)
+    assert "0 messages sent" in run(*arguments[:-1], tmp_path / "none", "--where", "n < 0")
+    rows(tmp_path / "rows.csv", 60)
+    assert "60 messages are stored" in run(*arguments)
+    assert set(waiting(broker, "notes")) == wanted(60)
+
+
+def test_no_more_messages_wait_than_was_said(run: Run, broker: Broker, tmp_path: Path) -> None:
+    events, seen, done = topic("events"), [0], threading.Event()
+    broker.define(events)
+
+    def consume() -> None:
+        while not done.wait(0.2):
+            found = sum(broker.count(events, slot).store for slot in range(events.slots))
+            seen.append(found)
+            # Only once it is full for a while, so that the sender has to wait.
+            if found > 60 and seen[-3:] == [found] * 3:
+                for slot in range(events.slots):
+                    names = [entry.member for entry in broker.peek(events, slot, "store", limit=100).entries]
+                    broker.bury(events, slot, names, "taken")
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    try:
+        told = run(
+            *("ingest", "events", rows(tmp_path / "rows.csv", 400), "--priority", "50"),
+            *("--max-backlog", 100, "--checkpoint", tmp_path / "checkpoint"),
+        )
+    finally:
+        done.set()
+        consumer.join()
+    assert "Waiting: " in told and "400 messages sent to events" in told
+    assert 60 < max(seen) <= 100
+    assert total(broker, events, "sent") == 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("notes", "--rate", "10"), "--rate needs --checkpoint"),
+        (("notes", "--max-backlog", "10"), "--max-backlog needs --checkpoint"),
+        (("notes", "--rate", "0", "--checkpoint", "x"), "--rate must be greater than 0"),
+        (("queue", "--checkpoint", "x"), "topic queue is fifo"),
+    ],
+)
+def test_a_pace_that_cannot_be_kept_is_refused(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    name, *others = arguments
+    assert said in run("ingest", name, rows(tmp_path / "rows.csv", 1), *others, code=2)

@@ -26,8 +26,9 @@ NEEDS_AN_EXTRA = (
     "django_rmq.pipelines",
     "django_rmq.pytest_plugin",
     "django_rmq.spark",
+    "django_rmq.tasks",
 )
-EXTRAS = {"health_check", "prometheus_client", "pyarrow", "pyspark", "pytest"}
+EXTRAS = {"django_tasks", "health_check", "prometheus_client", "pyarrow", "pyspark", "pytest"}
 
 checkout = Path(sys.argv[1]).resolve()
 installed = Path(str(files(django_rmq)))

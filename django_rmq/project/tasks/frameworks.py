@@ -42,9 +42,10 @@ def framework(package: str = "") -> Framework:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ImportError(
+        raise ModuleNotFoundError(
             "tasks need Django 6.0 or newer, or the package django-tasks: pip install "
-            '"django-redis-rmq[tasks]"'
+            '"django-redis-rmq[tasks]"',
+            name=package,
         ) from error
     return Framework(
         package,

@@ -10,8 +10,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.bodies import visible
-from django_rmq.admin.words import ENDS, REASONS, Text
-from django_rmq.core.words.status import MessageStatus
+from django_rmq.admin.words import END_NAMES, REASONS, Text
+from django_rmq.core.words.status import ENDS, MessageStatus
 
 
 class Step(NamedTuple):
@@ -31,8 +31,9 @@ def timeline(one: MessageStatus) -> list[Step]:
 
 
 def _known(one: MessageStatus) -> Iterator[Step]:
-    ended = one.state in ("dead", "done", "removed")
-    succeeded = one.state == "done" or (one.state == "removed" and one.delivered is not None)
+    ended = one.state in ENDS
+    # The last delivery of what was removed or cancelled counts, but is no failure.
+    succeeded = one.state == "done" or (one.state in ("removed", "cancelled") and one.delivered is not None)
     runs = one.state.startswith("in_flight")
     failures = one.attempts - (1 if succeeded or runs else 0)
     if one.first_failed and one.first_failed != one.last_failed:
@@ -56,7 +57,7 @@ def _known(one: MessageStatus) -> Iterator[Step]:
         text = visible(one.progress_text)
         yield Step(_("Progress"), _ms(one.progress_at), f"{note}: {text}" if text else note)
     if ended:
-        yield Step(ENDS[one.state], _ms(one.ended), REASONS.get(one.reason, one.reason))
+        yield Step(END_NAMES[one.state], _ms(one.ended), REASONS.get(one.reason, one.reason))
 
 
 def _coming(one: MessageStatus) -> Iterator[Step]:

@@ -41,9 +41,10 @@ REASONS: Mapping[str, Text] = {
     "buried": gettext_lazy("put into Dead"),
     "lapsed": gettext_lazy("lapsed"),
 }
-ENDS: Mapping[str, Text] = {
+END_NAMES: Mapping[str, Text] = {
     "done": gettext_lazy("Done"),
     "removed": gettext_lazy("Removed"),
+    "cancelled": gettext_lazy("Cancelled"),
     "dead": gettext_lazy("Died"),
 }
 MARKS: Mapping[str, Text] = {
@@ -81,7 +82,7 @@ OUTCOMES: Mapping[str, Text] = {
 DID = frozenset(
     (
         *("replayed", "merged", "deleted", "buried", "rescheduled", "purged", "paused", "resumed"),
-        *("stored", "replaced", "superseded", "retried", "changed"),
+        *("stored", "replaced", "superseded", "retried", "changed", "notified"),
     )
 )
 """Outcomes that changed something."""
@@ -101,7 +102,7 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
 __all__ = [
     "DID",
     "EMPTY",
-    "ENDS",
+    "END_NAMES",
     "MARKS",
     "OUTCOMES",
     "REASONS",

@@ -14,7 +14,7 @@ from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
+from django_rmq.exceptions import Cancelled, ConfigurationError, InvalidMessage, Reject, Retry
 from django_rmq.testing.scheduling import send_ticks
 
 HEADS = 1_024
@@ -28,9 +28,10 @@ def drain(
 
     Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
     like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an
-    error of a listener (except ``Retry`` and ``Reject``), and ``InvalidBody`` for a body that does not fit its
-    type, is raised here after its message was rolled back. Messages that rest until a later time stay; so do
-    those that still wait for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+    error of a listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and
+    ``InvalidBody`` for a body that does not fit its type, is raised here after its message was rolled back.
+    Messages that rest until a later time stay; so do those that still wait for a database commit. More than
+    ``limit`` deliveries raise ``RuntimeError``.
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
@@ -116,12 +117,17 @@ def _drain_slot(
 
 
 def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
-    """Return a listener that keeps its errors in ``raised``, except for ``Retry`` and ``Reject``."""
+    """Return a listener that keeps its errors in ``raised``, except for those by which it decides how it ends."""
 
     def recorded(argument: Any) -> Any:
         try:
             return function(argument)
         except (Retry, Reject):
+            raise
+        except Cancelled as error:
+            messages = argument if isinstance(argument, list) else [argument]
+            if not any(message.cancelled for message in messages):
+                raised.append(error)
             raise
         except Exception as error:
             raised.append(error)

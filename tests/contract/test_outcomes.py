@@ -111,26 +111,37 @@ def test_what_fails_and_expires_in_one_call_ended_without_a_delivery(
     assert outcome(slot) == Outcome("dead", "lapsed", 1, None, slot.now_ms, "", "")
 
 
-def test_what_a_person_removes_is_kept_as_removed(kept: Slot) -> None:
+@pytest.mark.parametrize("act", ["remove", "cancel"])
+def test_what_a_person_removes_is_kept_as_removed(kept: Slot, act: str) -> None:
     kept.send(b"a", b"b", b"c")
     receipt = kept.take(2).receipt
     in_hand = [member for member in (b"a", b"b") if member in kept.zset("prepare")]
     kept.fail(receipt, in_hand[0], delay_ms=HOUR)
-    kept.remove([b"a", b"b", b"c"])
+    getattr(kept, act)([b"a", b"b", b"c"])
     for member in {b"a", b"b", b"c"} - {in_hand[1]}:
         assert outcome(kept, member)[:3] == ("removed", "", int(member == in_hand[0]))
         assert outcome(kept, member).delivered_ms is None
     assert kept.status(in_hand[1]).outcome is None, "it runs"
     kept.commit(receipt, [in_hand[1]])
-    assert outcome(kept, in_hand[1])[:3] == ("removed", "", 1)
+    end = "removed" if act == "remove" else "done"
+    assert outcome(kept, in_hand[1])[:3] == (end, "", 1)
 
 
-def test_a_removed_copy_behind_one_that_runs_leaves_nothing(make_slot: MakeSlot) -> None:
+def test_what_was_done_once_and_is_cancelled_before_it_runs_again_is_no_longer_done(kept: Slot) -> None:
+    kept.send(b"a")
+    kept.commit(kept.take().receipt, [b"a"])
+    kept.send(b"a")
+    assert kept.cancel([b"a"]) == ["waiting"]
+    assert outcome(kept)[:3] == ("removed", "", 0)
+
+
+@pytest.mark.parametrize("act", ["remove", "cancel"])
+def test_a_removed_copy_behind_one_that_runs_leaves_nothing(make_slot: MakeSlot, act: str) -> None:
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.take()
     slot.send(b"a")
-    assert slot.remove([b"a"]) == ["in_flight_and_waiting"]
+    assert getattr(slot, act)([b"a"]) == ["in_flight_and_waiting"]
     assert slot.status(b"a").outcome is None
 
 

@@ -586,6 +586,7 @@ def test_what_runs_is_cancelled_by_those_who_may_delete(
     assert "Cancel 1 message of timed?" in text(question)
     answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
     assert "its listener is notified" in text(answer)
+    assert [each.level_tag for each in answer.context["messages"]] == ["success"]
     assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["cancelled"]
     assert "notified" in LogEntry.objects.get().change_message
 

@@ -11,7 +11,9 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import Message, Reject, Retry, listener, send_message
+from django_rmq import Message, Reject, Retry, cancel_message, listener, send_message
+from django_rmq.api.answers.status import StatusAnswer
+from django_rmq.exceptions import Cancelled
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.project import connections
 from django_rmq.project.listening.registry import isolated
@@ -169,6 +171,25 @@ def test_the_admin_shows_a_message_that_has_ended(still: Clock, staff: Staff) ->
     assert "Message not found" not in text
     still.advance(seconds=3_600)
     assert "Message not found" in page(client, "kept", sent.id, 404)
+
+
+def test_a_message_that_was_cancelled_is_shown_with_its_end(still: Clock, staff: Staff) -> None:
+    client = staff("view_topic", "view_bodies")
+    sent = send_message("kept", "x", priority=500, on_commit=False)
+
+    @listener("kept")
+    def work(message: Message) -> None:
+        cancel_message("kept", "x", on_commit=False)
+        message.extend()
+        raise Cancelled
+
+    drain("kept", live=True)
+    text = page(client, "kept", sent.id)
+    assert text.index("<dt>Delivered</dt>") < text.index("<dt>Cancelled</dt>")
+    assert "failure in all" not in text
+    state = rest(client, "kept", sent.id)["status"]["state"]
+    assert state == "cancelled"
+    assert StatusAnswer().fields["state"].run_validation(state) == state
 
 
 def test_the_admin_says_where_nothing_is_kept(still: Clock, staff: Staff) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -11,21 +12,22 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import send_message
-from django_rmq.core.calls import looking, people, schedules, sending
+from django_rmq import Message, cancel_message, listener, send_message, status
+from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.schedules.stepping import Stepper
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.exceptions import OperationRefused, ServerUnavailable
+from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
 from django_rmq.operations import retiring, strays
 from django_rmq.project import connections
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
-from django_rmq.testing import Clock, clock_from_now, memory_broker
+from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from tests.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
@@ -169,3 +171,46 @@ def test_permits_come_in_lists(is_async: bool) -> None:
     with Worker(memory, topic, listen_beside if is_async else listen, batch_size=50, threads=2):
         eventually(lambda: live(memory, topic) == 0)
     assert max(sizes) > 5
+
+
+KEPT = {**MERGED, "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0, "KEEP_DONE": "1h"}
+
+
+@pytest.mark.parametrize("by", ["an acknowledgement of Spark", "a person"])
+def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> None:
+    """Neither leaves an outcome, so the note that it died is all that is left."""
+    with configured(kept=KEPT):
+        topic, run = get_config().topic("kept"), broker().run
+        send_message("kept", 1, key="k")
+        clock.advance(seconds=1)
+        taken = run(taking.prepare(topic, 0, "me", None, 1))
+        run(ending.rollback(topic, 0, taken.receipt, [Failure(b"k", "failed", None, "ValueError: x")]))
+        assert status("kept", key="k").state == "dead"
+        if by == "a person":
+            assert run(people.remove(topic, 0, [b"k"], "dead")) == ["dead"]
+        else:
+            assert run(people.replay(topic, 0, [b"k"])) == ["replayed"]
+            run(claims.claim(topic, 0, "spark", 1, 60_000, 10, 100_000))
+            run(claims.renew(topic, 0, "spark", 1, 60_000, seal=True))
+            run(claims.ack(topic, 0, "spark", 1))
+        assert (status("kept", key="k").state, live(broker(), topic)) == ("unknown", 0)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_drain_raises_cancelled_only_of_a_listener_that_nobody_cancelled(
+    clock: Clock, is_cancelled: bool
+) -> None:
+    with configured(kept={**KEPT, "IDENTITY": "body"}):
+
+        @listener("kept")
+        def stop(message: Message) -> None:
+            if is_cancelled:
+                cancel_message("kept", message.body)
+                message.extend()
+            raise Cancelled
+
+        send_message("kept", 1)
+        clock.advance(seconds=1)
+        with nullcontext() if is_cancelled else pytest.raises(Cancelled):
+            drain()
+        assert status("kept", 1).state == ("cancelled" if is_cancelled else "dead")

@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from django_rmq.core.consumer import heartbeat
+from django_rmq.core.consumer.batches import Batch
+from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import Notes, settle
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.core.words.wakeups import look_again
 from django_rmq.exceptions import Cancelled
-from tests.workers import LONG, Worker, audit, eventually, live, send, total
+from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
 TOPIC = Topic(
     "work", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, timeout=60, max_retries=3, backoff=BackOff(0, 0)
@@ -230,6 +233,73 @@ def test_a_worker_that_subscribes_again_asks_for_what_it_missed(
         eventually(lambda: live(broker, TOPIC) == 0, "the end")
 
 
+def taken(broker: Any, count: int) -> Batch:
+    """Return a batch as a worker builds it, which is not yet in its hand."""
+    send(broker, TOPIC, numbered(count))
+    time.sleep(0.02)  # a send is due within TIME_RANGE, 1 ms
+    at, found = uptime(), broker.prepare(TOPIC, 0, "me", None, count)
+    messages = [Message(TOPIC, 0, found.receipt, each) for each in found.deliveries]
+    return Batch(SimpleNamespace(slot=0), Listener("work", print), found.receipt, messages, at)
+
+
+def test_news_that_comes_before_its_batch_is_in_hand_is_kept_for_it(broker: Any) -> None:
+    """Between the take and the hand are a round trip and the work of the dispatcher."""
+    hand: list[Batch] = []
+    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: hand, lambda batch: None)
+    batch = taken(broker, 2)
+    broker.cancel(TOPIC, 0, [ONE])
+    beat.look_again(TOPIC.name, 0)
+    beat.beat()
+    hand.append(batch)
+    beat.beat()
+    assert {message.body["n"]: message.cancelled for message in batch.messages} == {0: True, 1: False}
+    confirmed = batch.confirmed
+    beat.beat()
+    assert batch.confirmed == confirmed > batch.queued
+
+
+def test_what_is_abandoned_is_not_extended_by_news(broker: Any) -> None:
+    """After MAX_RUNTIME a message is left to its time-out, although it is cancelled as well."""
+    batch = taken(broker, 1)
+    batch.abandoned = True
+    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: [batch], lambda batch: None)
+    broker.cancel(TOPIC, 0, [ONE])
+    beat.look_again(TOPIC.name, 0)
+    beat.look_everywhere()
+    beat.beat()
+    assert batch.confirmed == batch.queued
+
+
+def test_a_coroutine_that_learns_by_extending_is_cancelled_once(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker hears of it later than itself, and more than once."""
+    seen: list[str] = []
+    tell = heartbeat.Heartbeat.look_again
+    monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
+
+    async def listener(message: Message) -> None:
+        beat = worker.dispatcher._companions._heartbeat.thread
+        broker.cancel(TOPIC, 0, [ONE])
+        try:
+            await message.aextend()
+            seen.append(f"cancelled: {message.cancelled}")
+            tell(beat, TOPIC.name, 0)
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            tell(beat, TOPIC.name, 0)
+            await asyncio.sleep(0.5)
+            seen.append("cleaned up")
+            raise
+
+    worker = Worker(broker, TOPIC, listener, threads=1)
+    with worker:
+        send(broker, TOPIC, numbered(1))
+        eventually(lambda: total(broker, TOPIC, "prepared") == 1 and live(broker, TOPIC) == 0, "the end")
+    assert seen == ["cancelled: True", "cleaned up"]
+    assert ends(broker, TOPIC) == {"cancelled": 1}
+
+
 def test_extend_tells_as_well_and_the_delivery_stays_valid(broker: Any) -> None:
     told: list[tuple[bool, bool]] = []
 
@@ -276,6 +346,29 @@ def test_a_coroutine_that_runs_for_too_long_is_cancelled_and_tried_again(
     assert ends(broker, topic) == {"committed": 1, "failed": 1, "overran": 1}
     assert "longer than HARD_TIMEOUT; it is cancelled" in caplog.text and "asyncio.sleep" in caplog.text
     assert "HardTimeout: the listener ran longer than 0.3 s" in caplog.text
+
+
+def test_a_coroutine_that_blocks_the_loop_costs_only_itself(broker: Any) -> None:
+    """The time in which it keeps the others from going on is not theirs."""
+    topic = replace(TOPIC, slots=8, hard_timeout=1.0)
+    calls: list[int] = []
+
+    async def listener(message: Message) -> None:
+        calls.append(message.body["n"])
+        if message.body["n"] == 0 and message.retries_left == 3:
+            while len(calls) < 6:  # noqa: ASYNC110 - the others begin
+                await asyncio.sleep(0.01)
+            time.sleep(3)  # noqa: ASYNC251 - it is about this
+            await asyncio.sleep(LONG)
+        else:
+            while 0 not in calls:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+
+    send(broker, topic, numbered(6))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "the end", 3 * LONG)
+    assert ends(broker, topic) == {"committed": 6, "failed": 1, "overran": 1}
 
 
 def test_an_async_list_that_runs_for_too_long_is_tried_one_by_one(broker: Any) -> None:

@@ -879,6 +879,11 @@ MUTANTS: dict[str, Mutant] = {
         "A death notes what became of the message.",
         "tests/contract/test_outcomes.py::test_a_message_that_fails_for_the_last_time_is_kept_as_dead[redis-failed]",
     ),
+    "removal_leaves_no_outcome": Mutant(
+        GONE,
+        "A removal and a cancellation note what became of a message that waited.",
+        "tests/contract/test_outcomes.py::test_what_a_person_removes_is_kept_as_removed[fixed_time-redis-cancel]",
+    ),
     "zombie_reports_progress": Mutant(
         If("not record"),
         "Only the holder of its receipt reports the progress of a delivery.",

@@ -853,14 +853,25 @@ class Lockstep(RuleBasedStateMachine):
 
     def remove(self, data: st.DataObject) -> None:
         names, which = data.draw(some_members), data.draw(st.sampled_from(["any", "live", "dead"]))
+        gone = self.waiting_alone(names) if which != "dead" else set()
         self.both(lambda b: b.remove(self.topic, 0, names, which))
         if which != "dead":
             self.note_marked(names)
+        for member in gone:
+            self.note_ended(member, "removed")
+
+    def waiting_alone(self, names: list[bytes]) -> set[bytes]:
+        """Return those that wait or rest while no other copy of them runs."""
+        running = {*self.zset("prepare"), *self.zset("claim")}
+        return {*names} & {*self.zset("store"), *self.zset("retry")} - running
 
     def cancel(self, data: st.DataObject) -> None:
         names = data.draw(some_members)
+        gone = self.waiting_alone(names)
         self.both(lambda b: b.cancel(self.topic, 0, names))
         self.note_marked(names)
+        for member in gone:
+            self.note_ended(member, "removed")
         for member in names:
             if member in self.promises.flying:
                 self.promises.flying[member] = replace(self.promises.flying[member], cancelled=True)

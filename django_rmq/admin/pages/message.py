@@ -14,7 +14,7 @@ from django_rmq.admin.bodies import show_body, visible
 from django_rmq.admin.pages.answers import Pages, page
 from django_rmq.admin.pages.requests import back_of, short_id
 from django_rmq.admin.timeline import timeline
-from django_rmq.admin.words import ENDS, MARKS, REASONS, STATE_NOTES, STATES
+from django_rmq.admin.words import END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.exceptions import InvalidRequest, MessageGone
 from django_rmq.operations import Copy, Operations, Permission
 from django_rmq.operations.redaction import is_redacted
@@ -39,7 +39,7 @@ def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id:
             "copies": [
                 _copy(pages, operations, copy, back) for copy in (followed.copies if followed else ())
             ],
-            "ended": "" if followed is None or followed.copies else ENDS.get(followed.status.state, ""),
+            "ended": "" if followed is None or followed.copies else END_NAMES.get(followed.status.state, ""),
             "steps": [] if followed is None else timeline(followed.status),
             "slot": message_id.partition(".")[0][:8],
             "now_ms": operations.broker.now_ms(),

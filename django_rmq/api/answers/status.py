@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.answers.messages import MessageAnswer, copy
-from django_rmq.core.words.status import MessageStatus
+from django_rmq.core.words.status import STATES, MessageStatus
 from django_rmq.operations import Followed
 
 
@@ -17,8 +17,7 @@ class StatusAnswer(Answer):
     """The status of a message. What is null or empty does not exist, or is not known."""
 
     state = serializers.ChoiceField(
-        ["waiting", "in_flight", "in_flight_and_waiting", "retry", "dead", "done", "removed"],
-        help_text="`done` and `removed`: only on topics with KEEP_DONE",
+        STATES, help_text="`done`, `removed` and `cancelled`: only on topics with KEEP_DONE"
     )
     due_ms = maybe(help_text="When it can be delivered next")
     priority = maybe()

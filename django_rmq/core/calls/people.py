@@ -68,7 +68,12 @@ def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]
     Answers like ``bury``, and claimed: Spark has it, and cannot be told.
     """
     return Call(
-        "remove", AtSlot(topic, slot), ("cancel", *members), words(len(members)), locals(), called="cancel"
+        form("remove", topic),
+        AtSlot(topic, slot),
+        ("cancel", *members),
+        words(len(members)),
+        locals(),
+        "cancel",
     )
 
 

@@ -108,17 +108,22 @@ class Batch:
         """The highest score, if the topic has priorities."""
         return self.messages[0].score
 
+    def ran(self, now: float) -> float:
+        """Return for how many seconds the call that runs could work: other coroutines may have blocked its loop."""
+        since, steps = self.running_since, self.steps
+        return 0.0 if since is None else now - since - (steps.blocked() if steps is not None else 0.0)
+
     def running(self) -> list[Message]:
         """Return the messages of the call that runs, or ran last."""
         return self.group or self.messages[max(0, self.begun - 1) : self.begun]
 
     def cancel(self, members: set[bytes]) -> None:
         """Notify the listener that these members are cancelled. Those that have not begun will not."""
-        told = [m for m in self.messages if m.delivery.member in members and not m.cancelled]
-        for message in told:
-            message.stopped = "cancelled"
-        if told and self.steps is not None:
-            self.steps.stop()
+        for message in self.messages:
+            if message.delivery.member in members:
+                message.stopped = "cancelled"
+        if self.steps is not None:
+            self.steps.stop("cancelled")
 
     def in_flight(self) -> list[bytes]:
         """Return the members that the heartbeat must extend: neither reported nor given back."""

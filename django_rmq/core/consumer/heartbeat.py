@@ -8,7 +8,6 @@ Redis answers each extension with what was cancelled meanwhile.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.calls import ending
@@ -24,6 +23,9 @@ logger = safe_logger("django_rmq.consumer")
 
 GRACE_SECONDS = 5.0
 """Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""
+
+NEWS_SECONDS = 60.0
+"""Seconds for which news is kept. A batch that was taken before it came may get into hand only after it."""
 
 
 class Heartbeat(threading.Thread):
@@ -52,9 +54,10 @@ class Heartbeat(threading.Thread):
         self._pause = min([1.0, *(end / 12 for end in ends)])
         self._stopped = False
         self._woken = threading.Event()
-        self._asked: deque[tuple[str, int]] = deque()
-        """Slots of which something in hand was cancelled."""
-        self._asks_all = False
+        self._news: dict[tuple[str, int], float] = {}
+        """Slots of which something in flight was cancelled, and the ``uptime`` of the latest news of it."""
+        self._doubted_at = float("-inf")
+        """The ``uptime`` at which such news may have been lost."""
         self._complain = Complaints(logger)
 
     def stop(self) -> None:
@@ -64,12 +67,12 @@ class Heartbeat(threading.Thread):
 
     def look_again(self, topic: str, slot: int) -> None:
         """Extend what is in hand of a slot at once: the answer says what was cancelled."""
-        self._asked.append((topic, slot))
+        self._news[topic, slot] = uptime()
         self._woken.set()
 
     def look_everywhere(self) -> None:
         """Extend everything in hand at once, because the news that something was cancelled may be lost."""
-        self._asks_all = True
+        self._doubted_at = uptime()
         self._woken.set()
 
     def run(self) -> None:
@@ -86,8 +89,9 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """Extend what needs it, and abandon what has run too long."""
         now = uptime()
-        asks_all, self._asks_all = self._asks_all, False
-        asked = {self._asked.popleft() for _ in range(len(self._asked))}
+        for told, at in list(self._news.items()):
+            if now - at > NEWS_SECONDS:
+                del self._news[told]
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
@@ -95,20 +99,22 @@ class Heartbeat(threading.Thread):
                 continue
             self._pause = min(self._pause, batch.timeout / 12)
             since = batch.running_since
-            if since is not None and topic.hard_timeout is not None and now - since > topic.hard_timeout:
-                self._end(batch, now - since)
+            if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
+                self._end(batch, seconds)
             if since is not None and now - since > topic.max_runtime and not batch.abandoned:
                 self._abandon(batch, now - since)
-            is_asked = asks_all or (topic.name, batch.place.slot) in asked
-            if is_asked or (now - batch.confirmed >= batch.timeout / 3 and not batch.abandoned):
+            if not batch.abandoned and (self._is_asked(batch) or now - batch.confirmed >= batch.timeout / 3):
                 due.append(batch)
         if due:
             try:
                 self._extend(due)
             except RmqError as error:
-                self._asked.extend(asked)
-                self._asks_all = self._asks_all or asks_all
                 self._complain("redis", f"Cannot extend the time-outs of {len(due)} batches: %s", error)
+
+    def _is_asked(self, batch: Batch) -> bool:
+        """Return whether something of the batch may be cancelled that Redis did not know when it confirmed the batch."""
+        told_at = self._news.get((batch.topic.name, batch.place.slot), 0.0)
+        return batch.confirmed <= max(told_at, self._doubted_at)
 
     def _extend(self, due: list[Batch]) -> None:
         at = uptime()
@@ -153,7 +159,7 @@ class Heartbeat(threading.Thread):
                 return
             for message in batch.running():
                 message.stopped = message.stopped or "overran"
-            batch.steps.stop()
+            batch.steps.stop("overran")
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
             logger.error(

@@ -18,8 +18,8 @@ from django_rmq.core.consumer import forks
 from django_rmq.core.consumer.batches import Batch, Exited, Slice
 from django_rmq.core.consumer.calling import Interrupted
 from django_rmq.core.consumer.cells import Cells
-from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import Marks
+from django_rmq.core.consumer.pulse import Pulse
 from django_rmq.core.consumer.stacks import stack_of_task, stack_of_thread
 from django_rmq.core.consumer.steps import Steps
 from django_rmq.core.consumer.threads import Hooks
@@ -28,9 +28,6 @@ from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 
 logger = safe_logger("django_rmq.consumer")
-
-TICK_SECONDS = 0.25
-"""Seconds between two signs of life of the loop."""
 
 BLOCKED_SECONDS = 1.0
 """Seconds without a sign of life after which the log says what blocks the loop."""
@@ -77,7 +74,8 @@ class LoopThread(threading.Thread):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
         self._stopping = False
-        self._ticked = self._silent_since = uptime()
+        self._pulse = Pulse()
+        self._silent_since = self._pulse.ticked
         self._complain = Complaints(logger)
 
     # --- for other threads
@@ -113,7 +111,7 @@ class LoopThread(threading.Thread):
 
         A coroutine that waits keeps only its own slot from working.
         """
-        self.hangs = self.hangs or uptime() - self._ticked > HUNG_SECONDS
+        self.hangs = self.hangs or self._pulse.silent() > HUNG_SECONDS
         return self.hangs
 
     def stack_of(self, batch: Batch) -> str:
@@ -123,8 +121,8 @@ class LoopThread(threading.Thread):
 
     def look(self) -> None:
         """Log what blocks the loop, if it has given no sign of life since the last look."""
-        silent = uptime() - self._ticked
-        is_again, self._silent_since = self._silent_since == self._ticked, self._ticked
+        silent, ticked = self._pulse.silent(), self._pulse.ticked
+        is_again, self._silent_since = self._silent_since == ticked, ticked
         if self._loop is None or silent < BLOCKED_SECONDS or not (is_again and self.is_alive()):
             return
         if self._complain.admit("blocked") is not None:
@@ -151,7 +149,7 @@ class LoopThread(threading.Thread):
         try:
             with self._lock:
                 self._loop = loop
-            loop.call_soon(self._tick, loop)
+            self._pulse.start(loop)
             loop.call_soon(self._begin)
             loop.run_forever()
         except BaseException:
@@ -167,10 +165,6 @@ class LoopThread(threading.Thread):
     def _is_idle(self) -> bool:
         return not (self._turns or self._running)
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._ticked = uptime()
-        loop.call_later(TICK_SECONDS, self._tick, loop)
-
     def _begin(self) -> None:
         """Begin as many batches as may run, and end the loop if it is told to and nothing is left."""
         with self._lock:
@@ -183,7 +177,7 @@ class LoopThread(threading.Thread):
 
     def _start(self, batch: Batch) -> None:
         try:
-            steps = Steps(batch, self._hooks, self._cells, self._inbox)
+            steps = Steps(batch, self._hooks, self._cells, self._inbox, self._pulse)
         except Exception as error:  # noqa: BLE001 - reported, so that the batch ends
             self._failed(batch, error)
             with self._lock:

@@ -19,6 +19,7 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.notes import BEGUN
 from django_rmq.core.consumer.outcomes import noted, states_after
+from django_rmq.core.consumer.pulse import Pulse
 from django_rmq.core.consumer.threads import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.messages import Message
@@ -32,9 +33,14 @@ REPORTS = 2_000
 class Steps:
     """Runs one batch in the event loop, and reports it to ``inbox``."""
 
-    def __init__(self, batch: Batch, hooks: Hooks, cells: Cells, inbox: SimpleQueue[Any]) -> None:
+    def __init__(
+        self, batch: Batch, hooks: Hooks, cells: Cells, inbox: SimpleQueue[Any], pulse: Pulse
+    ) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
+        self._stopped_by: set[str] = set()
+        """Why it was cancelled. Each reason counts once, so that nothing disturbs what it does at its end."""
+        self._pulse, self._blocked_before = pulse, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
         self._inbox = inbox
@@ -54,13 +60,19 @@ class Steps:
         """Let others have what the batch needed."""
         self._taken.end()
 
-    def stop(self) -> None:
+    def blocked(self) -> float:
+        """Return for how many seconds of the call that runs others have blocked the loop."""
+        return self._pulse.blocked_for(self.task) - self._blocked_before
+
+    def stop(self, why: str) -> None:
         """Cancel the call that runs, if all of its messages have to stop. Safe in any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._stop)
+            self._loop.call_soon_threadsafe(self._stop, why)
 
-    def _stop(self) -> None:
-        if self.task is not None and all(message.stopped for message in self._batch.group):
+    def _stop(self, why: str) -> None:
+        stops = self.task is not None and all(message.stopped for message in self._batch.group)
+        if self.task is not None and stops and why not in self._stopped_by:
+            self._stopped_by.add(why)
             self.task.cancel()
 
     async def run(self) -> None:
@@ -113,6 +125,8 @@ class Steps:
         """Call the listener in a task, so that what it leaves in context variables is its own."""
         batch = self._batch
         batch.group, batch.overran_at = ours, None
+        self._stopped_by.clear()
+        self._blocked_before = self._pulse.blocked
         batch.running_since = now
         self._taken.note(at, bytes([BEGUN]) * size)
         call: Running[Any, Any, list[Outcome] | None] = (
@@ -122,6 +136,7 @@ class Steps:
             call, context=Context()
         )
         self.task = task
+        self._pulse.calls.add(task)
         try:
             return await task
         except asyncio.CancelledError as error:
@@ -130,6 +145,7 @@ class Steps:
                 raise
             return [(message, failure_of(message, error)) for message in ours]
         finally:
+            self._pulse.calls.discard(task)
             self._tally.times.append(uptime() - now)
 
     @staticmethod

@@ -124,15 +124,7 @@ def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str
     for member in members:
         word = "not_found"
         if which != "dead":
-            waited = slot.store.pop(member, None) is not None
-            rested = slot.retry.pop(member, None) is not None
-            slot.count("removed", waited + rested)
-            word = "waiting" if waited else "retry" if rested else word
-            if waited or rested:
-                if not slot.runs(member):
-                    note_end(slot, member, "removed", slot.failure_of(member), None)
-                forget(slot, member)
-            word = mark(slot, member, "removed", word)
+            word = mark(slot, member, "removed", remove_waiting(slot, member))
         if word == "not_found" and which != "live" and slot.dead.pop(member, None) is not None:
             slot.deaths.pop(member, None)
             slot.count("removed_dead")
@@ -142,17 +134,25 @@ def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str
     return words
 
 
+def remove_waiting(slot: Slot, member: bytes) -> str:
+    """Delete the copy that waits or rests; return the state in which it was found."""
+    waited = slot.store.pop(member, None) is not None
+    rested = slot.retry.pop(member, None) is not None
+    if not (waited or rested):
+        return "not_found"
+    slot.count("removed", waited + rested)
+    if not slot.runs(member):
+        note_end(slot, member, "removed", slot.failure_of(member), None)
+    forget(slot, member)
+    return "waiting" if waited else "retry"
+
+
 @on(*ENDING, "claim")
 def cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
     check_batch(members)
     words: list[str] = []
     for member in members:
-        waited = slot.store.pop(member, None) is not None
-        rested = slot.retry.pop(member, None) is not None
-        slot.count("removed", waited + rested)
-        word = "waiting" if waited else "retry" if rested else "not_found"
-        if waited or rested:
-            forget(slot, member)
+        word = remove_waiting(slot, member)
         if member not in slot.claim:
             word = mark(slot, member, "cancelled", word)
         elif word == "not_found":

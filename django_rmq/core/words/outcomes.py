@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     state: str
     """done, dead, removed or cancelled."""
     reason: str
-    """dead: failed, timed_out, undecodable, rejected, buried or lapsed. Otherwise empty."""
+    """dead: failed, timed_out, overran, undecodable, rejected, buried or lapsed. Otherwise empty."""
     attempts: int
     """Its deliveries that failed or succeeded since it last ended."""
     delivered_ms: int | None

@@ -13,6 +13,12 @@ from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.outcomes import Outcome, Progress, parse
 from django_rmq.core.words.topics import Topic
 
+ENDS = ("dead", "done", "removed", "cancelled")
+"""The states of messages that have ended."""
+
+STATES = ("waiting", "in_flight", "in_flight_and_waiting", "retry", *ENDS)
+"""The states of messages of which something is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class MessageStatus:
@@ -23,7 +29,8 @@ class MessageStatus:
     """The message's id: its slot and its member. It contains what is stored."""
     state: str
     """``waiting``, ``in_flight``, ``in_flight_and_waiting``, ``retry`` (it rests after a failure) or ``dead``; on topics
-    with KEEP_DONE also ``done`` and ``removed``. ``unknown``: it was never sent, or what became of it is not kept."""
+    with KEEP_DONE also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or what became of it
+    is not kept."""
     due: datetime | None = None
     """When it can be delivered next. Not known on priority topics, and for a retry that can be delivered at once."""
     priority: int | None = None
@@ -36,7 +43,7 @@ class MessageStatus:
     delivered: datetime | None = None
     """When the delivery began that is in flight, or in which it ended."""
     ended: datetime | None = None
-    """When it ended: ``done``, ``removed`` or ``dead``."""
+    """When it ended: ``done``, ``removed``, ``cancelled`` or ``dead``."""
     progress: float | None = None
     """The fraction from 0 to 1 that its listener last reported for the delivery in flight (KEEP_DONE)."""
     progress_text: str = ""
@@ -44,7 +51,7 @@ class MessageStatus:
     progress_at: datetime | None = None
     """When the listener reported it."""
     reason: str = ""
-    """Why it is dead: failed, timed_out, undecodable, rejected, buried or lapsed."""
+    """Why it is dead: failed, timed_out, overran, undecodable, rejected, buried or lapsed."""
     error_class: str = ""
     """The class of its last error."""
     first_failed: datetime | None = None
@@ -88,7 +95,8 @@ def read(topic: Topic, slot: int, member: bytes, found: Found) -> MessageStatus:
             reason=death.reason if death else "",
             **_failed(death),
         )
-    if ended is None:
+    if ended is None or ended.state == "dead":
+        # What is no longer in Dead was deleted, or replayed and ended by a Spark query, which leaves no outcome.
         return MessageStatus(topic.name, name, "unknown")
     return from_outcome(topic, name, ended)
 

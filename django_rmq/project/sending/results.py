@@ -48,9 +48,10 @@ class DeferredResult(SendResult):
 
 
 class RemoveResult(str):
-    """The result of ``remove_message``: a word, with a ``status`` that is updated at the commit.
+    """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
 
-    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was.
+    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was;
+    for ``cancel_message`` also ``claimed`` (a Spark consumer has it, and cannot be notified).
     In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
     above, ``failed`` (the server was unavailable) or ``in_outbox`` (the relay of the outbox will remove it).
     After a rollback ``status`` is ``discarded``: nothing was removed.

@@ -61,7 +61,7 @@ for i = first, last do
     elseif gone + rested > 0 then
       if note_outcome then
         local times = string.match(redis.call('HGET', failures, member) or '', '^%S+ (%d+) ')
-        note_outcome(member, 'removed', '-', tonumber(times) or 0, '', 0)
+        note_outcome(member, 'removed', '-', tonumber(times) or 0, '', 0) -- rule: removal_leaves_no_outcome
       end
       redis.call('HDEL', failures, member)
     end

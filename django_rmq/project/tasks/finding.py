@@ -23,7 +23,7 @@ from django_rmq.project.tasks.records import FAILED, READY, RUNNING, Error, Reco
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
-_GONE = Error("django_rmq.exceptions.MessageGone", "The task was removed from its queue.")
+_GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
 
 _CLASSES = {
     "timed_out": "builtins.TimeoutError",
@@ -58,6 +58,8 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     found = read(kept)
     if not found.record.is_finished:
         found.record.status = FAILED
+        # When it was removed is not known. It was alive when its last attempt began.
+        found.record.finished_at = found.record.last_attempted_at
         found.record.add(_GONE)
     return found
 

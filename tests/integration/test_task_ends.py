@@ -1,0 +1,178 @@
+"""How tasks end whose messages were cancelled, removed, moved to other slots, or ended by Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_rmq import cancel_message
+from django_rmq.core.calls import ending, taking
+from django_rmq.core.calls.holder import BrokerHolder
+from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Message
+from django_rmq.project import connections
+from django_rmq.project.listening import registry
+from django_rmq.project.settings import get_config
+from django_rmq.project.tasks import frameworks, running
+from django_rmq.project.tasks.attempts import Attempt
+from django_rmq.testing import memory_broker
+from tests import errands
+
+FRAMEWORK = frameworks.framework()
+Status, signals = FRAMEWORK.base.TaskResultStatus, FRAMEWORK.signals
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Use = Callable[..., None]
+
+
+@pytest.fixture(params=["redis", "memory"])
+def using(request: pytest.FixtureRequest) -> Iterator[Use]:
+    """Use these options of the topics of tasks, on a broker of each kind, until the test ends."""
+    with ExitStack() as stack:
+        stack.enter_context(registry.isolated())
+
+        def use(rmq: dict[str, Any] | None = None, **topic: Any) -> None:
+            options = {"TOPIC": {"SLOTS": 1, "MAX_RETRIES": 3, **topic}}
+            declared = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": options}}
+            where: dict[str, Any] = {"BROKER": "memory"}
+            if request.param == "redis":
+                url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
+                where = {"REDIS": url, "KEY_PREFIX": prefix}
+            settings = {"AUTODISCOVER": None, "TOPICS": {}, **where, **(rmq or {})}
+            stack.enter_context(override_settings(RMQ=settings, TASKS=declared))
+            if request.param == "memory":
+                stack.enter_context(memory_broker())
+            else:
+                stack.callback(connections.close)
+
+        yield use
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """The status of each task of which `task_finished` tells."""
+    found: list[Any] = []
+
+    def note(task_result: Any, **_: Any) -> None:
+        found.append(task_result.status)
+
+    signals.task_finished.connect(note)
+    yield found
+    signals.task_finished.disconnect(note)
+
+
+def take(key: str, name: str = "tasks.default") -> Message:
+    """Take the task as a worker does."""
+    topic, broker = get_config().topics[name], connections.get_broker()
+    slot = slot_of(key.encode(), topic.slots)
+    prepared = broker.run(taking.prepare(topic, slot, "a worker", None, 1))
+    return Message(topic, slot, prepared.receipt, prepared.deliveries[0], BrokerHolder(broker))
+
+
+def fail(message: Message, error: BaseException) -> None:
+    """End the delivery as a worker does whose listener has raised ``error``."""
+    failure = failure_of(message, error)
+    connections.get_broker().run(ending.rollback(message.topic, message.slot, message.receipt, [failure]))
+
+
+# --- cancelled
+
+
+def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: list[Any]) -> None:
+    using()
+    result = errands.fails.enqueue()
+    message = take(result.id)
+    assert cancel_message("tasks.default", key=result.id) == "in_flight"
+    message.extend()
+    with pytest.raises(ValueError, match="this task failed") as raised:
+        running.run(message)
+    fail(message, raised.value)
+    result.refresh()
+    assert (result.status, told) == (Status.FAILED, [Status.FAILED])
+    assert result.finished_at is not None
+    (error,) = result.errors
+    assert error.exception_class.__name__ == "Cancelled"
+    assert "this task failed" in error.traceback
+
+
+def test_a_task_whose_worker_did_not_hear_of_the_cancel_has_ended(using: Use) -> None:
+    using()
+    result = errands.fails.enqueue()
+    message = take(result.id)
+    cancel_message("tasks.default", key=result.id)
+    with pytest.raises(ValueError, match="this task failed") as raised:
+        running.run(message)
+    fail(message, raised.value)
+    result.refresh()
+    assert result.status == Status.FAILED
+    assert result.finished_at == result.last_attempted_at is not None
+    assert result.errors[-1].exception_class.__name__ == "MessageGone"
+
+
+def test_a_coroutine_is_stopped_and_its_result_says_so(using: Use, told: list[Any], tmp_path: Any) -> None:
+    using()
+    result = errands.gathers.enqueue(str(tmp_path), 2)
+    message = take(result.id, "tasks-async.default")
+
+    async def cancel() -> BaseException:
+        call = asyncio.ensure_future(running.arun(message))
+        for _ in range(500):
+            if str(tmp_path) in errands.together:
+                break
+            await asyncio.sleep(0.01)
+        message.stopped = "cancelled"
+        call.cancel()
+        (error,) = await asyncio.gather(call, return_exceptions=True)
+        assert isinstance(error, asyncio.CancelledError)
+        return error
+
+    fail(message, asyncio.run(cancel()))
+    result.refresh()
+    assert (result.status, told) == (Status.FAILED, [Status.FAILED])
+    assert [each.exception_class.__name__ for each in result.errors] == ["Cancelled"]
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
+    using: Use, told: list[Any], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    using()
+    result = errands.areturns.enqueue(1)
+    message = take(result.id, "tasks-async.default")
+    slowed = {"begin": "_earlier", "end": "_keep"}[moment]
+    real = getattr(Attempt, slowed)
+    reached = False
+    loop: Any = None
+    call: Any = None
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal reached
+        reached = True
+        message.stopped = "cancelled"
+        loop.call_soon_threadsafe(call.cancel)
+        return real(*arguments)
+
+    async def run() -> None:
+        nonlocal loop, call
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(Attempt, slowed, slow)
+        call = asyncio.ensure_future(running.arun(message))
+        await asyncio.wait([call])
+
+    asyncio.run(run())
+    result.refresh()
+    assert reached
+    if moment == "begin":
+        assert call.cancelled()
+        assert (result.status, told) == (Status.FAILED, [Status.FAILED])
+    else:
+        assert call.done()
+        assert not call.cancelled()
+        assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
 from django_rmq import cancel_message
-from django_rmq.core.calls import ending, taking
+from django_rmq.core.calls import ending, people, taking
 from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.topics import reslotting
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.project import connections
@@ -21,7 +24,7 @@ from django_rmq.project.listening import registry
 from django_rmq.project.settings import get_config
 from django_rmq.project.tasks import frameworks, running
 from django_rmq.project.tasks.attempts import Attempt
-from django_rmq.testing import memory_broker
+from django_rmq.testing import drain, memory_broker
 from tests import errands
 
 FRAMEWORK = frameworks.framework()
@@ -176,3 +179,43 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         assert call.done()
         assert not call.cancelled()
         assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])
+
+
+# --- re-slotted
+
+
+@pytest.mark.parametrize("state", ["waiting", "resting", "dead", "until its time"])
+@pytest.mark.parametrize("slots", [(1, 4), (4, 1)])
+def test_a_task_is_found_at_every_step_of_a_re_slotting(
+    using: Use, state: str, slots: tuple[int, int]
+) -> None:
+    """Also by a process that has asked for the slot counts a moment ago."""
+    before, after = slots
+    using(SLOTS=before, BACKOFF=600)
+    name = "tasks-later" if state == "until its time" else "tasks.default"
+    topic, broker = get_config().topics[name], connections.get_broker()
+    later = {"run_after": timezone.now() + timedelta(hours=1)} if state == "until its time" else {}
+    given = [errands.fails.using(**later).enqueue() for _ in range(6)]
+    if state == "resting":
+        drain(name, raise_errors=False, live=True)
+    if state == "dead":
+        for result in given:
+            key = result.id.encode()
+            broker.run(people.bury(topic, slot_of(key, before), [key]))
+    expected = Status.FAILED if state == "dead" else Status.READY
+    for result in given:
+        result.refresh()
+    seen: dict[str, set[Any]] = {}
+
+    def note(step: str, progress: Any) -> None:
+        for result in given:
+            result.refresh()
+            seen.setdefault(step, set()).add((result.status, result.finished_at is not None))
+
+    chosen = reslotting.begin(broker, topic, after)
+    assert chosen is not None
+    reslotting.move(broker, chosen, report=note)
+    reslotting.finish(broker, chosen)
+    note("finished", None)
+    assert {"shut", "moved_out", "moved_in", "reopened", "finished"} <= seen.keys()
+    assert set().union(*seen.values()) == {(expected, state == "dead")}

@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from django_rmq.core.calls import looking, results
-from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls import results
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, error_class
-from django_rmq.core.words.keys import slot_of
-from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.settings.tasks import TaskBackend
 from django_rmq.project.tasks.jobs import Job
+from django_rmq.project.tasks.places import look
 from django_rmq.project.tasks.records import FAILED, READY, RUNNING, Error, Record
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
@@ -48,7 +46,7 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     kept = broker.run(results.result(key))
     if kept is not None and (found := read(kept)).record.is_finished:
         return found
-    looked = _look(broker, backend, key.encode())
+    looked = look(broker, backend, key.encode())
     if looked is not None:
         return _of_message(looked, None if kept is None else read(kept))
     # Its last attempt may have ended between the two requests.
@@ -67,22 +65,6 @@ def find(backend: TaskBackend, key: str) -> Found | None:
 def read(kept: results.Kept) -> Found:
     """Return what was kept of a task's attempts."""
     return Found(Job.of(json.loads(kept.job)), Record.read(kept.record, kept.stamp))
-
-
-def _look(broker: Broker, backend: TaskBackend, member: bytes) -> Looked | None:
-    """Return what is known of the task's message, in whichever topic it is. Raises ``RmqError``."""
-    calls = [
-        looking.look(topic, slot_of(member, slots), [member])
-        for topic in backend.topics
-        for slots in connections.slots_now(topic)
-    ]
-    candidates = []
-    for answer in run_all(broker, calls):
-        if isinstance(answer, RmqError):
-            raise answer
-        candidates += [looked for looked in answer if any(score is not None for score in looked[:5])]
-    # A task that is about to leave the topic of those that wait is in both; the last one is where it waits.
-    return candidates[0] if candidates else None
 
 
 def _of_message(looked: Looked, kept: Found | None) -> Found | None:

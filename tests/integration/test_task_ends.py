@@ -17,6 +17,7 @@ from django_rmq.core.calls import ending, people, taking
 from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.topics import reslotting
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.project import connections
@@ -119,7 +120,13 @@ def test_a_task_whose_worker_did_not_hear_of_the_cancel_has_ended(using: Use) ->
     assert result.errors[-1].exception_class.__name__ == "MessageGone"
 
 
-def test_a_coroutine_is_stopped_and_its_result_says_so(using: Use, told: list[Any], tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("why", "status", "name"),
+    [("cancelled", Status.FAILED, "Cancelled"), ("overran", Status.READY, "TimeoutError")],
+)
+def test_a_coroutine_is_stopped_and_its_result_says_why(
+    using: Use, told: list[Any], tmp_path: Any, why: str, status: Any, name: str
+) -> None:
     using()
     result = errands.gathers.enqueue(str(tmp_path), 2)
     message = take(result.id, "tasks-async.default")
@@ -130,7 +137,7 @@ def test_a_coroutine_is_stopped_and_its_result_says_so(using: Use, told: list[An
             if str(tmp_path) in errands.together:
                 break
             await asyncio.sleep(0.01)
-        message.stopped = "cancelled"
+        message.stopped = why
         call.cancel()
         (error,) = await asyncio.gather(call, return_exceptions=True)
         assert isinstance(error, asyncio.CancelledError)
@@ -138,8 +145,9 @@ def test_a_coroutine_is_stopped_and_its_result_says_so(using: Use, told: list[An
 
     fail(message, asyncio.run(cancel()))
     result.refresh()
-    assert (result.status, told) == (Status.FAILED, [Status.FAILED])
-    assert [each.exception_class.__name__ for each in result.errors] == ["Cancelled"]
+    assert (result.status, result.finished_at is not None) == (status, result.is_finished)
+    assert told == [status] * result.is_finished
+    assert [each.exception_class.__name__ for each in result.errors] == [name]
 
 
 @pytest.mark.parametrize("moment", ["begin", "end"])
@@ -179,6 +187,35 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         assert call.done()
         assert not call.cancelled()
         assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])
+
+
+# --- ended by Redis
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "name"),
+    [
+        ("overran", "HardTimeout: the listener ran longer than 5 s", "TimeoutError"),
+        ("timed_out", "", "TimeoutError"),
+        ("rejected", "Reject: no", "Reject"),
+        ("failed", "Retry: not yet", "Retry"),
+        ("failed", "ZeroDivisionError: division by zero", "ZeroDivisionError"),
+        ("failed", "django.http.response.Http404: gone", "Http404"),
+        ("failed", "Unheard: of", "Exception"),
+        ("failed", "print: no", "Exception"),
+        ("failed", "", "Exception"),
+    ],
+)
+def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, text: str, name: str) -> None:
+    using(MAX_RETRIES=0)
+    result = errands.returns.enqueue(1)
+    message = take(result.id)
+    failure = Failure(result.id.encode(), kind, None, text)
+    connections.get_broker().run(ending.rollback(message.topic, 0, message.receipt, [failure]))
+    result.refresh()
+    assert result.status == Status.FAILED
+    assert result.errors[-1].exception_class.__name__ == name
+    assert text in result.errors[-1].traceback
 
 
 # --- re-slotted

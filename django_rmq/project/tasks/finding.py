@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 
+from django_rmq import exceptions
 from django_rmq.core.calls import results
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.envelopes import decode_envelope
@@ -25,6 +27,7 @@ _GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or r
 
 _CLASSES = {
     "timed_out": "builtins.TimeoutError",
+    "overran": "builtins.TimeoutError",
     "rejected": "django_rmq.exceptions.Reject",
     "buried": "django_rmq.exceptions.Reject",
 }
@@ -96,9 +99,19 @@ def _runs(looked: Looked, record: Record) -> bool:
 
 def _error(death: Death) -> Error:
     text = death.error.decode("utf-8", "replace")
-    path = _CLASSES.get(death.reason) or error_class(text) or "builtins.Exception"
     told = f"The task ended as {death.reason}."
-    return Error(path if "." in path else f"builtins.{path}", f"{told}\n{text}" if text else told)
+    return Error(_CLASSES.get(death.reason) or _path(error_class(text)), f"{told}\n{text}" if text else told)
+
+
+def _path(name: str) -> str:
+    """Return the path of a class by which an error text begins. It names the module only if that is another one."""
+    if "." in name:
+        return name
+    for home in (builtins, exceptions):
+        found = getattr(home, name, None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return f"{home.__name__}.{name}"
+    return "builtins.Exception"
 
 
 def _moment(ms: float) -> datetime:

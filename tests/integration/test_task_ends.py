@@ -218,6 +218,30 @@ def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, t
     assert text in result.errors[-1].traceback
 
 
+# --- options of their topics
+
+
+@pytest.mark.parametrize("where", ["queue", "defaults"])
+def test_a_queue_limits_how_long_its_tasks_run_and_keeps_how_they_ended(using: Use, where: str) -> None:
+    options = {"HARD_TIMEOUT": 5, "KEEP_DONE": "1h"}
+    if where == "queue":
+        using(**options)
+    else:
+        using({"TOPIC_DEFAULTS": options})
+    found = {name: (topic.hard_timeout, topic.keep_done_ms) for name, topic in get_config().topics.items()}
+    assert found == {
+        "tasks.default": (5.0, 3_600_000),
+        "tasks-async.default": (5.0, 3_600_000),
+        "tasks-later": (None, None),
+    }
+
+
+def test_a_queue_may_do_without_the_limit_of_all_topics(using: Use) -> None:
+    using({"TOPIC_DEFAULTS": {"HARD_TIMEOUT": 5}}, HARD_TIMEOUT=None, MAX_RUNTIME=7200)
+    topic = get_config().topics["tasks.default"]
+    assert (topic.hard_timeout, topic.max_runtime) == (None, 7200)
+
+
 # --- re-slotted
 
 

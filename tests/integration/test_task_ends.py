@@ -12,7 +12,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import cancel_message
+from django_rmq import cancel_message, send_message
 from django_rmq.core.calls import ending, people, taking
 from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.consumer.failures import failure_of
@@ -240,6 +240,37 @@ def test_a_queue_may_do_without_the_limit_of_all_topics(using: Use) -> None:
     using({"TOPIC_DEFAULTS": {"HARD_TIMEOUT": 5}}, HARD_TIMEOUT=None, MAX_RUNTIME=7200)
     topic = get_config().topics["tasks.default"]
     assert (topic.hard_timeout, topic.max_runtime) == (None, 7200)
+
+
+# --- sent again with retries of their own
+
+
+def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> None:
+    using(MAX_RETRIES=16)
+    result = errands.attempt.enqueue()
+    body = take(result.id).body
+    send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
+    message = take("again")
+    running.run(message)
+    found = errands.attempt.get_result("again")
+    assert (found.return_value, len(found.worker_ids)) == (1, 1)
+    second = message.delivery._replace(retries_left=1)
+    attempt = Attempt(Message(message.topic, 0, message.receipt + 1, second))
+    assert attempt.is_over, "a later one knows of it"
+
+
+def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use) -> None:
+    using()
+    result = errands.returns.enqueue(1)
+    message = take(result.id)
+    running.run(message)
+    connections.get_broker().run(ending.commit(message.topic, 0, message.receipt, [result.id.encode()]))
+    due = timezone.now() + timedelta(milliseconds=200)
+    send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
+    deadline = due + timedelta(seconds=10)
+    while drain("tasks-later", live=True) == 0:
+        assert timezone.now() < deadline
+    assert take(result.id).key == result.id
 
 
 # --- re-slotted

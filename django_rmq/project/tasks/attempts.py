@@ -73,11 +73,11 @@ class Attempt:
 
     def _earlier(self) -> Record:
         """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
-        if self._message.retries_left >= self._message.topic.max_retries:
+        begun = self._message.max_retries - self._message.retries_left
+        if begun <= 0:
             return Record()
         kept = self._broker.run(results.result(self.key))
         record = Record() if kept is None else read(kept).record
-        begun = self._message.topic.max_retries - self._message.retries_left
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 

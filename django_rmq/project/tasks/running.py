@@ -81,7 +81,7 @@ def release(message: Message) -> None:
     job = Job.of(message.body)
     backend, key = get_config().tasks[job.backend], message.key or ""
     # It may have been sent, and have run, before a worker that died could commit this message.
-    is_again = message.retries_left < message.topic.max_retries
+    is_again = message.retries_left < message.max_retries
     if is_again and connections.get_broker("worker").run(results.result(key)) is not None:
         return
     queue = backend.queue(job.queue)

@@ -15,6 +15,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
+from django_rmq import cancel_message
 from django_rmq.project import connections
 from django_rmq.project.tasks import frameworks
 from tests import errands
@@ -96,6 +97,16 @@ def test_coroutine_functions_run_beside_each_other(
     work("--threads", "1")
     each = [errands.gathers.enqueue("here", 20) for _ in range(20)]
     assert all(result.return_value for result in finished(*each))
+
+
+def test_a_coroutine_function_that_is_cancelled_is_stopped(work: Callable[..., WorkerProcess]) -> None:
+    work("--threads", "1")
+    result = errands.gathers.enqueue("alone", 2)
+    eventually(lambda: _status(result) == Status.RUNNING, "running")
+    assert cancel_message("tasks-async.default", key=result.id, on_commit=False) == "in_flight"
+    (found,) = finished(result)
+    assert (found.status, found.attempts) == (Status.FAILED, 1)
+    assert [error.exception_class.__name__ for error in found.errors] == ["Cancelled"]
 
 
 def test_a_task_whose_worker_is_killed_runs_again_and_its_result_counts_both_attempts(

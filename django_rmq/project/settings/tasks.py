@@ -29,9 +29,9 @@ DEFAULT = "default"
 QUEUE_KEYS: Keys = {
     key: TOPIC_KEYS[key]
     for key in (
-        "SLOTS", "SERIAL", "TIMEOUT", "MAX_RETRIES", "BACKOFF", "MAX_RUNTIME", "PREFETCH", "MAX_BODY",
-        "MAX_BACKLOG", "MAX_RATE", "MAX_IN_FLIGHT", "MAX_PREPARED", "FLOW", "CONCURRENCY", "DEAD_RETENTION",
-        "OUTBOX",
+        "SLOTS", "SERIAL", "TIMEOUT", "MAX_RETRIES", "BACKOFF", "MAX_RUNTIME", "HARD_TIMEOUT", "PREFETCH",
+        "MAX_BODY", "MAX_BACKLOG", "MAX_RATE", "MAX_IN_FLIGHT", "MAX_PREPARED", "FLOW", "CONCURRENCY",
+        "DEAD_RETENTION", "KEEP_DONE", "OUTBOX",
     )
 }  # fmt: skip
 """What a queue may set of its topics. The rest follows from what a task is."""
@@ -151,6 +151,8 @@ class _Reader:
         waiting = {key: template[key] for key in _LATER_KEYS if key in template}
         # It is tried until the queue has room again.
         waiting |= {"TYPE": "fixed_time", "MAX_RETRIES": MAX_RETRIES_LIMIT, "BACKOFF": 10}
+        # Defaults of topics whose messages are work. Here a task only changes its topic.
+        waiting |= {"HARD_TIMEOUT": None, "KEEP_DONE": None}
         later = self._topic(f"{prefix}-later", waiting)
         if len(self._problems) > before or later is None:
             return None

@@ -16,7 +16,7 @@ from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.logs.workers import this_worker
 from django_rmq.core.words.messages import Message
-from django_rmq.exceptions import Reject, Retry, RmqError, ServerTrouble
+from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.project.settings.tasks import TaskBackend
@@ -48,6 +48,9 @@ PAUSE = 0.2
 LOST = "lost"
 """Stands for the worker of an attempt that ended before its start was noted: the worker died."""
 
+_REASONS: dict[str, type[BaseException]] = {"cancelled": Cancelled, "overran": TimeoutError}
+"""Why a function was stopped -> the class of the error, whatever the function has raised."""
+
 
 class Attempt:
     """One attempt at a task. ``is_over``: it needs none, because it has succeeded before."""
@@ -70,11 +73,11 @@ class Attempt:
 
     def _earlier(self) -> Record:
         """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
-        if self._message.retries_left >= self._message.topic.max_retries:
+        begun = self._message.max_retries - self._message.retries_left
+        if begun <= 0:
             return Record()
         kept = self._broker.run(results.result(self.key))
         record = Record() if kept is None else read(kept).record
-        begun = self._message.topic.max_retries - self._message.retries_left
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 
@@ -122,12 +125,12 @@ class Attempt:
 
     def fail(self, error: BaseException) -> Callable[[], None]:
         """Note that the attempt has failed with ``error``; return what keeps this."""
-        record = self.record
-        is_last = isinstance(error, Reject) or self._message.retries_left <= 0
+        record, message = self.record, self._message
+        is_last = message.cancelled or isinstance(error, Reject) or message.retries_left <= 0
         record.status = FAILED if is_last else READY
         record.finished_at = timezone.now() if is_last else None
         if is_last or not isinstance(error, Retry):
-            record.add(_described(error))
+            record.add(_described(error, message.stopped))
         call = self._kept(2 * self._message.receipt + 1, record.written())
         self._end()
 
@@ -170,8 +173,9 @@ class Attempt:
             time.sleep(PAUSE)
 
 
-def _described(error: BaseException) -> Error:
-    kind = type(error)
+def _described(error: BaseException, stopped: str = "") -> Error:
+    """Return what is kept of ``error``. ``stopped``: why the function had to stop, which is then the reason."""
+    kind = _REASONS.get(stopped, type(error))
     try:
         text = "".join(format_exception(error))
     except Exception as wrong:  # noqa: BLE001 - an error may have any text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 from datetime import UTC, datetime
@@ -9,24 +10,24 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from django_rmq.core.calls import looking, results
-from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq import exceptions
+from django_rmq.core.calls import results
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, error_class
-from django_rmq.core.words.keys import slot_of
-from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.settings.tasks import TaskBackend
 from django_rmq.project.tasks.jobs import Job
+from django_rmq.project.tasks.places import look
 from django_rmq.project.tasks.records import FAILED, READY, RUNNING, Error, Record
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
-_GONE = Error("django_rmq.exceptions.MessageGone", "The task was removed from its queue.")
+_GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
 
 _CLASSES = {
     "timed_out": "builtins.TimeoutError",
+    "overran": "builtins.TimeoutError",
     "rejected": "django_rmq.exceptions.Reject",
     "buried": "django_rmq.exceptions.Reject",
 }
@@ -48,7 +49,7 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     kept = broker.run(results.result(key))
     if kept is not None and (found := read(kept)).record.is_finished:
         return found
-    looked = _look(broker, backend, key.encode())
+    looked = look(broker, backend, key.encode())
     if looked is not None:
         return _of_message(looked, None if kept is None else read(kept))
     # Its last attempt may have ended between the two requests.
@@ -58,6 +59,8 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     found = read(kept)
     if not found.record.is_finished:
         found.record.status = FAILED
+        # When it was removed is not known. It was alive when its last attempt began.
+        found.record.finished_at = found.record.last_attempted_at
         found.record.add(_GONE)
     return found
 
@@ -65,22 +68,6 @@ def find(backend: TaskBackend, key: str) -> Found | None:
 def read(kept: results.Kept) -> Found:
     """Return what was kept of a task's attempts."""
     return Found(Job.of(json.loads(kept.job)), Record.read(kept.record, kept.stamp))
-
-
-def _look(broker: Broker, backend: TaskBackend, member: bytes) -> Looked | None:
-    """Return what is known of the task's message, in whichever topic it is. Raises ``RmqError``."""
-    calls = [
-        looking.look(topic, slot_of(member, slots), [member])
-        for topic in backend.topics
-        for slots in connections.slots_now(topic)
-    ]
-    candidates = []
-    for answer in run_all(broker, calls):
-        if isinstance(answer, RmqError):
-            raise answer
-        candidates += [looked for looked in answer if any(score is not None for score in looked[:5])]
-    # A task that is about to leave the topic of those that wait is in both; the last one is where it waits.
-    return candidates[0] if candidates else None
 
 
 def _of_message(looked: Looked, kept: Found | None) -> Found | None:
@@ -112,9 +99,19 @@ def _runs(looked: Looked, record: Record) -> bool:
 
 def _error(death: Death) -> Error:
     text = death.error.decode("utf-8", "replace")
-    path = _CLASSES.get(death.reason) or error_class(text) or "builtins.Exception"
     told = f"The task ended as {death.reason}."
-    return Error(path if "." in path else f"builtins.{path}", f"{told}\n{text}" if text else told)
+    return Error(_CLASSES.get(death.reason) or _path(error_class(text)), f"{told}\n{text}" if text else told)
+
+
+def _path(name: str) -> str:
+    """Return the path of a class by which an error text begins. It names the module only if that is another one."""
+    if "." in name:
+        return name
+    for home in (builtins, exceptions):
+        found = getattr(home, name, None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return f"{home.__name__}.{name}"
+    return "builtins.Exception"
 
 
 def _moment(ms: float) -> datetime:

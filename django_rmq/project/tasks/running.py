@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from django_rmq.core.calls import results
 from django_rmq.core.words.messages import Message
@@ -15,6 +15,8 @@ from django_rmq.project.settings import Config, get_config
 from django_rmq.project.tasks.attempts import Attempt
 from django_rmq.project.tasks.jobs import Job
 from django_rmq.project.tasks.starts import Starts
+
+T = TypeVar("T")
 
 _starts = Starts(lambda: connections.get_broker("coordinator"))
 
@@ -43,24 +45,35 @@ def run(message: Message) -> None:
 
 async def arun(message: Message) -> None:
     """Run a task whose function is a coroutine function, beside others in the event loop."""
-    attempt = await asyncio.to_thread(Attempt, message)
+    attempt = await _whole(lambda: Attempt(message))
     if attempt.is_over:
         return
     try:
         arguments = attempt.begin()
+        if message.stopped:
+            raise asyncio.CancelledError
         signals = attempt.framework.signals
         _starts.begin(attempt)
         await signals.task_started.asend_robust(sender=attempt.sender, task_result=attempt.result)
         keep = attempt.succeed(await attempt.task.acall(*arguments, **attempt.result.kwargs))
     except BaseException as error:
-        await asyncio.to_thread(attempt.fail(error))
+        await _whole(attempt.fail(error))
         if attempt.is_finished and attempt.result is not None:
             await attempt.framework.signals.task_finished.asend_robust(
                 sender=attempt.sender, task_result=attempt.result
             )
         raise
-    await asyncio.to_thread(keep)
+    await _whole(keep)
     await signals.task_finished.asend_robust(sender=attempt.sender, task_result=attempt.result)
+
+
+async def _whole(work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread. If the task is stopped meanwhile, it does not end before the work has."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        return await working
 
 
 def release(message: Message) -> None:
@@ -68,7 +81,7 @@ def release(message: Message) -> None:
     job = Job.of(message.body)
     backend, key = get_config().tasks[job.backend], message.key or ""
     # It may have been sent, and have run, before a worker that died could commit this message.
-    is_again = message.retries_left < message.topic.max_retries
+    is_again = message.retries_left < message.max_retries
     if is_again and connections.get_broker("worker").run(results.result(key)) is not None:
         return
     queue = backend.queue(job.queue)

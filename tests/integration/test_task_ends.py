@@ -1,0 +1,313 @@
+"""How tasks end whose messages were cancelled, removed, moved to other slots, or ended by Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from django_rmq import cancel_message, send_message
+from django_rmq.core.calls import ending, people, taking
+from django_rmq.core.calls.holder import BrokerHolder
+from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Message
+from django_rmq.project import connections
+from django_rmq.project.listening import registry
+from django_rmq.project.settings import get_config
+from django_rmq.project.tasks import frameworks, running
+from django_rmq.project.tasks.attempts import Attempt
+from django_rmq.testing import drain, memory_broker
+from tests import errands
+
+FRAMEWORK = frameworks.framework()
+Status, signals = FRAMEWORK.base.TaskResultStatus, FRAMEWORK.signals
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Use = Callable[..., None]
+
+
+@pytest.fixture(params=["redis", "memory"])
+def using(request: pytest.FixtureRequest) -> Iterator[Use]:
+    """Use these options of the topics of tasks, on a broker of each kind, until the test ends."""
+    with ExitStack() as stack:
+        stack.enter_context(registry.isolated())
+
+        def use(rmq: dict[str, Any] | None = None, **topic: Any) -> None:
+            options = {"TOPIC": {"SLOTS": 1, "MAX_RETRIES": 3, **topic}}
+            declared = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": options}}
+            where: dict[str, Any] = {"BROKER": "memory"}
+            if request.param == "redis":
+                url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
+                where = {"REDIS": url, "KEY_PREFIX": prefix}
+            settings = {"AUTODISCOVER": None, "TOPICS": {}, **where, **(rmq or {})}
+            stack.enter_context(override_settings(RMQ=settings, TASKS=declared))
+            if request.param == "memory":
+                stack.enter_context(memory_broker())
+            else:
+                stack.callback(connections.close)
+
+        yield use
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """The status of each task of which `task_finished` tells."""
+    found: list[Any] = []
+
+    def note(task_result: Any, **_: Any) -> None:
+        found.append(task_result.status)
+
+    signals.task_finished.connect(note)
+    yield found
+    signals.task_finished.disconnect(note)
+
+
+def take(key: str, name: str = "tasks.default") -> Message:
+    """Take the task as a worker does."""
+    topic, broker = get_config().topics[name], connections.get_broker()
+    slot = slot_of(key.encode(), topic.slots)
+    prepared = broker.run(taking.prepare(topic, slot, "a worker", None, 1))
+    return Message(topic, slot, prepared.receipt, prepared.deliveries[0], BrokerHolder(broker))
+
+
+def fail(message: Message, error: BaseException) -> None:
+    """End the delivery as a worker does whose listener has raised ``error``."""
+    failure = failure_of(message, error)
+    connections.get_broker().run(ending.rollback(message.topic, message.slot, message.receipt, [failure]))
+
+
+# --- cancelled
+
+
+def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: list[Any]) -> None:
+    using()
+    result = errands.fails.enqueue()
+    message = take(result.id)
+    assert cancel_message("tasks.default", key=result.id) == "in_flight"
+    message.extend()
+    with pytest.raises(ValueError, match="this task failed") as raised:
+        running.run(message)
+    fail(message, raised.value)
+    result.refresh()
+    assert (result.status, told) == (Status.FAILED, [Status.FAILED])
+    assert result.finished_at is not None
+    (error,) = result.errors
+    assert error.exception_class.__name__ == "Cancelled"
+    assert "this task failed" in error.traceback
+
+
+def test_a_task_whose_worker_did_not_hear_of_the_cancel_has_ended(using: Use) -> None:
+    using()
+    result = errands.fails.enqueue()
+    message = take(result.id)
+    cancel_message("tasks.default", key=result.id)
+    with pytest.raises(ValueError, match="this task failed") as raised:
+        running.run(message)
+    fail(message, raised.value)
+    result.refresh()
+    assert result.status == Status.FAILED
+    assert result.finished_at == result.last_attempted_at is not None
+    assert result.errors[-1].exception_class.__name__ == "MessageGone"
+
+
+@pytest.mark.parametrize(
+    ("why", "status", "name"),
+    [("cancelled", Status.FAILED, "Cancelled"), ("overran", Status.READY, "TimeoutError")],
+)
+def test_a_coroutine_is_stopped_and_its_result_says_why(
+    using: Use, told: list[Any], tmp_path: Any, why: str, status: Any, name: str
+) -> None:
+    using()
+    result = errands.gathers.enqueue(str(tmp_path), 2)
+    message = take(result.id, "tasks-async.default")
+
+    async def cancel() -> BaseException:
+        call = asyncio.ensure_future(running.arun(message))
+        for _ in range(500):
+            if str(tmp_path) in errands.together:
+                break
+            await asyncio.sleep(0.01)
+        message.stopped = why
+        call.cancel()
+        (error,) = await asyncio.gather(call, return_exceptions=True)
+        assert isinstance(error, asyncio.CancelledError)
+        return error
+
+    fail(message, asyncio.run(cancel()))
+    result.refresh()
+    assert (result.status, result.finished_at is not None) == (status, result.is_finished)
+    assert told == [status] * result.is_finished
+    assert [each.exception_class.__name__ for each in result.errors] == [name]
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
+    using: Use, told: list[Any], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    using()
+    result = errands.areturns.enqueue(1)
+    message = take(result.id, "tasks-async.default")
+    slowed = {"begin": "_earlier", "end": "_keep"}[moment]
+    real = getattr(Attempt, slowed)
+    reached = False
+    loop: Any = None
+    call: Any = None
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal reached
+        reached = True
+        message.stopped = "cancelled"
+        loop.call_soon_threadsafe(call.cancel)
+        return real(*arguments)
+
+    async def run() -> None:
+        nonlocal loop, call
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(Attempt, slowed, slow)
+        call = asyncio.ensure_future(running.arun(message))
+        await asyncio.wait([call])
+
+    asyncio.run(run())
+    result.refresh()
+    assert reached
+    if moment == "begin":
+        assert call.cancelled()
+        assert (result.status, told) == (Status.FAILED, [Status.FAILED])
+    else:
+        assert call.done()
+        assert not call.cancelled()
+        assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])
+
+
+# --- ended by Redis
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "name"),
+    [
+        ("overran", "HardTimeout: the listener ran longer than 5 s", "TimeoutError"),
+        ("timed_out", "", "TimeoutError"),
+        ("rejected", "Reject: no", "Reject"),
+        ("failed", "Retry: not yet", "Retry"),
+        ("failed", "ZeroDivisionError: division by zero", "ZeroDivisionError"),
+        ("failed", "django.http.response.Http404: gone", "Http404"),
+        ("failed", "Unheard: of", "Exception"),
+        ("failed", "print: no", "Exception"),
+        ("failed", "", "Exception"),
+    ],
+)
+def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, text: str, name: str) -> None:
+    using(MAX_RETRIES=0)
+    result = errands.returns.enqueue(1)
+    message = take(result.id)
+    failure = Failure(result.id.encode(), kind, None, text)
+    connections.get_broker().run(ending.rollback(message.topic, 0, message.receipt, [failure]))
+    result.refresh()
+    assert result.status == Status.FAILED
+    assert result.errors[-1].exception_class.__name__ == name
+    assert text in result.errors[-1].traceback
+
+
+# --- options of their topics
+
+
+@pytest.mark.parametrize("where", ["queue", "defaults"])
+def test_a_queue_limits_how_long_its_tasks_run_and_keeps_how_they_ended(using: Use, where: str) -> None:
+    options = {"HARD_TIMEOUT": 5, "KEEP_DONE": "1h"}
+    if where == "queue":
+        using(**options)
+    else:
+        using({"TOPIC_DEFAULTS": options})
+    found = {name: (topic.hard_timeout, topic.keep_done_ms) for name, topic in get_config().topics.items()}
+    assert found == {
+        "tasks.default": (5.0, 3_600_000),
+        "tasks-async.default": (5.0, 3_600_000),
+        "tasks-later": (None, None),
+    }
+
+
+def test_a_queue_may_do_without_the_limit_of_all_topics(using: Use) -> None:
+    using({"TOPIC_DEFAULTS": {"HARD_TIMEOUT": 5}}, HARD_TIMEOUT=None, MAX_RUNTIME=7200)
+    topic = get_config().topics["tasks.default"]
+    assert (topic.hard_timeout, topic.max_runtime) == (None, 7200)
+
+
+# --- sent again with retries of their own
+
+
+def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> None:
+    using(MAX_RETRIES=16)
+    result = errands.attempt.enqueue()
+    body = take(result.id).body
+    send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
+    message = take("again")
+    running.run(message)
+    found = errands.attempt.get_result("again")
+    assert (found.return_value, len(found.worker_ids)) == (1, 1)
+    second = message.delivery._replace(retries_left=1)
+    attempt = Attempt(Message(message.topic, 0, message.receipt + 1, second))
+    assert attempt.is_over, "a later one knows of it"
+
+
+def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use) -> None:
+    using()
+    result = errands.returns.enqueue(1)
+    message = take(result.id)
+    running.run(message)
+    connections.get_broker().run(ending.commit(message.topic, 0, message.receipt, [result.id.encode()]))
+    due = timezone.now() + timedelta(milliseconds=200)
+    send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
+    deadline = due + timedelta(seconds=10)
+    while drain("tasks-later", live=True) == 0:
+        assert timezone.now() < deadline
+    assert take(result.id).key == result.id
+
+
+# --- re-slotted
+
+
+@pytest.mark.parametrize("state", ["waiting", "resting", "dead", "until its time"])
+@pytest.mark.parametrize("slots", [(1, 4), (4, 1)])
+def test_a_task_is_found_at_every_step_of_a_re_slotting(
+    using: Use, state: str, slots: tuple[int, int]
+) -> None:
+    """Also by a process that has asked for the slot counts a moment ago."""
+    before, after = slots
+    using(SLOTS=before, BACKOFF=600)
+    name = "tasks-later" if state == "until its time" else "tasks.default"
+    topic, broker = get_config().topics[name], connections.get_broker()
+    later = {"run_after": timezone.now() + timedelta(hours=1)} if state == "until its time" else {}
+    given = [errands.fails.using(**later).enqueue() for _ in range(6)]
+    if state == "resting":
+        drain(name, raise_errors=False, live=True)
+    if state == "dead":
+        for result in given:
+            key = result.id.encode()
+            broker.run(people.bury(topic, slot_of(key, before), [key]))
+    expected = Status.FAILED if state == "dead" else Status.READY
+    for result in given:
+        result.refresh()
+    seen: dict[str, set[Any]] = {}
+
+    def note(step: str, progress: Any) -> None:
+        for result in given:
+            result.refresh()
+            seen.setdefault(step, set()).add((result.status, result.finished_at is not None))
+
+    chosen = reslotting.begin(broker, topic, after)
+    assert chosen is not None
+    reslotting.move(broker, chosen, report=note)
+    reslotting.finish(broker, chosen)
+    note("finished", None)
+    assert {"shut", "moved_out", "moved_in", "reopened", "finished"} <= seen.keys()
+    assert set().union(*seen.values()) == {(expected, state == "dead")}

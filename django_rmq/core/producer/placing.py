@@ -123,8 +123,23 @@ class Places:
 
         While its topic is being re-slotted there are two, the old one first.
         """
-        counts = self._counts.get(out.topic.name, (out.topic.slots,))
-        return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in self.counts(out.topic)]
+
+    def counts(self, topic: Topic) -> tuple[int, ...]:
+        """Return the slot counts by which the messages of ``topic`` are placed, as far as it is known here."""
+        return self._counts.get(topic.name, (topic.slots,))
+
+    def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, Any]]) -> set[str]:
+        """Take over from ``definitions`` how topics were re-slotted; return those with counts not yet ``looked`` at."""
+        new: set[str] = set()
+        for name, known in looked.items():
+            if "reslot" not in definitions.get(name, {}):
+                continue
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if not known.issuperset(counts):
+                new.add(name)
+                known.update(counts)
+        return new
 
     def renewed(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
         """Return messages with their current first placement; they may have been built long ago."""

@@ -65,7 +65,7 @@ class Producer:
     ) -> tuple[int, bytes]:
         """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
 
-        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
+        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or that field of it.
         """
         out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
         return out.slot, out.member
@@ -82,7 +82,8 @@ class Producer:
     ) -> Outgoing:
         """Return a message with the slot and the member from ``address``, and this score and envelope."""
         member = member_of(topic, body, key)
-        return self._places.outgoing(topic, basis_of(topic, body, slot_basis), member, score, envelope)
+        basis = basis_of(topic, body, slot_basis, names=True)
+        return self._places.outgoing(topic, basis, member, score, envelope)
 
     def restore(self, out: Outgoing) -> Outgoing:
         """Return a message that was built by another process, and stored without its slot, in its slot.

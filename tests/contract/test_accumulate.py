@@ -11,7 +11,7 @@ from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Prepared, Row
 from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Death
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.words.topics import BackOff, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -155,6 +155,35 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, c
     clock.advance(seconds=2)
     taken = slot.take()
     assert (bodies_of(taken), taken.deliveries[0].retries_left) == ([b"1", b"2"], 2)
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+@pytest.mark.parametrize("end", ["fail", "expire", "claim"])
+def test_what_has_joined_a_later_send_has_its_limits(
+    make_slot: MakeSlot, clock: Clock, end: str, own: int
+) -> None:
+    slot = collecting(make_slot, max_retries=16, timeout=5, backoff=BackOff(1_000, 64_000))
+    send(slot, b"1")
+    if end == "claim":
+        slot.claim("c", 1, 1_000, 10)
+    else:
+        receipt = slot.take().receipt
+    slot.send_merge(0, [b"k"], [of(b"2", max_retries=own)])
+    if end == "fail":
+        slot.fail(receipt, b"k")
+    else:
+        clock.advance(seconds=7)
+        slot.expire(10)
+    lefts, rests = [], []
+    while b"k" not in slot.zset("dead"):
+        clock.advance(seconds=64)
+        taken = slot.take()
+        lefts.append(taken.deliveries[0].retries_left)
+        slot.fail(taken.receipt, b"k")
+        rests += [int(due) - slot.now_ms for due in slot.zset("retry").values()]
+    assert lefts == list(range(own, -1, -1))
+    assert all(500 << n <= rest <= 1_000 << n for n, rest in enumerate(rests)), rests
+    assert dead(slot) == [b"1", b"2"]
 
 
 def test_what_was_sent_meanwhile_is_kept_apart_from_a_rejected_delivery(make_slot: MakeSlot) -> None:

@@ -231,7 +231,7 @@ def test_the_command_shows_one_message(still: Clock, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["kept", "--id", "1", "--key", "k"], "one of --id, --key and --body"),
+        (["kept", "--id", "1", "--key", "k"], "by --id, or by --key or --body"),
         (["kept", "--body", "{"], "not JSON"),
         (["--body", "1"], "give that topic"),
         (["kept", "forgotten", "--body", "1"], "give that topic"),

@@ -264,9 +264,15 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_gate.py::test_while_one_owner_holds_anything_no_other_gets_anything[redis-range_merge]",
     ),
     "one_delivery_more": Mutant(
-        As("return bounded(math.floor(q), 0, max_retries)"),
+        As("return bounded(math.floor(q), 0, most)"),
         "Each failure spends one retry: 1 + MAX_RETRIES deliveries, exactly.",
         "tests/contract/test_duplicates.py::test_a_delivery_failed_twice_in_one_call_fails_once[redis-range_merge]",
+    ),
+    "joined_with_former_retries": Mutant(
+        As("return bounded(math.floor(q) - 1, 0, max_retries)"),
+        "A message that has joined a later send is tried at most as often as that one says.",
+        "tests/contract/test_accumulate.py::test_what_has_joined_a_later_send_has_its_limits[redis-fail-0]",
+        mark="one_delivery_more",
     ),
     "budget_ignores_settings": Mutant(
         As("if not is_retry(score) then return 16 end"),

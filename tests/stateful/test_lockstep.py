@@ -502,9 +502,9 @@ class Lockstep(RuleBasedStateMachine):
         # A clock that was set back may take again what it has promoted before.
         self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise, self.latest_ms)
         if promise.left is not None:
-            wanted = self.most(delivery.envelope) if promise.left == FULL else promise.left
-            self.require("INV-6", left == max(0, min(wanted, self.max_retries)), member, promise, left)
-        self.require("INV-6", 0 <= left <= self.max_retries, member, left)
+            wanted = max(0, min(promise.left, self.most(delivery.envelope)))
+            self.require("INV-6", left == wanted, member, promise, left)
+        self.require("INV-6", 0 <= left <= self.most(delivery.envelope), member, left)
         own = None if delivery.envelope is None else decode_envelope(delivery.envelope).timeout
         self.promises.flying[member] = Flight(
             owner, receipt, left, promise, since_ms=self.now_ms, timeout=own
@@ -698,7 +698,7 @@ class Lockstep(RuleBasedStateMachine):
                     self.promises.claimed[member].left,
                     self.envelope_of("claim_body", member, self.before),
                 )
-                most = self.most(body) if left == FULL else self.max_retries
+                most = self.most(body)
                 rest = self.least_rest(most if left is None else max(0, min(left, most)), body)
                 lives = member in self.zset("store") or member in self.zset("retry")
                 lives = lives or member in self.zset("claim") or member in self.zset("prepare")

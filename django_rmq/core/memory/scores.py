@@ -54,7 +54,7 @@ def fraction(score: float) -> float:
 
 
 def budget(slot: Slot, score: float, member: bytes, most: int) -> int:
-    """Return the retries left of ``most`` for a delivery of ``member`` that is taken with this score."""
+    """Return the retries left, at most ``most``, for a delivery of ``member`` that is taken with this score."""
     if slot.topic.is_fifo:
         failure = slot.failure_of(member)
         return bounded(most - (failure.times if failure else 0), 0, most)
@@ -63,7 +63,7 @@ def budget(slot: Slot, score: float, member: bytes, most: int) -> int:
     q = floor(score)
     if slot.topic.is_priority and score > floor_priority(slot):
         q = fraction(score)
-    return bounded(q - 1, 0, slot.max_retries)
+    return bounded(q - 1, 0, most)
 
 
 def retry_score(slot: Slot, q: float, first: float) -> float:

@@ -23,7 +23,7 @@ from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import MAX_PRIORITY, shown
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope, new_origin
 from django_rmq.core.words.topics import Topic, TopicType, slot_counts
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.exceptions import InvalidBody, InvalidMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,23 @@ class Places:
 
         While its topic is being re-slotted there are two, the old one first.
         """
-        counts = self._counts.get(out.topic.name, (out.topic.slots,))
-        return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in self.counts(out.topic)]
+
+    def counts(self, topic: Topic) -> tuple[int, ...]:
+        """Return the slot counts by which the messages of ``topic`` are placed, as far as it is known here."""
+        return self._counts.get(topic.name, (topic.slots,))
+
+    def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, Any]]) -> set[str]:
+        """Take over from ``definitions`` how topics were re-slotted; return those with counts not yet ``looked`` at."""
+        new: set[str] = set()
+        for name, known in looked.items():
+            if "reslot" not in definitions.get(name, {}):
+                continue
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if not known.issuperset(counts):
+                new.add(name)
+                known.update(counts)
+        return new
 
     def renewed(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
         """Return messages with their current first placement; they may have been built long ago."""
@@ -200,8 +215,11 @@ def member_of(topic: Topic, body: object, key: object) -> bytes:
     return encode_body(topic, body)
 
 
-def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
-    """Return the slot basis of a message. None: its member decides."""
+def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = False) -> bytes | None:
+    """Return the slot basis of a message. None: its member decides.
+
+    ``names``: the body only says which message is meant.
+    """
     if slot_basis is not None:
         if topic.slot_basis is not None:
             raise InvalidMessage(
@@ -209,14 +227,21 @@ def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
                 f"slot_basis={shown(slot_basis)}"
             )
         return basis_bytes(slot_basis)
-    return None if topic.slot_basis is None else basis_of_field(topic, body)
+    return None if topic.slot_basis is None else basis_of_field(topic, body, names=names)
 
 
-def basis_of_field(topic: Topic, body: object) -> bytes:
-    """Return the slot basis of a message that the SLOT_BASIS of its topic gives."""
+def basis_of_field(topic: Topic, body: object, *, names: bool = False) -> bytes:
+    """Return the slot basis of a message that the SLOT_BASIS of its topic gives.
+
+    ``names``: on a keyed topic the field is enough, as it is stored.
+    """
     name = topic.slot_basis
     if topic.typed is not None:
-        body = topic.typed.plain(body)
+        try:
+            body = topic.typed.plain(body)
+        except InvalidBody:
+            if not (names and topic.keyed and isinstance(body, Mapping) and name in body):
+                raise
     if not isinstance(body, Mapping) or name not in body:
         raise InvalidMessage(
             f"topic {topic.name} has SLOT_BASIS {name!r}: the body must be an object with that field"

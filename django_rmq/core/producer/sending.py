@@ -5,12 +5,13 @@ Django, transactions and settings are handled in ``project/sending``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.producer import removals
 from django_rmq.core.producer.bulk import Bulk
 from django_rmq.core.producer.checks import check_score
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
@@ -64,7 +65,7 @@ class Producer:
     ) -> tuple[int, bytes]:
         """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
 
-        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
+        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or that field of it.
         """
         out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
         return out.slot, out.member
@@ -81,7 +82,8 @@ class Producer:
     ) -> Outgoing:
         """Return a message with the slot and the member from ``address``, and this score and envelope."""
         member = member_of(topic, body, key)
-        return self._places.outgoing(topic, basis_of(topic, body, slot_basis), member, score, envelope)
+        basis = basis_of(topic, body, slot_basis, names=True)
+        return self._places.outgoing(topic, basis, member, score, envelope)
 
     def restore(self, out: Outgoing) -> Outgoing:
         """Return a message that was built by another process, and stored without its slot, in its slot.
@@ -125,22 +127,18 @@ class Producer:
         """Send like ``send``, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
-        unknown. A message whose topic is being re-slotted follows it.
+        unknown. A message whose topic is being re-slotted follows it, and so does a removal that found nothing.
 
         ``removes``: some of ``messages`` are to be removed. The operations on one message then run in order,
         and the status of a removal says in which state the message was found.
         """
         latest = self._places.renewed(messages)
         attempt = self._attempt_removing if removes else self._attempt
+        looked = {out.topic.name: set(self._places.counts(out.topic)) for out in latest if out.removes}
         results, errors = attempt(latest, wanted)
-        for _ in range(REDIRECTS if errors else 0):
-            moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
-            if not moved:
-                break
-            if removes:
-                moved = _with_removals(latest, moved)
-            again = self._moved([latest[index] for index in moved])
-            if again is None:
+        for _ in range(REDIRECTS if errors or removes else 0):
+            moved, again = self._followed(latest, results, errors, looked)
+            if not again:
                 break
             found, failed = attempt(again, wanted)
             for at, index in enumerate(moved):
@@ -177,13 +175,34 @@ class Producer:
             raise error
         return results
 
-    def _moved(self, messages: Sequence[Outgoing]) -> list[Outgoing] | None:
-        """Return messages that a slot refused with their current placement. None: it is unknown."""
+    def _followed(
+        self,
+        messages: Sequence[Outgoing],
+        results: Sequence[SendResult],
+        errors: dict[int, RmqError],
+        looked: dict[str, set[int]],
+    ) -> tuple[list[int], Sequence[Outgoing]]:
+        """Return the indexes of what has to be done again, and these messages in their current placement.
+
+        Those are what a slot refused, and removals that found nothing where a topic has slot counts by which
+        nothing was ``looked`` for; the definitions are read for both.
+        """
+        moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
+        unfound = removals.missed(messages, results, errors) if looked else []
+        if not (moved or unfound):
+            return [], ()
         try:
             definitions = self.broker.definitions()
-        except RmqError:
-            return None
-        return self._places.moved(messages, definitions)
+        except RmqError as error:
+            for index in unfound:
+                # What was not found may be elsewhere.
+                results[index].status, errors[index] = "failed", error
+            return [], ()
+        if looked:
+            new = self._places.learn(looked, definitions)
+            moved += [index for index in unfound if messages[index].topic.name in new]
+            moved = removals.with_later(messages, moved)
+        return moved, self._places.moved([messages[index] for index in moved], definitions) or ()
 
     def _attempt_removing(self, messages: Sequence[Outgoing], wanted: Durability) -> Outcomes:
         """Attempt like ``_attempt``, in order, and remove from every slot that may hold the message."""
@@ -242,15 +261,3 @@ class Producer:
 def takes_bodies(topic: Topic) -> bool:
     """Return whether ``send_bodies`` can send to ``topic``: its messages have no key, or only generated ones."""
     return not topic.keyed or (topic.is_fifo and not topic.origin)
-
-
-def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
-    """Return the indexes of sends that a slot refused, and of the removals that must come after them."""
-    refused, late, again = set(moved), set(), []
-    for index, out in enumerate(messages):
-        if index in refused:
-            late.add((out.topic.name, out.member))
-        elif not out.removes or (out.topic.name, out.member) not in late:
-            continue
-        again.append(index)
-    return again

@@ -12,7 +12,7 @@ from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError
 from django_rmq.management import RmqCommand, ago, at_least, shown, table
-from django_rmq.management.messages import add_names, as_json, lines_of_status, name_of
+from django_rmq.management.messages import add_names, as_json, is_named, lines_of_status, name_of
 from django_rmq.operations import Flow, Operations, TopicFigures, Waiting
 
 
@@ -39,8 +39,8 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         operations, interval = self.operations(), options["interval"]
-        if (named := name_of(options)) is not None:
-            self._tell(operations, options, named)
+        if is_named(options):
+            self._tell(operations, options)
             return
         names = [topic.name for topic in self.topics(options["topics"])]
         if interval is None:
@@ -58,12 +58,12 @@ class Command(RmqCommand):
         except KeyboardInterrupt:
             pass
 
-    def _tell(self, operations: Operations, options: dict[str, Any], named: dict[str, Any]) -> None:
+    def _tell(self, operations: Operations, options: dict[str, Any]) -> None:
         """Show what is known about one message."""
         if len(options["topics"]) != 1:
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
-        found = operations.status(topic.name, **named)
+        found = operations.status(topic.name, **name_of(topic, options))
         if options["json"]:
             self.print_json(as_json(found))
             return

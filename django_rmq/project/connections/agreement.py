@@ -28,16 +28,16 @@ def agree(topic: Topic) -> None:
         built.agreed.add(topic.name)
 
 
-def present(topic: Topic, broker: Broker | None = None) -> Topic:
+def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
     """Return ``topic`` with all slots that may currently hold its messages, whatever the settings say.
 
-    It asks Redis every few seconds (each time if a ``broker`` is given); while Redis is unavailable, nothing
-    changes.
+    It asks Redis every few seconds (each time if a ``broker`` is given, or ``at_once``); while Redis is
+    unavailable, nothing changes.
     """
     if broker is not None:
         return as_registered(topic, broker.definitions().get(topic.name, {}))
     built, now = current(), time.monotonic()
-    if now >= built.next_look:
+    if at_once or now >= built.next_look:
         try:
             definitions = get_broker().definitions()
         except WrongType as error:

@@ -89,6 +89,7 @@ def _take_back(
     if not delivers:
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
+    connections.present(declared)
     kept = outbox.Direct(declared, [out], using)
     (found,), errors = producer.attempt([out], removes=True)
     kept.conclude([found])

@@ -1,6 +1,6 @@
 -- How many retries a delivery has left of `most`: by its score, or on fifo topics by its failures.
 --
--- needs: kind max_retries failures bounded is_retry floor_priority
+-- needs: kind failures bounded is_retry floor_priority
 
 local function budget(score, member, most)
   if kind == 'fifo' then
@@ -10,5 +10,6 @@ local function budget(score, member, most)
   if not is_retry(score) then return most end -- rule: budget_ignores_settings
   local q = score
   if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
-  return bounded(math.floor(q) - 1, 0, max_retries) -- rule: one_delivery_more
+  -- A message that has joined a later send has the limit of that one.
+  return bounded(math.floor(q) - 1, 0, most) -- rule: one_delivery_more
 end

@@ -112,7 +112,7 @@ class Deliveries:
         return self._settling.settle("extend", settled)
 
     def rollback(self, settled: Sequence[Settled], outcomes: Sequence[Outcome]) -> list[str]:
-        """End deliveries as failed. Answers ok or stale for each."""
+        """End deliveries as failed. Answers ok, stale or cancelled (it was, and ended so) for each."""
         for how in outcomes:
             if how.delay_ms is not None and not (
                 is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS

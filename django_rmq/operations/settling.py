@@ -87,8 +87,8 @@ class Settling:
                 continue
             for index, word in zip(members.values(), answer, strict=True):
                 words[index] = word
-            if topic.max_in_flight and {"ok", "cancelled"} & set(answer):
-                self._permits.note_end(slot, receipt, 0 if verb == "extend" else answer.count("ok"))
+            if topic.max_in_flight and (valid := len(answer) - answer.count("stale")):
+                self._permits.note_end(slot, receipt, 0 if verb == "extend" else valid)
         if error is not None:
             raise error
         return words

@@ -160,7 +160,8 @@ def _settle(
     if done:
         broker.run(ending.commit(topic, slot, receipt, [message.delivery.member for message in done]))
     if failed:
-        broker.run(ending.rollback(topic, slot, receipt, [failure for _, failure in failed]))
+        words = broker.run(ending.rollback(topic, slot, receipt, [failure for _, failure in failed]))
+        failed = [(message, each.answered(word)) for (message, each), word in zip(failed, words, strict=True)]
     if behind := [message.delivery.member for message in messages[len(outcomes) :]]:
         broker.run(ending.release(topic, slot, receipt, behind))
     announcing.ended(done, failed)

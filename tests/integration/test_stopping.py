@@ -16,6 +16,7 @@ from django_rmq.core.consumer import heartbeat
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.core.words.wakeups import look_again
@@ -297,6 +298,31 @@ def test_a_coroutine_that_learns_by_extending_is_cancelled_once(
         send(broker, TOPIC, numbered(1))
         eventually(lambda: total(broker, TOPIC, "prepared") == 1 and live(broker, TOPIC) == 0, "the end")
     assert seen == ["cancelled: True", "cleaned up"]
+    assert ends(broker, TOPIC) == {"cancelled": 1}
+
+
+def test_a_listener_that_fails_before_its_worker_has_heard_ends_as_cancelled_for_all(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis answers the failure, so nobody is told that a message has failed or died."""
+    told: list[tuple[str, bool]] = []
+    monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
+
+    class Watcher:
+        def wants(self, topic: str) -> bool:
+            return True
+
+        def ended(self, committed: list[Any], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
+            told.extend((failure.kind, message.cancelled) for message, failure in failed)
+
+    def listener(message: Message) -> None:
+        broker.cancel(TOPIC, 0, [ONE])
+        raise ValueError("for another reason")
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1, watcher=Watcher()):
+        eventually(lambda: told, "the end")
+    assert told == [("cancelled", False)]
     assert ends(broker, TOPIC) == {"cancelled": 1}
 
 

@@ -1326,6 +1326,11 @@ MUTANTS: dict[str, Mutant] = {
         "A consumer that was not there when a delivery was cancelled is told by extend.",
         "tests/contract/test_states.py::test_cancel",
     ),
+    "rollback_keeps_quiet": Mutant(
+        As("words[#words + 1] = 'ok'"),
+        "A consumer whose delivery fails just as somebody cancels it is told that it ended as cancelled.",
+        "tests/contract/test_states.py::test_only_the_delivery_that_runs_is_cancelled",
+    ),
     "cancelled_cannot_succeed": Mutant(
         As("return true"),
         "A cancelled delivery that succeeds is done.",

@@ -599,6 +599,15 @@ class Lockstep(RuleBasedStateMachine):
             found = self.memory.status(self.topic, 0, names[0]).outcome
             self.require("INV-24", found is not None and parse(found)[:2] == (receipt, thousandths / 1000))
 
+    def told(self, receipt: int, names: list[bytes], words: list[str]) -> list[str]:
+        """Check that the holder of a cancelled delivery is told so, and no other; return the words without that."""
+        for member, word in zip(names, words, strict=True):
+            flight = self.promises.flying.get(member)
+            is_told = flight is not None and flight.receipt == receipt and flight.cancelled
+            if names.count(member) == 1:
+                self.require("INV-23", (word == "cancelled") == is_told, receipt, member, word)
+        return ["ok" if word == "cancelled" else word for word in words]
+
     def rollback(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         kind = data.draw(
@@ -610,7 +619,7 @@ class Lockstep(RuleBasedStateMachine):
         error = data.draw(errors)
         failures = [Failure(member, kind, delay_ms, error) for member in names]
         words = self.both(lambda b: b.rollback(self.topic, 0, receipt, failures))
-        for member in self.ours(receipt, names, words):
+        for member in self.ours(receipt, names, self.told(receipt, names, words)):
             if kind == "rejected":
                 flight = self.promises.flying.pop(member)
                 body = self.envelope_of("deaths", member)
@@ -650,12 +659,7 @@ class Lockstep(RuleBasedStateMachine):
     def extend(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
-        for member, word in zip(names, words, strict=True):
-            flight = self.promises.flying.get(member)
-            is_told = flight is not None and flight.receipt == receipt and flight.cancelled
-            self.require("INV-23", (word == "cancelled") == is_told, receipt, member, word)
-        plain = ["ok" if word == "cancelled" else word for word in words]
-        for member in self.ours(receipt, names, plain):
+        for member in self.ours(receipt, names, self.told(receipt, names, words)):
             self.promises.flying[member] = replace(self.promises.flying[member], since_ms=self.now_ms)
 
     @rule(limit=limits, both_ways=st.booleans())

@@ -85,7 +85,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
 class SettledAnswer(Answer):
     """The result for one delivery: `ok`, or `stale` if it had ended before.
 
-    `cancelled` (`extend` only): the delivery is valid, and somebody has cancelled it.
+    `cancelled`: somebody has cancelled the delivery. After `extend` it is valid, after `rollback` it has ended so.
     """
 
     id = serializers.CharField()

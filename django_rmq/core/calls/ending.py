@@ -33,7 +33,10 @@ def _written(failures: Sequence[Failure]) -> list[Any]:
 
 
 def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
-    """End deliveries as failed (second phase). Answers ok or stale for each."""
+    """End deliveries as failed (second phase).
+
+    Answers ok, stale or cancelled for each: somebody has cancelled the delivery, and it ended so.
+    """
     return Call(
         form("rollback", topic),
         AtSlot(topic, slot),

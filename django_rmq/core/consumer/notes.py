@@ -287,5 +287,5 @@ def _settle_some(broker: Broker, topic: Topic, slots: Sequence[int], owner: str,
     settled = Settled()
     for end, words in zip(told, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
-            settled = settled.plus(Settled(**{end: words.count("ok")}))
+            settled = settled.plus(Settled(**{end: len(words) - words.count("stale")}))
     return settled

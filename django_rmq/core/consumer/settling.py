@@ -192,12 +192,12 @@ class Settling:
         messages, began_ns = settlement.messages, settlement.began_ns
         if self._watcher is None or not messages:
             return
-        ours = [item for item, word in zip(items, words, strict=False) if word == "ok"]
+        ours = [(item, word) for item, word in zip(items, words, strict=False) if word != "stale"]
         if verb == "committed":
-            self._watcher.ended([messages[member] for member in ours if member in messages], [], began_ns)
+            self._watcher.ended([messages[member] for member, _ in ours if member in messages], [], began_ns)
         else:
-            failed = [(messages[each.member], each) for each in ours if each.member in messages]
-            self._watcher.ended([], failed, began_ns)
+            failures = [each.answered(word) for each, word in ours if each.member in messages]
+            self._watcher.ended([], [(messages[each.member], each) for each in failures], began_ns)
 
 
 def _log_stale(part: Part, stale: int) -> None:

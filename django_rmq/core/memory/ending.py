@@ -18,9 +18,13 @@ LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
 
 
-def _words(slot: Slot, held: Sequence[bool]) -> list[str]:
+def _words(slot: Slot, held: Sequence[bool], told: Sequence[bool] = ()) -> list[str]:
+    """Count and name what is stale. ``told``: which deliveries are cancelled, if their holder is told so."""
     slot.count("stale", held.count(False))
-    return ["ok" if holds else "stale" for holds in held]
+    words = ["ok" if holds else "stale" for holds in held]
+    return (
+        ["cancelled" if tells else word for word, tells in zip(words, told, strict=True)] if told else words
+    )
 
 
 @on(*ENDING)
@@ -45,9 +49,11 @@ def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
 def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]:
     check_batch(failures)
     held: list[bool] = []
+    told: list[bool] = []
     dues: list[float | None] = []
     for i, (member, kind, delay_ms, error) in enumerate(failures):
         held.append(slot.holds(receipt, member))
+        told.append(held[-1] and slot.flight(member).mark == "cancelled")
         if held[-1]:
             left = bounded(slot.prepare[member] % 1000, 0, slot.max_retries)
             if delay_ms is not None:
@@ -56,7 +62,7 @@ def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]
     if any(held):
         note_undrained(slot)
     wake_at_gate(slot, earliest(dues), ended=any(held))
-    return _words(slot, held)
+    return _words(slot, held, told)
 
 
 @on(*ENDING)
@@ -89,8 +95,7 @@ def extend(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     for member, holds in zip(members, held, strict=True):
         if holds:
             slot.prepare[member] = stamp(slot, slot.flight(member).timeout, int(slot.prepare[member] % 1000))
-    words = _words(slot, held)
-    return [
-        "cancelled" if holds and slot.flight(member).mark == "cancelled" else word
-        for member, holds, word in zip(members, held, words, strict=True)
+    told = [
+        holds and slot.flight(member).mark == "cancelled" for member, holds in zip(members, held, strict=True)
     ]
+    return _words(slot, held, told)

@@ -37,6 +37,10 @@ class Failure(NamedTuple):
     error: str = ""
     """The error's text, of which at most ``MAX_ERROR_BYTES`` are stored."""
 
+    def answered(self, word: str) -> Failure:
+        """Return how the delivery has ended: by the answer of ``rollback`` somebody may have cancelled it meanwhile."""
+        return self._replace(kind="cancelled") if word == "cancelled" else self
+
 
 class FailureRecord(NamedTuple):
     """The diagnosis stored for a live message that failed."""

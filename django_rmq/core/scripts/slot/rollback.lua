@@ -23,7 +23,7 @@
 --                            empty, error
 -- ARGV[#ARGV] now
 --
--- Returns a word for each member: ok | stale
+-- Returns a word for each member: ok | cancelled (somebody has cancelled the delivery, and it ended so) | stale
 
 -- check: types
 if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
@@ -52,7 +52,9 @@ for i = first, last, 4 do
     -- 139 years: the score in Retry must have room for the budget.
     if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end -- rule: rollback_delay_unbounded
     earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
-    words[#words + 1], ended = 'ok', true
+    -- rule: rollback_keeps_quiet
+    words[#words + 1] = string.find(record, ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok'
+    ended = true
   else
     words[#words + 1] = 'stale'
     count('stale')

@@ -11,6 +11,7 @@ from django_rmq.core.words.answers import Entry, Looked
 from django_rmq.core.words.bodies import decode_body
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
+from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
 
 
@@ -68,7 +69,7 @@ class Copy:
     @property
     def is_retry(self) -> bool:
         """Whether it waits as a retry."""
-        return self.state == "store" and _is_retry(self.topic, self.score)
+        return self.state == "store" and is_retry(self.topic, self.score)
 
 
 def from_entry(
@@ -91,7 +92,7 @@ def from_entry(
         score=score,
         at_ms=_at_ms(topic, state, score, content.timeout),
         priority=_priority(topic, state, score),
-        retries_left=_retries_left(topic, state, score, known.times if known else 0, content.max_retries),
+        retries_left=retries_left(topic, state, score, known.times if known else 0, content.max_retries),
         size=len(shown),
         member=None if hidden else member,
         raw=None if hidden else shown,
@@ -175,18 +176,10 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _is_retry(topic: Topic, score: float) -> bool:
-    if topic.is_fifo:
-        return False
-    if not topic.is_priority:
-        return score <= 999
-    return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
-
-
 def _at_ms(topic: Topic, state: str, score: float, timeout: int | None) -> int | None:
     if not math.isfinite(score) or abs(score) > 1e15:
         return None
-    if state in ("store", "claim") and (topic.is_priority or _is_retry(topic, score)):
+    if state in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):
         return None
     if state == "prepare":
         # With a shorter time-out than its topic's, a delivery looks older than it is.
@@ -199,24 +192,6 @@ def _priority(topic: Topic, state: str, score: float) -> int | None:
     if state not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
         return None
     return math.floor(score) if score > topic.min_priority - 1 else None
-
-
-def _retries_left(
-    topic: Topic, state: str, score: float, failures: int, own_retries: int | None
-) -> int | None:
-    if not math.isfinite(score):
-        return None
-    if state == "prepare":
-        return int(score) % 1000
-    if state == "retry":
-        return max(0, round(score % 1 * 1024) - 1)
-    if state in ("store", "claim") and topic.is_fifo and failures:
-        most = topic.max_retries if own_retries is None else min(own_retries, topic.max_retries)
-        return max(0, most - failures)
-    if state in ("store", "claim") and _is_retry(topic, score):
-        whole = score if score <= topic.min_priority - 1 or not topic.is_priority else score % 1 * 1024
-        return max(0, round(whole) - 1)
-    return None
 
 
 __all__ = ["Copy", "from_entry", "from_look"]

@@ -11,6 +11,7 @@ import pyarrow as pa
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, FailureRecord
+from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
 
 
@@ -86,39 +87,21 @@ def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | 
     ]
 
 
-def _most(topic: Topic, entry: Entry) -> int:
-    """Return how often the message of an entry may be tried again."""
-    own = decode_envelope(entry.envelope).max_retries if topic.keyed and entry.envelope else None
-    return topic.max_retries if own is None else min(own, topic.max_retries)
-
-
 def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
     """Return when it is due (ms), the retries left to its delivery, and until when its delivery is valid (ms)."""
     score = entry.score
-    if queue == "prepare":
-        return None, int(score) % 1000, (score // 1000 + topic.timeout + 1) * 1000
-    if queue == "retry":
-        return math.floor(score), max(0, round(score % 1 * 1024) - 1), None
     if queue == "dead":
         return None, None, None
-    if topic.is_fifo:
-        failure = _failure(queue, entry)
-        return (
-            score if math.isinf(score) else math.floor(score),
-            max(0, _most(topic, entry) - (failure.times if failure else 0)),
-            None,
-        )
-    floor = max(16, topic.max_retries) if topic.is_priority else 999
-    is_retry = score <= floor or (topic.is_priority and score % 1 != 0)
-    left = _most(topic, entry)
-    if is_retry:
-        q = (
-            round(score % 1 * 1024)
-            if topic.is_priority and score > floor
-            else math.floor(max(0.0, min(score, 1e3)))
-        )
-        left = max(0, min(q - 1, topic.max_retries))
-    return (None if topic.is_priority or is_retry else score), left, None
+    own = decode_envelope(entry.envelope).max_retries if topic.keyed and entry.envelope else None
+    failure = _failure(queue, entry)
+    left = retries_left(topic, queue, score, failure.times if failure else 0, own)
+    left = topic.retries_of(own) if left is None else left
+    if queue == "prepare":
+        return None, left, (score // 1000 + topic.timeout + 1) * 1000
+    if queue != "retry" and (topic.is_priority or is_retry(topic, score)):
+        return None, left, None
+    has_fraction = (queue == "retry" or topic.is_fifo) and math.isfinite(score)
+    return math.floor(score) if has_fraction else score, left, None
 
 
 def _instants(ms: Sequence[float | None]) -> Any:

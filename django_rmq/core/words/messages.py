@@ -159,8 +159,7 @@ class Message(Held, Generic[Body]):
     @property
     def max_retries(self) -> int:
         """How often the message may be tried again in all: its own MAX_RETRIES, or its topic's."""
-        own = self.envelope.max_retries
-        return self.topic.max_retries if own is None else min(own, self.topic.max_retries)
+        return self.topic.retries_of(self.envelope.max_retries)
 
     @property
     def timeout(self) -> int:

@@ -139,6 +139,10 @@ class Topic:
         """The smallest priority that a send may use: a score below it is read as a retry."""
         return max(16, self.max_retries) + 1
 
+    def retries_of(self, own: int | None) -> int:
+        """Return how often a message may be tried again: as often as it says itself, at most as often as its topic says."""
+        return self.max_retries if own is None else min(own, self.max_retries)
+
     @property
     def slot_backlog(self) -> int:
         """The maximum number of messages waiting in one slot.

@@ -96,6 +96,11 @@ MUTANTS: dict[str, Mutant] = {
         "Delayed messages that are due in one millisecond have places of their own.",
         "tests/contract/test_fifo.py::test_delayed_messages_of_one_millisecond_keep_their_order_and_places[redis]",
     ),
+    "own_retries_above_the_topic": Mutant(
+        As("return tonumber(retries) or max_retries, tonumber(seconds)"),
+        "A message has at most as many retries as its topic.",
+        "tests/contract/test_own_limits.py::test_a_number_above_that_of_the_topic_counts_as_that_of_the_topic[fifo-original-redis]",
+    ),
     "limits_of_the_topic": Mutant(
         If("false"),
         "A message has its own number of retries and its own time-out.",

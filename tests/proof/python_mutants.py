@@ -254,8 +254,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     "sends_on_behind_an_error": PythonMutant(
         "core/producer/trips.py",
-        "if self.is_in_line and any(",
-        "if False and any(",
+        "return self.is_in_line and any(",
+        "return False and any(",
         "What comes behind an error of a fifo send is not sent.",
         (ORDER + "what_comes_behind_an_error_is_not_sent[memory]",),
     ),

@@ -307,9 +307,9 @@ class Lockstep(RuleBasedStateMachine):
                 promise = replace(promise, body=self.promised(envelope))
                 if self.topic.debounce_ms:
                     promise = replace(promise, not_before_ms=min(score, sent.score))
-                elif self.topic.accumulate:
-                    # A message that is full is due at once.
-                    promise = replace(promise, not_before_ms=min(promise.not_before_ms, sent.score))
+                elif self.topic.accumulate and sent.score <= self.now_ms:
+                    # A message that has collected as much as it may is due at once.
+                    promise = replace(promise, not_before_ms=sent.score)
                 self.promises.waiting[member] = promise
                 self.note_due(member, sent.score, score)
                 self.note_order(member, envelope)

@@ -115,6 +115,8 @@ def prepare(
         if allowed < 1:
             return idle(slot, "busy", None, at_once=is_behind, at=refilled)
         limit = min(limit, allowed)
+    if slot.topic.serial and len(slot.prepare) == 1 and is_suspicious(slot, next(iter(slot.prepare))):
+        return idle(slot, "busy", GATE, at_once=is_behind)
     receipt = next_receipt(slot)
     found = candidates(slot, limit, receipt, after)
     chosen = choose(slot, found.free[:limit], max_bytes)
@@ -160,8 +162,6 @@ def at_the_gate(slot: Slot, owner: str) -> str:
         return "busy"
     if b"paused" in slot.control:
         return "paused"
-    if serial and in_flight == 1 and is_suspicious(slot, next(iter(slot.prepare))):
-        return "busy"
     return "open"
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def shown(page: str, name: str) -> ModuleType:
     """Return the blocks of a page that begin with ``# name`` as one module."""
-    module = ModuleType(name.removesuffix(".py"))
+    module = ModuleType(Path(name).stem)
     start = re.escape(f"```python\n# {name}\n")
     blocks = re.findall(rf"^{start}(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks, f"{page} shows no {name}"

@@ -52,7 +52,7 @@ def shop(django_db_blocker: Any) -> Iterator[Postgres]:
 
 @pytest.fixture
 def capture() -> ModuleType:
-    return shown(PAGE, "capture.py")
+    return shown(PAGE, "shop/capture.py")
 
 
 @pytest.fixture

@@ -200,6 +200,8 @@ def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
     assert "20 matching" in run("rmqreplay", "orders", "--error", "Other", "--dry-run")
     assert "--no-input" in run("rmqreplay", "orders", "--all", code=2)
     assert run("rmqreplay", "orders", "--error", "Other", "--no-input") == "orders: 20 replayed\n"
+    nothing_to_confirm = run("rmqreplay", "orders", "--error", "Other")
+    assert nothing_to_confirm == "orders, nothing was replayed: 0 matching\n"
     answer = run("rmqreplay", "orders", "--all", "--limit", "10", "--no-input", "--json")
     assert json.loads(answer)["outcomes"] == {"replayed": 10} and not json.loads(answer)["complete"]
     began = time.monotonic()

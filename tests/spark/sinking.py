@@ -22,7 +22,7 @@ LOG = "derby.stream.error.file"
 
 def recipes(folder: Path) -> ModuleType:
     """Return the module that the page shows, with addresses of a test."""
-    module = shown("docs/how-to/spark-sinks.md", "sinks.py")
+    module = shown("docs/how-to/spark-sinks.md", "shop/sinks.py")
     vars(module).update(DELTA=str(folder / "delta"), DATABASE=f"jdbc:derby:{folder / 'database'};create=true")
     return module
 

@@ -17,7 +17,7 @@ RECORDS = "key binary, value binary, topic string, partition int, offset long, t
 
 @pytest.fixture(scope="module")
 def kafka() -> Any:
-    return shown("docs/how-to/kafka.md", "kafka.py")
+    return shown("docs/how-to/kafka.md", "shop/kafka.py")
 
 
 def records(spark: Any, *pairs: tuple[bytes | None, bytes | None]) -> Any:

@@ -240,7 +240,11 @@ def _thread_of(run: Callable[[], None]) -> threading.Thread:
 def log_assigned(topics: int, workers: int, why: str) -> None:
     """Log that an assignment was written."""
     logger.info(
-        "Assigned %d topics to %d workers (%s)", topics, workers, why, extra={"rmq_event": "assigned"}
+        "Assigned the slots of %d serial topics to %d workers (%s)",
+        topics,
+        workers,
+        why,
+        extra={"rmq_event": "assigned"},
     )
 
 

@@ -38,4 +38,8 @@ class Command(RmqCommand):
             self.stdout.write(f"{name}: {outcomes_text(outcomes)}")
         missed = sum(count for word, count in outcomes.items() if word not in ("deleted", "notified"))
         if missed:
-            raise CommandError(f"{missed} messages were not cancelled", returncode=1)
+            raise CommandError(
+                f"{missed} messages were not cancelled: there was none that waits or runs, or its consumer "
+                "cannot be notified",
+                returncode=1,
+            )

@@ -78,6 +78,9 @@ class Command(RmqCommand):
         if options["interactive"]:
             found = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
             matching = min(found.outcomes.get("matching", 0), options["limit"] or found.total)
+            if not matching:
+                self.tell(f"{name}, nothing was replayed", found, options)
+                return
             self.confirm(f"{matching} dead messages of {name} will be sent again.", "yes", options)
         run = operations.replay_all(name, wanted, limits=limits)
         self.tell(name, self.follow(run, f"replay {name}", options), options)

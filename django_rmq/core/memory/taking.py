@@ -128,9 +128,7 @@ def prepare(
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
-    is_suspect = is_suspicious(slot, chosen.taken[0].member)
-    own = [seconds for each in chosen.taken if (seconds := own_timeout(each.envelope)) is not None]
-    timeout = min(slot.timeout, *own) if own else None
+    is_suspect, timeout = is_suspicious(slot, chosen.taken[0].member), shortest_timeout(slot, chosen.taken)
     return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect, timeout=timeout)
 
 
@@ -163,6 +161,12 @@ def at_the_gate(slot: Slot, owner: str) -> str:
     if b"paused" in slot.control:
         return "paused"
     return "open"
+
+
+def shortest_timeout(slot: Slot, taken: Sequence[Delivery]) -> int | None:
+    """Return the time-out of the first delivery that times out, if some have one of their own."""
+    own = [seconds for each in taken if (seconds := own_timeout(each.envelope)) is not None]
+    return min(slot.timeout, *own) if own else None
 
 
 def is_suspicious(slot: Slot, member: bytes) -> bool:

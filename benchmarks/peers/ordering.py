@@ -67,5 +67,6 @@ def main(driver: Any) -> None:
     bulk = measuring.rate_of(count, driver.bulk)
     if driver.left(looker) < count:
         raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
-    found = {"bulk": bulk, "consume": measuring.drain(driver, count), **order_after_a_failure(driver)}
+    consumed, _ = measuring.drain(driver, count)
+    found = {"bulk": bulk, "consume": consumed, **order_after_a_failure(driver)}
     print(json.dumps({**found, "settings": driver.SETTINGS, "guarantee": driver.GUARANTEE}))

@@ -480,7 +480,7 @@ def test_what_runs_is_cancelled_and_recorded(
     assert operations.get("timed", running.id)[0].mark == "cancelled"
     put(broker, "timed", b'"a"')
     assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}, "and deletes what waits"
-    assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
+    assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["cancelled"]
     assert operations.cancel("timed", [running.id]).outcomes == {"gone": 1}
 
 

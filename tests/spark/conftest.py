@@ -27,7 +27,7 @@ from django_rmq.spark.java import find_java, prepare_environment
 from tests.brokers import Broker
 from tests.e2e.processes import environment_of
 from tests.servers import absent
-from tests.workers import client_of
+from tests.workers import client_of, eventually
 
 
 @pytest.fixture(scope="session")
@@ -189,3 +189,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
+    # Its Java may hold files for a moment yet.
+    eventually(lambda: not is_alive(process.pid), "the end of all that was started")
+
+
+def is_alive(group: int) -> bool:
+    """Return whether a process of the group still runs, as far as the system has /proc."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, found = path.read_text().rpartition(") ")[2].split()[:3]
+            if int(found) == group and state != "Z":
+                return True
+    return False

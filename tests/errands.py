@@ -1,4 +1,4 @@
-"""Tasks for the tests of the backend: what they are told to do, they do."""
+"""Tasks for the tests of the backend, which do what their arguments say."""
 
 from __future__ import annotations
 

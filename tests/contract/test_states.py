@@ -409,6 +409,21 @@ def test_purge_of_dead(slot: Slot, state: str) -> None:
     assert slot.where(A) == state
 
 
+def answer_of_end(slot: Slot, receipt: int, end: str) -> list[str] | None:
+    """End the delivery of A; return the answer. A time-out has none."""
+    if end == "expire":
+        slot.clock.advance(seconds=31)
+        assert slot.expire() == 1
+        return None
+    calls = {
+        "commit": lambda: slot.commit(receipt, [A]),
+        "release": lambda: slot.release(receipt, [A]),
+        "rollback": lambda: slot.fail(receipt, A),
+        "reject": lambda: slot.reject(receipt, A),
+    }
+    return calls[end]()
+
+
 @in_flight
 @pytest.mark.parametrize("mark", ["bury", "remove"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "expire"])
@@ -422,17 +437,7 @@ def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
     assert slot.extend(receipt, [A]) == ["ok"]
-    if end == "expire":
-        slot.clock.advance(seconds=31)
-        assert slot.expire() == 1
-    else:
-        calls = {
-            "commit": lambda: slot.commit(receipt, [A]),
-            "release": lambda: slot.release(receipt, [A]),
-            "rollback": lambda: slot.fail(receipt, A),
-            "reject": lambda: slot.reject(receipt, A),
-        }
-        assert calls[end]() == ["ok"]
+    assert answer_of_end(slot, receipt, end) == (None if end == "expire" else ["ok"])
     assert slot.where(A) == ("D" if mark == "bury" else "-")
     assert slot.counted("ended_marked") == 1
     assert not slot.hash("body") and not slot.hash("failures")
@@ -447,17 +452,8 @@ def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
     slot.cancel([A])
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
-    if end == "expire":
-        slot.clock.advance(seconds=31)
-        assert slot.expire() == 1
-    else:
-        calls = {
-            "commit": lambda: slot.commit(receipt, [A]),
-            "release": lambda: slot.release(receipt, [A]),
-            "rollback": lambda: slot.fail(receipt, A),
-            "reject": lambda: slot.reject(receipt, A),
-        }
-        assert calls[end]() == ["cancelled" if end in ("rollback", "reject") else "ok"]
+    answers = {"expire": None, "rollback": ["cancelled"], "reject": ["cancelled"]}
+    assert answer_of_end(slot, receipt, end) == answers.get(end, ["ok"])
     assert slot.where(A) == "-"
     ended = {name: slot.counted(name) for name in ("committed", "cancelled", "ended_marked")}
     assert ended == {"committed": end == "commit", "cancelled": end != "commit", "ended_marked": 0}

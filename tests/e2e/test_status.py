@@ -1,4 +1,4 @@
-"""What is told of messages whose worker dies while it has them, or between their end and Redis."""
+"""What status says of messages whose worker dies while it has them, or between their end and Redis."""
 
 from __future__ import annotations
 

@@ -636,21 +636,23 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     assert Counter(heard.bodies)[sibling] == 1, "what had not begun was given back, not timed out"
 
 
+class SlowAtFirst(Heard):
+    """A listener that takes 0.7 s for the first message, and no time for the others."""
+
+    def __call__(self, message: Message) -> None:
+        super().__call__(message)
+        if len(self.bodies) == 1:
+            time.sleep(0.7)
+
+
 def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
-    heard = Heard()
-    pause = threading.Event()
-
-    def listener(message: Message) -> None:
-        heard(message)
-        if len(heard.bodies) == 1:
-            pause.wait(0.7)
-
+    heard = SlowAtFirst()
     send(broker, topic, range(5))
-    with Worker(broker, topic, listener, burst=True) as worker:
+    with Worker(broker, topic, heard, burst=True) as worker:
         worker.join()
     [ledger] = audit(broker, topic)
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
@@ -663,17 +665,10 @@ def test_a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over(
 ) -> None:
     topic = replace(MERGE, slots=1, identity="key")
     monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
-    heard = Heard()
-    pause = threading.Event()
-
-    def listener(message: Message) -> None:
-        heard(message)
-        if len(heard.bodies) == 1:
-            pause.wait(0.7)
-
+    heard = SlowAtFirst()
     producer = Producer(broker)
     producer.send([producer.build(topic, n, key=f"{n}", timeout=1 if n == 3 else None) for n in range(5)])
-    with Worker(broker, topic, listener, burst=True) as worker:
+    with Worker(broker, topic, heard, burst=True) as worker:
         worker.join()
     [ledger] = audit(broker, topic)
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]

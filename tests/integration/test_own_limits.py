@@ -1,4 +1,4 @@
-"""Retries and time-outs of single messages, from whoever sends them to whoever reads them."""
+"""Retries and time-outs of single messages, on every way in and on every page that shows them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_sync_listener_sees_that_it_is_cancelled_and_stops(broker: Any) -> Non
         assert begun.wait(LONG)
         assert broker.cancel(TOPIC, 0, [ONE]) == ["in_flight"]
         eventually(lambda: live(broker, TOPIC) == 0, "the end")
-    # It is told at once, not only when the time-out is extended, after 20 s.
+    # The news comes at once, not only when the time-out is extended, after 20 s.
     assert len(seen) == 1 and seen[0] < 10
     assert ends(broker, TOPIC) == {"cancelled": 1}
     audit(broker, TOPIC)
@@ -304,7 +304,7 @@ def test_a_coroutine_that_learns_by_extending_is_cancelled_once(
 def test_a_listener_that_fails_before_its_worker_has_heard_ends_as_cancelled_for_all(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis answers the failure, so nobody is told that a message has failed or died."""
+    """Redis answers the failure, so no signal says that a message has failed or died."""
     told: list[tuple[str, bool]] = []
     monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
 

@@ -1323,17 +1323,17 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "cancel_tells_nobody": Mutant(
         GONE,
-        "Consumers are told that a delivery is cancelled.",
+        "Consumers learn that a delivery is cancelled.",
         "tests/contract/test_states.py::test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else",
     ),
     "extend_keeps_quiet": Mutant(
         As("words[i] = 'ok'"),
-        "A consumer that was not there when a delivery was cancelled is told by extend.",
+        "A consumer that was not there when a delivery was cancelled learns it from extend.",
         "tests/contract/test_states.py::test_cancel",
     ),
     "rollback_keeps_quiet": Mutant(
         As("words[#words + 1] = 'ok'"),
-        "A consumer whose delivery fails just as somebody cancels it is told that it ended as cancelled.",
+        "A consumer whose delivery fails just as somebody cancels it learns that it ended as cancelled.",
         "tests/contract/test_states.py::test_only_the_delivery_that_runs_is_cancelled",
     ),
     "cancelled_cannot_succeed": Mutant(

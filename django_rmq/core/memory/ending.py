@@ -19,7 +19,7 @@ LONGEST_DELAY_MS = 1 << 42
 
 
 def _words(slot: Slot, held: Sequence[bool], told: Sequence[bool] = ()) -> list[str]:
-    """Count and name what is stale. ``told``: which deliveries are cancelled, if their holder is told so."""
+    """Count and name what is stale. ``told``: which deliveries are cancelled, if their holder is to know."""
     slot.count("stale", held.count(False))
     words = ["ok" if holds else "stale" for holds in held]
     return (

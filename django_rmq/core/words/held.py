@@ -1,4 +1,4 @@
-"""What the listener of a message can say about its delivery, and is told about it, while it has it."""
+"""What the listener of a message can say and learn about its delivery while it has it."""
 
 from __future__ import annotations
 

@@ -96,19 +96,19 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+def _errors(base: Any, record: Record) -> list[Any]:
+    return [
+        base.TaskError(exception_class_path=each.path, traceback=each.traceback) for each in record.errors
+    ]
+
+
 def update(framework: Framework, result: Any, record: Record) -> None:
     """Bring a result that programs have up to date, as ``TaskResult.refresh`` does."""
     base = framework.base
     for name, value in (
         ("status", base.TaskResultStatus[record.status]),
         ("finished_at", record.finished_at),
-        (
-            "errors",
-            [
-                base.TaskError(exception_class_path=each.path, traceback=each.traceback)
-                for each in record.errors
-            ],
-        ),
+        ("errors", _errors(base, record)),
         ("_return_value", record.value),
     ):
         # The class is frozen.
@@ -129,9 +129,7 @@ def result_of(framework: Framework, task: Any, key: str, job: Job, record: Recor
         args=job.args,
         kwargs=job.kwargs,
         backend=job.backend,
-        errors=[
-            base.TaskError(exception_class_path=each.path, traceback=each.traceback) for each in record.errors
-        ],
+        errors=_errors(base, record),
         worker_ids=list(record.workers),
     )
     # Not an argument of the class, which is frozen.

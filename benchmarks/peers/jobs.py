@@ -1,4 +1,4 @@
-"""The job of every queue in ``benchmarks.overlap``: a sleep in the event loop, or a call of a server that answers as late.
+"""The job of every queue: none; in ``benchmarks.overlap`` a sleep in the event loop, or a call of a server that answers as late.
 
 PEER_SLEEP gives the seconds; PEER_WEB the port of that server, which ``python jobs.py`` runs. None: the job sleeps.
 """
@@ -8,15 +8,29 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import cache
+
+import redis
 
 SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
 WEB = int(os.environ.get("PEER_WEB", "0"))
 
+RAN = "peer:ran"
+
 _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
 
+@cache
+def ran() -> None:
+    """Record, once in each process, that jobs really run: ``measuring.drain`` asks for it."""
+    redis.Redis(port=int(os.environ["PEER_REDIS_PORT"])).set(RAN, 1)
+
+
 async def job() -> None:
-    """Sleep, or call the server on a connection that is kept."""
+    """Sleep, or call the server on a connection that is kept; without PEER_SLEEP, do nothing."""
+    ran()
+    if not SLEEP:
+        return
     if not WEB:
         await asyncio.sleep(SLEEP)
         return

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from jobs import RAN
 
 PORT = int(os.environ.get("PEER_REDIS_PORT", "6379"))
 URL = f"redis://127.0.0.1:{PORT}/0"
@@ -75,6 +76,7 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
     So neither the start of the processes nor the last messages count. Also return the MiB of memory that they had then.
     """
     looker = client()
+    looker.delete(RAN)
     with workers(driver) as processes:
         end = time.monotonic() + PATIENCE_SECONDS
         first: tuple[float, int] | None = None
@@ -91,6 +93,8 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
             time.sleep(LOOK_SECONDS)
         if first is None or last is None or first == last:
             raise RuntimeError("nothing was consumed")
+        if not looker.exists(RAN):
+            raise RuntimeError("what was consumed has not run")
         memory = sum(resident(process.pid) for process in processes)
         return (first[1] - last[1]) / (last[0] - first[0]), memory
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import redis
+from jobs import ran
 
 ENTITIES = 100
 FAILING = 3
@@ -20,6 +21,7 @@ def client() -> Any:
 
 def run(entity: int, n: int) -> None:
     """Do the work of the ``n``-th job of an entity."""
+    ran()
     if not os.environ.get("PEER_RECORD"):
         return
     fails = n == FAILING and client().set(f"order:failed:{entity}", 1, nx=True)

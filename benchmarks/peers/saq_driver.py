@@ -17,8 +17,7 @@ WORKERS = [[sys.executable, "-m", "saq", "saq_driver.settings"]] * measuring.PRO
 
 
 async def nothing(ctx: Any, *, n: int) -> None:
-    if measuring.SLEEP:
-        await job()
+    await job()
 
 
 queue = Queue.from_url(measuring.URL)

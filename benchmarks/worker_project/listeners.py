@@ -26,3 +26,4 @@ else:
     @listener("noop")
     def nothing(message: Message) -> None:
         message.body  # noqa: B018
+        jobs.ran()

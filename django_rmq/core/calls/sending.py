@@ -49,7 +49,7 @@ _one_merged = _sent([math.nan])
 def _in_line(reply: list[Any]) -> list[Sent]:
     """Parse the places in the line of a fifo topic."""
     if reply[0] == b"stored":
-        return list(map(Sent, repeat("stored"), map(float, reply[1])))
+        return [Sent("stored", steps / 1024) for steps in reply[1]]
     return _one_merged(reply)
 
 

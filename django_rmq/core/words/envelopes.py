@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_rmq.core.words.bodies import decode_body, encode_json
@@ -97,24 +98,35 @@ def _uncollected(raw: bytes) -> tuple[bytes, ...]:
 def decode_envelope(raw: bytes) -> Envelope:
     """Return the parts of ``raw``. A value that is not an envelope is treated as a body, so that nothing is lost."""
     head, newline, body = raw.partition(b"\n")
-    expires, space, meta_text = head.partition(b" ")
-    if not (newline and space and expires.isdigit()):
+    if not newline:
         return Envelope(raw)
     try:
-        meta = json.loads(meta_text)
-        origin = meta.get("origin")
-        bodies = _uncollected(body) if expires.startswith(b"0") and len(expires) > 1 else None
+        expires, collects, meta = _head(head)
+        headers, origin = meta.get("headers"), meta.get("origin")
+        bodies = _uncollected(body) if collects else None
         return Envelope(
             bodies[-1] if bodies else body,
-            int(expires),
+            expires,
             meta.get("basis"),
-            meta.get("headers"),
+            headers.copy() if headers else headers,
             origin if isinstance(origin, str) and origin else None,
             bodies,
             *(_limits(meta["!"]) if "!" in meta else ()),
         )
     except (ValueError, AttributeError):
         return Envelope(raw)
+
+
+@lru_cache(1024)
+def _head(head: bytes) -> tuple[int, bool, dict[str, Any]]:
+    """Return when the message expires, whether it collects bodies, and the rest. Raises ``ValueError`` for anything else.
+
+    The messages of an entity often have the same head.
+    """
+    expires, space, text = head.partition(b" ")
+    if not (space and expires.isdigit()):
+        raise ValueError("not the head of an envelope")
+    return int(expires), expires.startswith(b"0") and len(expires) > 1, json.loads(text)
 
 
 def new_origin() -> str:

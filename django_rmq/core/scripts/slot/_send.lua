@@ -74,10 +74,11 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
     if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end -- rule: resting_retry_stays
   end
   if envelope then
-    local bodies = {}
+    local bodies, at = {}, 0
     for i = 1, n do
       if clean or (words[i] ~= 'refused' and words[i] ~= 'present') then
-        bodies[#bodies + 1], bodies[#bodies + 2] = members[i], grown[members[i]] or ARGV[envelope + i - 1]
+        bodies[at + 1], bodies[at + 2] = members[i], grown[members[i]] or ARGV[envelope + i - 1]
+        at = at + 2
       end
     end
     if #bodies > 0 then redis.call('HSET', body, unpack(bodies)) end

@@ -64,7 +64,8 @@ if #done > 0 then
   redis.call('HDEL', inflight, unpack(done))
   if note_done then note_done(done, receipt) end -- rule: success_leaves_no_outcome
   local keyed = redis.call('HLEN', prepare_body) > 0
-  if keyed or redis.call('HLEN', failures) > 0 then
+  local failed = redis.call('HLEN', failures) > 0
+  if keyed or failed then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
@@ -73,7 +74,7 @@ if #done > 0 then
       if not lives or kind == 'fifo' then gone[#gone + 1] = member end -- rule: commit_takes_the_diagnosis
       if lives and keyed then land(member) end -- rule: commit_takes_the_body
     end
-    if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
+    if failed and #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
     if keyed then redis.call('HDEL', prepare_body, unpack(done)) end -- rule: commit_leaves_the_body
   end
 end

@@ -20,7 +20,7 @@
 -- ARGV[10...] members      n of them, then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
--- Returns {'moved', slots} | {'stored', scores} | {'mixed', words, scores}
+-- Returns {'moved', slots} | {'stored', places in steps of 1/1024 ms} | {'mixed', words, scores}
 
 -- check: types
 if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
@@ -44,8 +44,8 @@ local members, rows, scores, running, behind = {}, {}, {}, {}, 0
 for i = 1, n do
   members[i] = ARGV[first + i - 1]
   behind = delay > 0 and later_place(now_ms + delay, behind) or next_place()
-  scores[i] = text_of(behind)
-  rows[i * 2 - 1], rows[i * 2] = scores[i], members[i]
+  scores[i] = behind / STEP
+  rows[i * 2 - 1], rows[i * 2] = behind, members[i]
 end
 if ensure then
   if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
@@ -59,5 +59,11 @@ local envelope = #ARGV > first + n and first + n
 local met = (ensure or on_duplicate == 'keep') and 'present' or 'replaced' -- rule: fifo_keeps_the_body
 local reply = place(members, rows, envelope, met, false, running)
 if delay == 0 then keep_place() end -- rule: fifo_forgets_its_place
-if reply[1] == 'stored' then reply[2] = scores end
+if reply[1] == 'stored' then
+  reply[2] = scores
+else
+  for i, at in ipairs(reply[3]) do
+    if type(at) == 'number' then reply[3][i] = text_of(at) end
+  end
+end
 return reply

@@ -7,6 +7,7 @@ medians are shown: of the rates, and of the ratios of one round each.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import random
@@ -20,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,8 @@ SMALL, SMALL_BATCHES = 1_000, 12
 
 IDLE_SECONDS = 5.0
 
+LATER_MS = 4_000_000_000_000
+
 POP = """
 local rows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
 if #rows > 0 then
@@ -69,15 +73,29 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("write / raw socket", "spark_write", "bare_write", 0.6),
-    Row("write / one ZADD each", "spark_write", "each_write", 3.0),
-    Row("batch read / raw ZRANGE", "spark_read", "bare_read", 0.4),
-    Row("stream read / two-phase", "spark_stream", "bare_consume", 1.0),
+    Row("write / raw socket", "spark_write", "bare_write", 0.8),
+    Row("write / one ZADD each", "spark_write", "each_write", 3.5),
+    Row("write, JSON / one ZADD each", "write_json", "each_write", 2.5),
+    Row("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
+    Row("write, fixed_time in ms / one ZADD each", "write_ms", "each_write", 1.25),
+    Row("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
+    Row("write, time_range / one ZADD each", "write_ranges", "each_write", 1.25),
+    Row("write, slot_basis / one ZADD each", "write_bases", "each_write", 1.25),
+    Row("write, SLOT_BASIS, JSON / one ZADD each", "write_entities", "each_write", 1.25),
+    Row("batch read / raw ZRANGE", "spark_read", "bare_read", 0.6),
+    Row("stream read / two-phase", "spark_stream", "bare_consume", 1.5),
 )
 WORKS = (
     "bare_write",
     "bare_consume",
     "each_write",
+    "write_json",
+    "write_keyed",
+    "write_ms",
+    "write_timestamps",
+    "write_ranges",
+    "write_bases",
+    "write_entities",
     "spark_write",
     "bare_read",
     "spark_read",
@@ -139,6 +157,7 @@ class Bench:
         self.topic = Topic("bench", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1, body="bytes")
         self.where = {"url": server.url, "topic": self.topic.name}
         self.options = {**self.where, "timeRange": "1"}
+        self.functions = importlib.import_module("pyspark.sql.functions")
         self.batch = batch
         # Few tasks: one for each core.
         self.per_task = {"messagesPerTask": -(-count // 2)}
@@ -166,8 +185,11 @@ class Bench:
 
     def fresh(self) -> None:
         """Empty the server and define the topic."""
+        self._define(self.topic)
+
+    def _define(self, topic: Topic) -> None:
         self.client.flushall()
-        self.broker.define(self.topic)
+        self.broker.define(topic)
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
@@ -222,15 +244,52 @@ class Bench:
     # --- ours
 
     def spark_write(self) -> float:
-        self.fresh()
-        writer = self.frame.write.format("rmq").options(**self.options).mode("append")
         with self.watched("write"):
-            rate = self.rate(writer.save)
-        if sum(
-            self.broker.run(looking.count(self.topic, slot)).store for slot in range(self.topic.slots)
-        ) != len(self.raws):
+            return self._write(self.topic, self.frame, timeRange="1")
+
+    def _write(self, topic: Topic, frame: Any, **options: str) -> float:
+        self._define(topic)
+        writer = frame.write.format("rmq").options(**self.where, **options).mode("append")
+        rate = self.rate(writer.save)
+        slots = range(topic.slots)
+        if sum(self.broker.run(looking.count(topic, slot)).store for slot in slots) != len(self.raws):
             raise RuntimeError("not all messages have arrived")
         return rate
+
+    def write_json(self) -> float:
+        """Write to a topic as it is without options: JSON texts, which get their canonical form."""
+        return self._write(replace(self.topic, body="json"), self._texts(), timeRange="1")
+
+    def write_keyed(self) -> float:
+        frame = self.frame.withColumn("key", self.functions.expr("substring(cast(value as string), 1, 48)"))
+        return self._write(replace(self.topic, identity="key"), frame, timeRange="1")
+
+    def write_ms(self) -> float:
+        frame = self.frame.withColumn("fixed_time", self.functions.lit(LATER_MS))
+        return self._write(self._at_times("bytes"), frame)
+
+    def write_timestamps(self) -> float:
+        at = self.functions.timestamp_millis(self.functions.lit(LATER_MS))
+        return self._write(self._at_times("json"), self._texts().withColumn("fixed_time", at))
+
+    def _at_times(self, body: Any) -> Topic:
+        return replace(self.topic, type=TopicType.FIXED_TIME, time_range_ms=None, body=body)
+
+    def write_ranges(self) -> float:
+        ranges = self.functions.expr("1000 * (1 + length(value) % 4)")
+        topic = replace(self.topic, time_range_ms=None)
+        return self._write(topic, self.frame.withColumn("time_range", ranges))
+
+    def write_bases(self) -> float:
+        basis = self.functions.expr("substring(cast(value as string), 8, 4)")
+        return self._write(self.topic, self.frame.withColumn("slot_basis", basis), timeRange="1")
+
+    def write_entities(self) -> float:
+        topic = replace(self.topic, body="json", slot_basis="source")
+        return self._write(topic, self._texts(), timeRange="1")
+
+    def _texts(self) -> Any:
+        return self.frame.select(self.frame.value.cast("string").alias("value"))
 
     def spark_read(self) -> float:
         found = self.spark.read.format("rmq").options(**self.where, **self.per_task).load()

@@ -1,6 +1,6 @@
 """Bulk sends from Arrow: rows are grouped by slot and encoded for the server, without Python code for each row.
 
-Only the CRC of each member is computed in Python. The rules are those of ``Producer``, which sends again what
+Only the CRC of each slot basis is computed in Python. The rules are those of ``Producer``, which sends again what
 a slot refuses because its topic is being re-slotted.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 from django_rmq.core.calls import sending
 from django_rmq.core.calls.broker import Pipeline
 from django_rmq.core.calls.packed import Packed
+from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis import wire
 from django_rmq.core.words.bounds import BATCH
@@ -31,37 +31,85 @@ CALL_BYTES = 1_048_576
 """The number of bytes that a call may send beyond its first message: it limits how long Redis is blocked."""
 
 
+class Rows(NamedTuple):
+    """Valid messages of one topic. The columns have one value for each."""
+
+    members: Sequence[bytes]
+    build: Callable[[list[int]], list[Outgoing]]
+    """Returns the messages of some rows as any other send has them; for rows that their slot refuses."""
+    scores: pa.Array | None = None
+    """Whole numbers, on priority and fixed_time topics."""
+    ranges: pa.Array | None = None
+    """Whole ms, on range_merge topics. No member is there twice then. None: those of the topic."""
+    envelopes: Sequence[bytes] | None = None
+    """On keyed topics."""
+    bases: Sequence[bytes] | None = None
+    """What decides the slots. None: the members."""
+
+
 class Group(NamedTuple):
-    """The rows of one call: of one slot, in their order."""
+    """The rows of one call: of one slot and one range, in their order."""
 
     slot: int
     rows: pa.Array
     """Their indexes."""
     packed: Packed
+    range_ms: int | None
 
 
-def groups(
-    members: Sequence[bytes], column: pa.Array, scores: pa.Array | None, slots: int
-) -> Iterator[Group]:
-    """Yield the calls that send ``column``, whose values are ``members``; ``scores``: texts, one for each."""
-    crcs = pa.array(list(map(crc32, members)), pa.uint32())
-    placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32()))
+def groups(rows: Rows, slots: int, range_ms: int | None = None) -> Iterator[Group]:
+    """Yield the calls that send ``rows``. ``range_ms``: of the topic."""
+    crcs = pa.array(list(map(crc32, rows.bases or rows.members)), pa.uint32())
+    placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32())).cast(pa.int64())
+    ranges, codes = [range_ms], placed
+    if rows.ranges is not None:
+        found = rows.ranges.dictionary_encode()
+        ranges = found.dictionary.to_pylist()
+        codes = pc.add(pc.multiply(placed, len(ranges)), found.indices.cast(pa.int64()))
     # Stable: if a member is sent several times, the last one counts.
-    order = pc.array_sort_indices(placed)
-    texts = _written(column.take(order))
-    if scores is not None:
-        texts = pc.binary_join_element_wise(_written(scores.take(order)), texts, _text(b""))
-    ends = memoryview(texts.buffers()[1]).cast("q")
-    data = memoryview(texts.buffers()[2])
-    runs = pc.run_end_encode(placed.take(order))
+    order = pc.array_sort_indices(codes)
+    columns = [_Column(_binary(rows.members).take(order), rows.scores and rows.scores.take(order))]
+    if rows.envelopes is not None:
+        columns.append(_Column(_binary(rows.envelopes).take(order)))
+    width = len(columns) + (rows.scores is not None)
+    ends = columns[0].ends if len(columns) == 1 else _sums(columns)
+    runs = pc.run_end_encode(codes.take(order))
     start = 0
-    for slot, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+    for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         while start < end:
             most = min(start + BATCH, end)
             last = max(start + 1, bisect_right(ends, ends[start] + CALL_BYTES, start, most + 1) - 1)
-            packed = Packed(last - start, 1 if scores is None else 2, data[ends[start] : ends[last]])
-            yield Group(slot, order.slice(start, last - start), packed)
+            packed = Packed(last - start, width, *(column.part(start, last) for column in columns))
+            slot, which = divmod(code, len(ranges))
+            yield Group(slot, order.slice(start, last - start), packed, ranges[which])
             start = last
+
+
+class _Column:
+    """Texts as arguments of a command, one behind the other."""
+
+    def __init__(self, texts: pa.Array, scores: pa.Array | None = None) -> None:
+        written = _written(texts)
+        if scores is not None:
+            digits = scores.cast(pa.large_string()).cast(pa.large_binary())
+            written = pc.binary_join_element_wise(_written(digits), written, _text(b""))
+        self.offsets = pa.Array.from_buffers(pa.int64(), len(written) + 1, [None, written.buffers()[1]])
+        self.ends = memoryview(written.buffers()[1]).cast("q")
+        self._data = memoryview(written.buffers()[2])
+
+    def part(self, start: int, end: int) -> memoryview:
+        """Return the arguments from ``start`` to before ``end``."""
+        return self._data[self.ends[start] : self.ends[end]]
+
+
+def _sums(columns: list[_Column]) -> memoryview:
+    """Return where each row ends, if those of all columns are counted."""
+    first, second = columns
+    return memoryview(pc.add(first.offsets, second.offsets).buffers()[1]).cast("q")
+
+
+def _binary(texts: Sequence[bytes]) -> pa.Array:
+    return pa.array(texts, pa.binary())
 
 
 def _text(raw: bytes) -> pa.Scalar:
@@ -79,12 +127,11 @@ class Call(NamedTuple):
     """One round trip: its content, and its rows."""
 
     groups: list[Group]
-    members: Sequence[bytes]
-    priorities: pa.Array | None
+    rows: Rows
 
 
 class Bulk:
-    """Sends to one unkeyed topic; ``counts`` has the results after ``finish``.
+    """Sends to one topic; ``counts`` has the results after ``finish``.
 
     While Redis is unavailable, everything without an answer is sent again. Of two sends of a member the later
     one counts: Redis runs one round trip while the next is packed, but two are never under way together,
@@ -94,15 +141,14 @@ class Bulk:
     def __init__(self, producer: Producer, topic: Topic, patience: Patience) -> None:
         self.counts: Counter[str] = Counter()
         self._producer = producer
-        self._topic = replace(topic, body="bytes")
+        self._topic = topic
         self._patience = patience
         self._under_way: tuple[Pipeline | None, Call] | None = None
         """Without a pipeline: not sent."""
 
-    def send(self, members: Sequence[bytes], column: pa.Array, priorities: pa.Array | None) -> None:
-        """Send valid rows. ``priorities``: whole numbers, on priority topics."""
-        scores = None if priorities is None else priorities.cast(pa.large_string()).cast(pa.large_binary())
-        call = Call(list(groups(members, column, scores, self._topic.slots)), members, priorities)
+    def send(self, rows: Rows) -> None:
+        """Send valid rows."""
+        call = Call(list(groups(rows, self._topic.slots, self._topic.time_range_ms)), rows)
         pipeline = self._pipeline(call)
         self.finish()
         try:
@@ -130,7 +176,7 @@ class Bulk:
     def _pipeline(self, call: Call) -> Pipeline:
         pipeline = self._producer.broker.pipeline()
         for group in call.groups:
-            pipeline.add(sending.send_packed(self._topic, group.slot, group.packed))
+            pipeline.add(sending.send_packed(self._topic, group.slot, group.packed, group.range_ms))
         return pipeline
 
     @staticmethod
@@ -141,11 +187,5 @@ class Bulk:
         return found
 
     def _follow(self, group: Group, call: Call) -> None:
-        options: list[dict[str, Any]] = [{}] * len(group.rows)
-        if call.priorities is not None:
-            options = [{"priority": priority} for priority in call.priorities.take(group.rows).to_pylist()]
-        built = [
-            self._producer.build(self._topic, call.members[row], **given)
-            for row, given in zip(group.rows.to_pylist(), options, strict=True)
-        ]
+        built = call.rows.build(group.rows.to_pylist())
         self.counts.update(result.status for result in self._producer.send(built))

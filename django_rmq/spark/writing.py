@@ -1,17 +1,18 @@
 """Write: rows become messages by the same rules as a send from Python.
 
-At least once: a task that is tried again sends again, and messages that still wait merge. ``value`` is the
-fast path; a topic whose slots follow from the body, a key or an explicit basis requires reading each row.
+At least once: a task that is tried again sends again, and messages that still wait merge. Rows are sent as
+columns where they can be; fifo topics, and what has limits of its own, are built row by row.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,15 +21,20 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import people
 from django_rmq.core.producer.checks import check_time_range
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.bodies import encode_json
-from django_rmq.core.words.bounds import MAX_PRIORITY
+from django_rmq.core.producer.lining import enveloped
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer, takes_bodies
+from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
+from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
+from django_rmq.core.words.envelopes import basis_bytes
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
-from django_rmq.spark.packing import Bulk
+from django_rmq.spark.packing import Bulk, Rows
 from django_rmq.spark.patience import Patience
+
+Value = TypeVar("Value")
 
 OPTION_COLUMNS = (
     "priority",
@@ -40,6 +46,16 @@ OPTION_COLUMNS = (
     "max_retries",
     "timeout",
 )
+ROW_BY_ROW = {"delay", "max_retries", "timeout"}
+"""Columns whose rows are looked at one by one."""
+
+_SCORED = {
+    TopicType.RANGE_MERGE: "time_range",
+    TopicType.PRIORITY: "priority",
+    TopicType.FIXED_TIME: "fixed_time",
+}
+"""The column that says when a message is due, or how urgent it is."""
+
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
 """The number of rows in hand: the minimum, the number for each slot, and the maximum."""
 
@@ -152,50 +168,96 @@ class Sending:
 
     def _send_chunk(self, producer: Producer, bulk: Bulk, batch: pa.RecordBatch) -> Counter[str]:
         topic = self._topic
-        bodies = self._bodies(batch)
-        if self._is_plain(batch, bodies):
-            priorities = batch.column("priority") if self._columns else None
-            bulk.send(bodies, pa.array(bodies, pa.binary()), priorities)
+        bodies, parsed = self._bodies(batch)
+
+        def build(chosen: Sequence[int]) -> list[Outgoing]:
+            part = batch.take(pa.array(chosen, pa.int64()))
+            return self._built(producer, part, [bodies[row] for row in chosen])
+
+        rows = self._rows(batch, bodies, parsed, build)
+        if rows is not None:
+            if "slot_basis" in self._columns:
+                # Building one makes it known that the topic has such messages.
+                build([0])
+                self._patience(producer.note_slot_bases)
+            bulk.send(rows)
             return Counter()
         # What was sent before must not be overtaken.
         bulk.finish()
-        # Values that are encoded already are sent as bytes.
-        raw = replace(topic, body="bytes")
-        constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))
-        if constant and not topic.keyed and topic.slot_basis is None:
-            options = {"priority": batch.column("priority")[0].as_py()} if self._columns else {}
-            send = partial(producer.send_bodies, raw, bodies, **options)
+        if not self._columns and takes_bodies(topic) and topic.slot_basis is None:
+            # Values that are encoded already are sent as bytes.
+            send = partial(producer.send_bodies, replace(topic, body="bytes"), bodies)
             return self._refusing(batch, lambda: self._patience(send).counts())
-        decode = json.loads if topic.slot_basis is not None else None
-        built = []
+        built = self._built(producer, batch, bodies)
+        return Counter(result.status for result in self._patience(lambda: producer.send(built)))
+
+    def _built(self, producer: Producer, batch: pa.RecordBatch, bodies: list[bytes]) -> list[Outgoing]:
+        """Return the messages as any other send has them. Raises ``InvalidMessage`` that names the bad row."""
+        topic, built = self._topic, []
+        decodes = topic.slot_basis is not None
+        raw = topic if decodes else replace(topic, body="bytes")
         columns = {name: _values(batch, name) for name in self._columns}
         for row, body in enumerate(bodies):
             given = {name: column[row] for name, column in columns.items() if column[row] is not None}
             try:
-                if decode is not None:
-                    built.append(producer.build(topic, decode(body), **given))
-                else:
-                    built.append(producer.build(raw, body, **given))
+                built.append(producer.build(raw, json.loads(body) if decodes else body, **given))
             except (RmqError, ValueError) as error:
                 raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
-        return Counter(result.status for result in self._patience(lambda: producer.send(built)))
+        return built
 
-    def _is_plain(self, batch: pa.RecordBatch, bodies: list[bytes]) -> bool:
-        """Return whether these rows can be sent as they are: none has to be examined, and none is invalid."""
-        topic = self._topic
-        if topic.keyed or topic.slot_basis is not None or self._options.is_cluster or not bodies:
-            return False
-        if not all(bodies) or max(map(len, bodies)) > topic.max_body:
-            return False
+    def _rows(
+        self,
+        batch: pa.RecordBatch,
+        bodies: list[bytes],
+        parsed: list[Any] | None,
+        build: Callable[[list[int]], list[Outgoing]],
+    ) -> Rows | None:
+        """Return rows that can be sent as columns. None: each has to be looked at, or one is invalid."""
+        topic, columns = self._topic, set(self._columns)
+        if topic.is_fifo or topic.origin or topic.accumulate or self._options.is_cluster or not bodies:
+            return None
+        if columns & ROW_BY_ROW or not all(bodies) or max(map(len, bodies)) > topic.max_body:
+            return None
+        members = _keys(batch) if topic.keyed else bodies
+        if members is None or (topic.keyed != ("key" in columns)):
+            return None
+        scores = ranges = bases = None
         if topic.type is TopicType.RANGE_MERGE:
-            return not self._columns and topic.time_range_ms is not None
-        if topic.type is not TopicType.PRIORITY or self._columns != ["priority"]:
-            return False
-        column = batch.column("priority")
-        if column.null_count or not pa.types.is_integer(column.type):
-            return False
-        found = pc.min_max(column).as_py()
-        return bool(topic.min_priority <= found["min"] and found["max"] <= MAX_PRIORITY)
+            if "time_range" in columns:
+                ranges = _whole_numbers(batch.column("time_range"), 1, MAX_DURATION_MS)
+                if ranges is None or len(set(members)) < len(members):
+                    return None
+        elif topic.type is TopicType.PRIORITY:
+            scores = _whole_numbers(batch.column("priority"), topic.min_priority, MAX_PRIORITY)
+        else:
+            soon = max(999, int(time.time() * 1000)) + 1
+            scores = _whole_numbers(_instants(batch.column("fixed_time")), soon, MAX_INSTANT_MS)
+        if columns - {"key", "slot_basis", _SCORED[topic.type]} or (
+            scores is None and topic.type is not TopicType.RANGE_MERGE
+        ):
+            return None
+        try:
+            if topic.slot_basis is not None or "slot_basis" in columns:
+                bases = self._bases(batch, parsed)
+                if bases is None:
+                    return None
+            envelopes = enveloped(bodies, bases) if topic.keyed else None
+        except (RmqError, ValueError):
+            return None
+        return Rows(members, build, scores, ranges, envelopes, bases)
+
+    def _bases(self, batch: pa.RecordBatch, parsed: list[Any] | None) -> list[bytes] | None:
+        """Return the slot basis of each row. None: some have none, or none that is valid."""
+        name = self._topic.slot_basis
+        if name is None:
+            column = batch.column("slot_basis")
+            return None if column.null_count else list(map(basis_bytes, _values(batch, "slot_basis")))
+        if parsed is None or "slot_basis" in self._columns:
+            return None
+        try:
+            return [basis_bytes(body[name]) for body in parsed]
+        except (KeyError, TypeError):
+            return None
 
     @staticmethod
     def _refusing(batch: pa.RecordBatch, send: Callable[[], Counter[str]]) -> Counter[str]:
@@ -207,40 +269,70 @@ class Sending:
             row = int(number) if number.isdigit() else 0
             raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
 
-    def _bodies(self, batch: pa.RecordBatch) -> list[bytes]:
+    def _bodies(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[Any] | None]:
+        """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
         topic = self._topic
         if self._body_columns:
             rows = batch.select(self._body_columns).to_pylist()
-            return [self._encoded(batch, row, encode_json, body) for row, body in enumerate(rows)]
+            return self._each(batch, encode_json, rows), rows
         column = batch.column("value")
         if column.null_count:
             row = next(i for i, value in enumerate(column) if not value.is_valid)
             raise InvalidMessage(f"row {_shown(batch, row)}: value is null")
-        values: list[bytes] = column.cast(pa.binary()).to_pylist()
         if topic.body != "bytes" and not pa.types.is_string(column.type):
             try:
-                column.cast(pa.string())
+                column = column.cast(pa.string())
             except pa.ArrowInvalid:
-                for row, value in enumerate(values):
-                    self._encoded(batch, row, lambda raw: raw.decode().encode(), value)
-        if topic.body == "json" and self._canonical:
-            return [
-                self._encoded(batch, row, lambda raw: encode_json(json.loads(raw)), value)
-                for row, value in enumerate(values)
-            ]
-        return values
+                self._each(batch, bytes.decode, column.to_pylist())
+                raise
+        parsed = None
+        if topic.body == "json" and (self._canonical or topic.slot_basis is not None):
+            parsed = self._each(batch, decode_json, column.to_pylist())
+            if self._canonical:
+                return self._each(batch, encode_decoded, parsed), parsed
+        found: list[bytes] = column.cast(pa.binary()).to_pylist()
+        return found, parsed
 
     @staticmethod
-    def _encoded(batch: pa.RecordBatch, row: int, encode: Callable[[Any], bytes], value: Any) -> bytes:
+    def _each(batch: pa.RecordBatch, work: Callable[[Any], Value], values: Iterable[Any]) -> list[Value]:
+        """Return what ``work`` makes of each value; an error names the row."""
+        found: list[Value] = []
         try:
-            return encode(value)
+            found.extend(map(work, values))
         except (RmqError, ValueError) as error:
-            raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
+            raise InvalidMessage(f"row {_shown(batch, len(found))}: {error}") from None
+        return found
 
 
-def _is_constant(batch: pa.RecordBatch, name: str) -> bool:
-    column = batch.column(name)
-    return column.null_count == 0 and len(column.unique()) == 1
+def _keys(batch: pa.RecordBatch) -> list[bytes] | None:
+    """Return keys as members. None: one is missing or invalid."""
+    if "key" not in batch.schema.names:
+        return None
+    column = batch.column("key")
+    if column.null_count or not pa.types.is_string(column.type):
+        return None
+    sizes = pc.min_max(pc.binary_length(column)).as_py()
+    if not 0 < sizes["min"] <= sizes["max"] <= MAX_KEY_BYTES:
+        return None
+    found: list[bytes] = column.cast(pa.binary()).to_pylist()
+    return found
+
+
+def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
+    """Return a column of whole numbers within bounds. None: it is something else, or one is missing or out of bounds."""
+    if column.null_count or not pa.types.is_integer(column.type):
+        return None
+    found = pc.min_max(column).as_py()
+    return column if least <= found["min"] and found["max"] <= most else None
+
+
+def _instants(column: pa.Array) -> pa.Array:
+    """Return a column of timestamps in ms, rounded up; any other column as it is."""
+    if not pa.types.is_timestamp(column.type):
+        return column
+    us = column.cast(pa.timestamp("us")).cast(pa.int64())
+    # Division rounds towards 0, so instants before 1970 come out too late; they are invalid in any case.
+    return pc.divide(pc.add(us, 999), 1000)
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:

@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.topics import TopicType
 from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.packing import CALL_BYTES, Bulk, groups
+from django_rmq.spark.packing import CALL_BYTES, Bulk, Rows, groups
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.writing import CHUNK_BYTES, Writer, gathered
 from tests.brokers import Broker
@@ -35,33 +35,61 @@ bodies = st.lists(
 )
 
 
+def none_built(_: list[int]) -> list[Any]:
+    raise AssertionError("no slot has refused anything")
+
+
 @given(
-    members=bodies, slots=st.sampled_from([1, 2, 16]), score=st.integers(17, 1 << 43), scored=st.booleans()
+    members=bodies,
+    slots=st.sampled_from([1, 2, 16]),
+    score=st.integers(17, 1 << 43),
+    scored=st.booleans(),
+    enveloped=st.booleans(),
 )
 def test_what_is_packed_is_what_redis_py_would_write(
-    members: list[bytes], slots: int, score: int, scored: bool
+    members: list[bytes], slots: int, score: int, scored: bool, enveloped: bool
 ) -> None:
-    scores = [b"%d" % (score + n) for n in range(len(members))] if scored else None
-    column = pa.array(members, pa.binary())
-    told: Counter[int] = Counter()
-    for group in groups(members, column, scores and pa.array(scores, pa.large_binary()), slots):
-        rows = group.rows.to_pylist()
-        assert rows == sorted(rows) and {crc32(members[row]) % slots for row in rows} == {group.slot}
+    scores = [score + n for n in range(len(members))] if scored else None
+    envelopes = [b"0 {}\n" + member for member in members] if enveloped else None
+    rows = Rows(members, none_built, scores and pa.array(scores, pa.int64()), None, envelopes)
+    seen: Counter[int] = Counter()
+    for group in groups(rows, slots, 1_000):
+        chosen = group.rows.to_pylist()
+        assert chosen == sorted(chosen) and group.range_ms == 1_000
+        assert {crc32(members[row]) % slots for row in chosen} == {group.slot}
         texts = [
-            text for row in rows for text in ((scores[row], members[row]) if scores else (members[row],))
+            text for row in chosen for text in ((scores[row], members[row]) if scores else (members[row],))
         ]
+        texts += [envelopes[row] for row in chosen] if envelopes else []
         whole = hiredis.pack_command(tuple(texts))
-        assert bytes(group.packed.data) == whole.partition(b"\r\n")[2]
-        assert (len(group.packed), group.packed.width) == (len(rows), 2 if scored else 1)
-        told.update(rows)
-    assert told == Counter(range(len(members)))
+        assert b"".join(group.packed.data) == whole.partition(b"\r\n")[2]
+        assert len(group.packed) == len(chosen)
+        assert group.packed.width * len(chosen) == len(texts)
+        seen.update(chosen)
+    assert seen == Counter(range(len(members)))
+
+
+@given(
+    members=bodies.map(lambda found: list(dict.fromkeys(found))),
+    ranges=st.lists(st.integers(1, 4), min_size=1),
+)
+def test_rows_of_a_call_have_one_range_of_time(members: list[bytes], ranges: list[int]) -> None:
+    given = [ranges[n % len(ranges)] for n in range(len(members))]
+    rows = Rows(members, none_built, ranges=pa.array(given, pa.int32()))
+    seen = [
+        (members[row], group.slot, group.range_ms)
+        for group in groups(rows, 4)
+        for row in group.rows.to_pylist()
+    ]
+    expected = [(member, crc32(member) % 4, given[n]) for n, member in enumerate(members)]
+    assert sorted(seen) == sorted(expected)
 
 
 def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
     members = [b"%05d" % n + b"x" * 240_000 for n in range(50)] + [b"y" * 3_000_000, b"small"]
-    found = list(groups(members, pa.array(members, pa.binary()), None, 1))
+    found = list(groups(Rows(members, none_built), 1))
     assert [row for group in found for row in group.rows.to_pylist()] == list(range(52))
-    sizes = [(len(group.packed), len(group.packed.data)) for group in found]
+    sizes = [(len(group.packed), sum(map(len, group.packed.data))) for group in found]
     assert all(size <= CALL_BYTES or count == 1 for count, size in sizes), sizes
     assert sizes[0][0] == 4
 
@@ -76,9 +104,9 @@ def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch
     sent: list[int] = []
     send = Bulk.send
 
-    def spied(bulk: Bulk, members: list[bytes], *others: Any) -> None:
-        sent.append(sum(map(len, members)))
-        send(bulk, members, *others)
+    def spied(bulk: Bulk, rows: Rows) -> None:
+        sent.append(sum(map(len, rows.members)))
+        send(bulk, rows)
 
     monkeypatch.setattr(Bulk, "send", spied)
     rows = pa.RecordBatch.from_pydict({"value": [b"%05d" % n + b"x" * 200_000 for n in range(200)]})
@@ -97,7 +125,7 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
     bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
     for first in range(0, 5_000, 1_700):
         part = members[first : first + 1_700]
-        bulk.send(part, pa.array(part, pa.binary()), priorities and priorities.slice(first, 1_700))
+        bulk.send(Rows(part, none_built, priorities and priorities.slice(first, 1_700)))
     bulk.finish()
     met = "merged" if priorities is None else "replaced"
     assert bulk.counts == {"stored": 3_000, met: 2_000}
@@ -119,7 +147,7 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
         bulk = Bulk(Producer(broker), topic.topic, NONE)
         for delay, priority in ((0.5, 50), (0, 60)):
             proxy.delay(delay)
-            bulk.send(members, pa.array(members, pa.binary()), pa.array([priority] * 100))
+            bulk.send(Rows(members, none_built, pa.array([priority] * 100)))
             time.sleep(0.1)
         bulk.finish()
         broker.close()
@@ -133,7 +161,7 @@ def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) 
     members = [b"%d" % n for n in range(100)]
     topic.broker.load_scripts()
     topic.broker.client.script_flush()
-    bulk.send(members, pa.array(members, pa.binary()), pa.array([50] * 100))
+    bulk.send(Rows(members, none_built, pa.array([50] * 100)))
     bulk.finish()
     assert bulk.counts == {"stored": 100} and topic.depth("store") == 100
 
@@ -141,9 +169,14 @@ def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) 
 def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQueue) -> None:
     topic = queue(slots=4, body="bytes")
     topic.each("configure")
-    bulk = Bulk(Producer(topic.broker), replace(topic.topic, slots=2), NONE)
+    producer, known = Producer(topic.broker), replace(topic.topic, slots=2)
+    bulk = Bulk(producer, known, NONE)
     members = [b"%d" % n for n in range(100)]
-    bulk.send(members, pa.array(members, pa.binary()), pa.array([50] * 100))
+
+    def build(chosen: list[int]) -> list[Any]:
+        return [producer.build(known, members[row], priority=50) for row in chosen]
+
+    bulk.send(Rows(members, build, pa.array([50] * 100)))
     bulk.finish()
     assert bulk.counts == {"stored": 100}
     placed = {

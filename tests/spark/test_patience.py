@@ -19,7 +19,7 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import patience
-from django_rmq.spark.packing import Bulk
+from django_rmq.spark.packing import Bulk, Rows
 from django_rmq.spark.patience import Patience
 from tests.brokers import Broker
 from tests.servers import RedisServer, TcpProxy
@@ -154,7 +154,7 @@ def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
                 threading.Timer(0.5, proxy.mend).start()
             members = [b"%d" % n for n in range(turn * 50, turn * 50 + 100)]
             priorities = pa.array([100 + turn] * 100)
-            bulk.send(members, pa.array(members, pa.binary()), priorities)
+            bulk.send(Rows(members, lambda _: [], priorities))
         bulk.finish()
         broker.close()
     found = {entry.member: entry.score for page in queue.each("peek", "store") for entry in page.entries}

@@ -121,11 +121,11 @@ def send_replace(
     )
 
 
-def send_packed(topic: Topic, slot: int, packed: Packed) -> Call[Counter[str]]:
-    """Send encoded messages with the topic's own range of time; return the number of messages of each status."""
+def send_packed(topic: Topic, slot: int, packed: Packed, range_ms: int | None = None) -> Call[Counter[str]]:
+    """Send encoded messages; return the number of messages of each status. ``range_ms``: on range_merge topics."""
     count = len(packed)
     if topic.type is TopicType.RANGE_MERGE:
-        own: tuple[Any, ...] = (topic.time_range_ms or 0, count, packed)
+        own: tuple[Any, ...] = (range_ms, count, packed)
         return Call("send_merge", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")
     own = (count, packed)
     return Call("send_replace", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")

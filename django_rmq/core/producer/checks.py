@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django_rmq.core.words.bounds import (
     MAX_DURATION_MS,
@@ -24,6 +23,8 @@ from django_rmq.exceptions import InvalidMessage
 
 MAX_HEADER_BYTES = 8_192
 """The maximum size of all headers of a message, as JSON, in bytes."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 MAX_REPLICAS = 100
 """The maximum number of replicas that a send may ask to confirm."""
@@ -76,7 +77,7 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
             raise InvalidMessage(
                 f"{name} {value!r} is naive; it needs a time zone (see django.utils.timezone.now)"
             )
-        at = math.ceil(value.timestamp() * 1000)
+        at = -((_EPOCH - value) // timedelta(milliseconds=1))
     elif not is_whole(value):
         raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {shown(value)}")
     else:

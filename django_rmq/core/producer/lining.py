@@ -20,11 +20,21 @@ def lined_up(
     drawn = os.urandom(16 * len(raws)).hex().encode()
     keys = [drawn[at : at + 32] for at in range(0, len(drawn), 32)]
     if topic.slot_basis is None and not topic.is_strict:
-        head = encode_envelope(Envelope(b""))
-        return keys, keys, [head + raw for raw in raws]
+        return keys, keys, enveloped(raws)
     if topic.slot_basis is None:
         bases = [topic.name.encode()] * len(raws)
+    return keys, bases, enveloped(raws, bases)
+
+
+def enveloped(raws: Sequence[bytes], bases: Sequence[bytes] | None = None) -> list[bytes]:
+    """Return the envelopes of messages without options, with their slot bases if these are given.
+
+    Raises ``InvalidMessage`` for a basis that a keyed message cannot have.
+    """
+    if bases is None:
+        head = encode_envelope(Envelope(b""))
+        return [head + raw for raw in raws]
     heads = {
         basis: encode_envelope(Envelope(b"", slot_basis=check_stored_basis(basis))) for basis in set(bases)
     }
-    return keys, bases, [heads[basis] + raw for basis, raw in zip(bases, raws, strict=True)]
+    return [heads[basis] + raw for basis, raw in zip(bases, raws, strict=True)]

@@ -231,7 +231,7 @@ class Producer:
             return self._attempt_one(messages[0])
         mixed = Mixed(messages, wanted)
         try:
-            self._note_slot_bases()
+            self.note_slot_bases()
         except RmqError as error:
             mixed.give_up(error)
         else:
@@ -242,7 +242,7 @@ class Producer:
         """Send one message without the cost of a pipeline."""
         result = SendResult(out.topic.name, out.slot, out.member)
         try:
-            self._note_slot_bases()
+            self.note_slot_bases()
             (answer,) = self.broker.run(call_of((out,)))
         except RmqError as error:
             result.status = "failed"
@@ -250,7 +250,8 @@ class Producer:
         complete(result, answer)
         return [result], {}
 
-    def _note_slot_bases(self) -> None:
+    def note_slot_bases(self) -> None:
+        """Record in Redis which topics have messages with an explicit slot basis; each send does it first."""
         while self._to_note:
             name, topic = next(iter(self._to_note.items()))
             self.broker.note_slot_basis(topic)

@@ -89,7 +89,7 @@ def _pieces(command: tuple[Any, ...]) -> list[Any]:
     if not isinstance(written, Packed):
         return [packed(command)]
     *before, now = map(_argument, (*command[:-2], command[-1]))
-    return [b"*%d\r\n" % (len(before) + 1 + written.count * written.width), *before, written.data, now]
+    return [b"*%d\r\n" % (len(before) + 1 + written.count * written.width), *before, *written.data, now]
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:

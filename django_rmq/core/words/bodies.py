@@ -83,6 +83,14 @@ def encode_json(body: object) -> bytes:
         raise InvalidMessage(f"body cannot be written as JSON: {error}") from None
 
 
+def encode_decoded(body: object) -> bytes:
+    """Return the canonical JSON of a body that was JSON, so that its keys are texts; otherwise like `encode_json`."""
+    try:
+        return _encode_json(body).encode()
+    except (ValueError, RecursionError):
+        return encode_json(body)
+
+
 def encode_body(topic: Topic, body: object) -> bytes:
     """Return ``body`` as the bytes that ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``.
 
@@ -118,14 +126,19 @@ _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once
 def decode_body(topic: Topic, raw: bytes) -> Any:
     """Return the body as plain data, also on topics with a type. Raises ``ValueError`` for bytes that do not match BODY."""
     if topic.body == "json":
-        # Bodies written by encode_json have no space around them: one scan reads them, without json.loads'
-        # preparations.
-        text = raw.decode()
-        try:
-            body, end = _scan_json(text, 0)
-        except StopIteration:
-            return json.loads(text)
-        return body if end == len(text) else json.loads(text)
+        return decode_json(raw.decode())
     if topic.body == "text":
         return raw.decode()
     return raw
+
+
+def decode_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ``ValueError`` for any other text.
+
+    Without space around it, as `encode_json` writes it, one scan reads it, without the preparations of ``json.loads``.
+    """
+    try:
+        body, end = _scan_json(text, 0)
+    except StopIteration:
+        return json.loads(text)
+    return body if end == len(text) else json.loads(text)

@@ -50,6 +50,7 @@ SMALL, SMALL_BATCHES = 1_000, 12
 IDLE_SECONDS = 5.0
 
 LATER_MS = 4_000_000_000_000
+"""The beginning of the day in 2096 in which fixed times are."""
 
 POP = """
 local rows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
@@ -265,12 +266,14 @@ class Bench:
         return self._write(replace(self.topic, identity="key"), frame, timeRange="1")
 
     def write_ms(self) -> float:
-        frame = self.frame.withColumn("fixed_time", self.functions.lit(LATER_MS))
-        return self._write(self._at_times("bytes"), frame)
+        return self._write(self._at_times("bytes"), self.frame.withColumn("fixed_time", self._later()))
 
     def write_timestamps(self) -> float:
-        at = self.functions.timestamp_millis(self.functions.lit(LATER_MS))
+        at = self.functions.timestamp_millis(self._later())
         return self._write(self._at_times("json"), self._texts().withColumn("fixed_time", at))
+
+    def _later(self) -> Any:
+        return self.functions.expr(f"{LATER_MS} + pmod(hash(value), 86400000)")
 
     def _at_times(self, body: Any) -> Topic:
         return replace(self.topic, type=TopicType.FIXED_TIME, time_range_ms=None, body=body)

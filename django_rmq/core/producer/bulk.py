@@ -10,6 +10,7 @@ from zlib import crc32
 
 from django_rmq.core.calls import sending
 from django_rmq.core.calls.call import Call
+from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.lining import lined_up
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
@@ -55,13 +56,12 @@ class Bulk:
         self._places = places
         self._results = results
         self._follow = follow
-        self._members = _members(topic, bodies, len(results))
-        self._envelopes: Sequence[bytes] = ()
+        self._raws = _members(topic, bodies, len(results))
         self._bases = (
-            self._members if topic.slot_basis is None else _each(basis_of_field, topic, bodies, len(results))
+            self._raws if topic.slot_basis is None else _each(basis_of_field, topic, bodies, len(results))
         )
-        if topic.is_fifo:
-            self._members, self._bases, self._envelopes = lined_up(topic, self._members, self._bases)
+        for basis in set(self._bases) if topic.is_fifo and topic.slot_basis is not None else ():
+            check_stored_basis(basis)
         self.error: RmqError | None = None
 
     @property
@@ -71,13 +71,16 @@ class Bulk:
 
     def trips(self) -> Iterator[BulkTrip]:
         """Yield the messages of each round trip, by slot."""
-        for start in range(0, len(self._members), ROUND_TRIP):
+        for start in range(0, len(self._raws), ROUND_TRIP):
             present = self._places.present(self._topic)
             mask = present.slots - 1
-            members = self._members[start : start + ROUND_TRIP]
-            envelopes = self._envelopes[start : start + ROUND_TRIP]
+            members = self._raws[start : start + ROUND_TRIP]
+            bases = self._bases[start : start + ROUND_TRIP]
+            envelopes: Sequence[bytes] = ()
+            if present.is_fifo:
+                members, bases, envelopes = lined_up(present, members, bases)
             # The same as keys.slot_of without a call for each message; a slot count is a power of two.
-            crcs = [crc32(basis) for basis in self._bases[start : start + ROUND_TRIP]]
+            crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
             parts = [
                 (slot, group[at : at + BATCH], kept[at : at + BATCH])

@@ -33,9 +33,11 @@ from django_rmq.project.tasks.records import (
     result_of,
     update,
 )
+from django_rmq.project.tasks.together import Together
 
 logger = safe_logger("django_rmq.tasks")
 _complain = Complaints(logger)
+_together = Together(lambda: connections.get_broker("worker"))
 
 LEAST_KEPT_MS = 604_800_000
 """How long the record of a task that is not finished is kept at least: a week."""
@@ -164,7 +166,7 @@ class Attempt:
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                self._broker.run(call)
+                _together.run(call)
                 return
             except ServerTrouble:
                 # A repeated write changes nothing.

@@ -159,3 +159,4 @@ class Places:
     act: str = ""
     send: str = ""
     log: str = ""
+    claims: str = ""

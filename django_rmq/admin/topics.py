@@ -12,7 +12,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from django_rmq.admin.pages import acts, dashboard, message, outbox, schedules, topic, writing
+from django_rmq.admin.pages import acts, claims, dashboard, message, outbox, schedules, topic, writing
 from django_rmq.admin.pages.answers import Pages, View, page
 from django_rmq.operations import Permission
 
@@ -27,6 +27,7 @@ class TopicAdmin(Pages):
     message_view, raw_view = message.message_view, message.raw_view
     edit_view, send_view = writing.edit_view, writing.send_view
     act_view = acts.act_view
+    claims_view = claims.claims_view
     outbox_view = outbox.outbox_view
     schedules_view, schedule_view = schedules.schedules_view, schedules.schedule_view
 
@@ -47,6 +48,7 @@ class TopicAdmin(Pages):
             at("<str:object_id>/history/", self.history_view, "history"),
             at("<str:object_id>/send/", self.send_view, "send"),
             at("<str:object_id>/act/", self.act_view, "act"),
+            at("<str:object_id>/claims/", self.claims_view, "claims"),
             at("<str:object_id>/message/<str:message_id>/", self.message_view, "message"),
             at("<str:object_id>/message/<str:message_id>/raw/", self.raw_view, "raw"),
             at("<str:object_id>/message/<str:message_id>/edit/", self.edit_view, "edit"),

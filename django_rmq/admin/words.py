@@ -32,6 +32,13 @@ EMPTY: Mapping[str, Text] = {
     "dead": gettext_lazy("No dead messages."),
     "claim": gettext_lazy("No claimed messages."),
 }
+CLAIM_STATES: Mapping[str, Text] = {
+    "open": gettext_lazy("being claimed"),
+    "sealed": gettext_lazy("in a batch"),
+    "acked": gettext_lazy("being acknowledged"),
+    "lost": gettext_lazy("lease has ended"),
+    "returned": gettext_lazy("being returned"),
+}
 REASONS: Mapping[str, Text] = {
     "failed": gettext_lazy("failed"),
     "timed_out": gettext_lazy("timed out"),
@@ -54,6 +61,7 @@ MARKS: Mapping[str, Text] = {
 }
 OUTCOMES: Mapping[str, Text] = {
     "replayed": gettext_lazy("replayed"),
+    "returned": gettext_lazy("returned"),
     "merged": gettext_lazy("merged with a waiting copy"),
     "deleted": gettext_lazy("deleted"),
     "notified": gettext_lazy("running; its listener is notified"),
@@ -100,6 +108,7 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
 
 
 __all__ = [
+    "CLAIM_STATES",
     "DID",
     "EMPTY",
     "END_NAMES",

@@ -164,7 +164,7 @@ def test_every_address_is_behind_the_admin_and_declares_a_permission() -> None:
         assert Permission.VIEW in permissions, pattern
         assert view.__wrapped__, pattern
         names.add(pattern.name)
-    assert len(names) == 13
+    assert len(names) == 14
 
 
 def addresses(message_id: str) -> dict[str, str]:
@@ -261,6 +261,57 @@ def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
     (address,) = set(re.findall(r'<th scope="row" class="rmq-message"><a href="([^"]*)"', listed))
     shown = text(boss.get(address))
     assert "Claimed" in shown and "a Spark query holds it" in shown and "claimed" in shown
+
+
+def claimed(broker: Broker, consumer: str = "spark", count: int = 3) -> None:
+    """Let a Spark query hold messages of a topic."""
+    topic = topic_of("timed")
+    for n in range(count):
+        send(broker, "timed", b'{"a":%d}' % n)
+    for slot in range(topic.slots):
+        broker.claim(topic, slot, consumer, 1, 60_000, 10)
+    assert depth(broker, "timed", "claimed") == count
+
+
+def test_claims_are_listed_by_query_and_returned_after_a_question(boss: Client, broker: Broker) -> None:
+    page = url("claims", "timed")
+    assert "No Spark query holds messages of this topic." in text(boss.get(page))
+    claimed(broker)
+    assert page in text(boss.get(url("change", "timed"), {"tab": "claim"}))
+    shown = text(boss.get(page))
+    assert "<code>spark</code>" in shown and "being claimed" in shown and 'value="return"' in shown
+    asked = text(boss.post(page, {"act": "return", "consumer": "spark"}))
+    assert "Return 3 messages of spark? Stop the query first." in asked
+    assert depth(broker, "timed", "claimed") == 3
+    assert not LogEntry.objects.exists()
+    carried = {"act": "return", "consumer": "spark", "confirmed": "yes"}
+    assert "3 returned" in text(boss.post(page, carried, follow=True))
+    assert (depth(broker, "timed", "claimed"), depth(broker, "timed", "store")) == (0, 3)
+    assert "return claims" in str(LogEntry.objects.get().get_change_message()).lower()
+    assert "This query holds nothing any more." in text(boss.post(page, carried, follow=True))
+
+
+def test_claims_are_returned_with_a_retry_used(boss: Client, broker: Broker) -> None:
+    claimed(broker)
+    given = {"act": "spend", "consumer": "spark", "confirmed": "yes"}
+    assert "3 returned" in text(boss.post(url("claims", "timed"), given, follow=True))
+    assert (depth(broker, "timed", "store"), depth(broker, "timed", "retry")) == (0, 3)
+
+
+def test_what_cannot_be_done_to_claims_says_so(
+    boss: Client, broker: Broker, log_in: Callable[..., Client]
+) -> None:
+    claimed(broker)
+    page, given = url("claims", "timed"), {"act": "return", "consumer": "spark", "confirmed": "yes"}
+    assert "not available" in text(boss.post(page, {**given, "act": "keep"}, follow=True))
+    for consumer in ("", "other", "x" * 9_000, "\0"):
+        answer = boss.post(page, {**given, "consumer": consumer}, follow=True)
+        assert "This query holds nothing any more." in text(answer)
+    viewer = log_in("view_topic")
+    assert 'name="act"' not in text(viewer.get(page))
+    assert viewer.post(page, given).status_code == 403
+    assert log_in("view_topic", "replay_messages").get(page).status_code == 200
+    assert depth(broker, "timed", "claimed") == 3
 
 
 def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:

@@ -108,6 +108,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             act=self.url("act", quoted),
             send=self.url("send", quoted),
             log=self.url("history", quoted),
+            claims=self.url("claims", quoted),
         )
 
     # --- answers

@@ -182,7 +182,14 @@ def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[lis
 
     The answer does not show whether the set changed between two calls; the caller has to find out.
     """
-    return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), same, locals(), "rows")
+    return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat, locals(), "rows")
+
+
+def _flat(reply: list[Any]) -> list[Any]:
+    """Return members and scores in one list, also on connections whose protocol (RESP3) has them in pairs."""
+    if reply and isinstance(reply[0], list):
+        return [part for pair in reply for part in pair]
+    return reply
 
 
 def _written(areas: Sequence[Area]) -> list[Any]:

@@ -288,7 +288,7 @@ def test_claims_are_listed_by_query_and_returned_after_a_question(boss: Client, 
     assert "3 returned" in text(boss.post(page, carried, follow=True))
     assert (depth(broker, "timed", "claimed"), depth(broker, "timed", "store")) == (0, 3)
     assert "return claims" in str(LogEntry.objects.get().get_change_message()).lower()
-    assert "This query holds nothing any more." in text(boss.post(page, carried, follow=True))
+    assert "This query no longer holds anything." in text(boss.post(page, carried, follow=True))
 
 
 def test_claims_are_returned_with_a_retry_used(boss: Client, broker: Broker) -> None:
@@ -306,7 +306,7 @@ def test_what_cannot_be_done_to_claims_says_so(
     assert "not available" in text(boss.post(page, {**given, "act": "keep"}, follow=True))
     for consumer in ("", "other", "x" * 9_000, "\0"):
         answer = boss.post(page, {**given, "consumer": consumer}, follow=True)
-        assert "This query holds nothing any more." in text(answer)
+        assert "This query no longer holds anything." in text(answer)
     viewer = log_in("view_topic")
     assert 'name="act"' not in text(viewer.get(page))
     assert viewer.post(page, given).status_code == 403

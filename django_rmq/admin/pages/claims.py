@@ -63,7 +63,7 @@ def _act(
     if name not in ACTS:
         messages.error(request, _("This action is not available for these messages."))
     elif not held:
-        messages.warning(request, _("This query holds nothing any more."))
+        messages.warning(request, _("This query no longer holds anything."))
     elif "confirmed" not in request.POST:
         context = {
             "heading": ACTS[name],

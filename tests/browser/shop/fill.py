@@ -91,6 +91,18 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
     return held
 
 
+def claimed(topic: str, bodies: list[Any], consumer: str) -> None:
+    """Let a Spark query hold messages."""
+    from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
+
+    waiting(topic, bodies)
+    found, broker = get_config().topic(topic), get_broker()
+    for slot in range(found.slots):
+        if broker.claim(found, slot, consumer, 1, 3_600_000, 1_000).taken:
+            broker.renew(found, slot, consumer, 1, 3_600_000, seal=True)
+
+
 def dead(topic: str, bodies: list[Any], error: str) -> None:
     """Let messages fail for good with this error."""
     _fail(topic, bodies, "rejected", error)

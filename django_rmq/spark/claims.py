@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from django_rmq.core.calls import claims, ending, looking
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.call import Answer, Call
+from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
-from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.spark.lease import Lease
@@ -58,6 +58,26 @@ def slots_in(text: str | None, count: int) -> list[int]:
         return list(range(count))
     bounds = [part.partition("-") for part in text.split(",") if part]
     return [slot for first, _, last in bounds for slot in range(int(first), int(last or first) + 1)]
+
+
+def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
+    """Return how much to ask of which slots at once: whole slots, or a step of those that do not fit into the budget.
+
+    Redis runs the calls of one round trip one after another before it serves others, so together they ask for
+    about one step. ``left``: what each slot is still to give, in the order in which to ask.
+    """
+    asked: dict[int, int] = {}
+    room = CLAIM_STEP
+    for slot, quota in left.items():
+        wanted = min(quota, budget)
+        if quota - wanted > CLAIM_STEP:
+            wanted = min(wanted, CLAIM_STEP)
+        if not wanted or (asked and wanted > room) or len(asked) == HEADS:
+            break
+        asked[slot] = wanted
+        budget -= wanted
+        room -= wanted
+    return asked
 
 
 class Claims:
@@ -181,32 +201,28 @@ class Claims:
         if not due or budget < 1:
             return False
         left = self._shares(due, budget)
-        taken, moved = 0, False
+        taken = 0
         while left and taken < budget:
-            pipeline = self._broker.pipeline()
-            asked: list[int] = []
-            answers: list[Answer[Claimed]] = []
-            rest = budget - taken
-            for slot, quota in left.items():
-                wanted = min(quota, rest)
-                if wanted < 1:
-                    break
-                rest -= wanted
-                asked.append(slot)
-                call = claims.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
-                answers.append(pipeline.add(call))
-            pipeline.execute()
-            for slot, claimed in zip(asked, answers, strict=True):
-                answer = claimed.get()
-                if answer.status == "moved":
-                    moved = True
-                    continue
+            asked = _trip(left, budget - taken)
+            answers = self.each(
+                claims.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
+                for slot, wanted in asked.items()
+            )
+            for slot, answer in zip(asked, answers, strict=True):
                 self._note(slot, consumer, number, answer)
                 taken += answer.taken
-                left[slot] -= answer.taken
-                if not (answer.taken and answer.more and left[slot] > 0):
-                    del left[slot]
-            if moved:
+                rest = left.pop(slot) - answer.taken
+                if answer.taken and answer.more and rest > 0:
+                    left[slot] = rest
+            # A slot that gave a step comes after the others: from now on each of its messages is examined. One
+            # that gave less is examined already, and is continued first.
+            kept = {
+                slot: left[slot]
+                for slot, answer in zip(asked, answers, strict=True)
+                if slot in left and answer.taken < asked[slot]
+            }
+            left = kept | left
+            if any(answer.status == "moved" for answer in answers):
                 self._give_back(consumer, number)
                 raise self.moved()
         return taken > 0
@@ -229,7 +245,7 @@ class Claims:
         """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
 
         If the budget is smaller than the total: on a topic with times, the slots with the oldest messages
-        come first, and as a whole, as a worker goes from slot to slot. On a priority topic each slot gives
+        come first, and as a whole if they fit, as a worker goes from slot to slot. On a priority topic each slot gives
         its part, so that the most urgent messages of all slots are taken.
         """
         slots = list(due)

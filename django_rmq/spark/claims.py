@@ -90,6 +90,8 @@ class Claims:
         self._newest = 0
         self._known: set[str] = set()
         """Consumers whose claims are known, because this process made them."""
+        self._empty: set[int] = set()
+        """The first slots of parts that were empty at the last poll: most of many slots are, and stay so."""
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
@@ -230,9 +232,18 @@ class Claims:
     def due_slots(self) -> dict[int, int]:
         """Return the slots in which something is due, and since when."""
         slots, now = range(self._topic.slots), self._broker.now_ms()
-        parts = [slots[first : first + HEADS] for first in range(0, len(slots), HEADS)]
-        heads = (head for part in parts for head in self._broker.run(looking.heads(self._topic, part)))
-        return {slot: at for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now}
+        found: dict[int, int] = {}
+        for first in range(0, len(slots), HEADS):
+            part = slots[first : first + HEADS]
+            if first in self._empty and not self._broker.run(looking.any_in_use(self._topic, part)):
+                continue
+            heads = self._broker.run(looking.heads(self._topic, part))
+            found.update(
+                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
+            )
+            is_empty = not any(at is not None for at in heads)
+            (self._empty.add if is_empty else self._empty.discard)(first)
+        return found
 
     def moved(self) -> SlotMoved:
         """Return the error for a topic that was re-slotted under the query."""

@@ -451,6 +451,27 @@ def test_a_topic_of_many_slots_is_not_counted(begun: Any) -> None:
     assert source.reportLatestOffset() is None
 
 
+def test_what_comes_into_empty_parts_of_many_slots_is_found(begun: Any) -> None:
+    topic, source, start = begun(0, slots=4_096, kind=TopicType.FIXED_TIME)
+    assert source.latestOffset(start, ALL) == start
+    ended = 0
+    for slot in (0, 1_023, 1_024, 4_095):
+        topic.broker.send_replace(topic.topic, slot, [1_000], [b"%d" % slot])
+        end = source.latestOffset(start, ALL)
+        assert set(rows(source, start, end)) == {b"%d" % slot}
+        start, ended = end, ended + 1
+        assert topic.total("acked") == ended - 1
+    assert source.latestOffset(start, ALL) == start and topic.total("acked") == ended
+
+
+def test_a_lease_that_ends_in_an_empty_part_of_many_slots_is_found(begun: Any) -> None:
+    topic, source, start = begun(0, slots=4_096, kind=TopicType.FIXED_TIME, max_retries=2)
+    assert source.latestOffset(start, ALL) == start
+    topic.broker.send_replace(topic.topic, 3_000, [1_000], [b"a"])
+    assert topic.broker.claim(topic.topic, 3_000, "other", 1, 1, 9).taken == 1
+    eventually(lambda: source.latestOffset(start, ALL) != start or topic.depth("retry"), "the end of its lease")
+
+
 def test_another_slot_count_stops_the_query(begun: Any) -> None:
     _, source, start = begun(1)
     with pytest.raises(SlotMoved, match="new checkpoint"):

@@ -30,7 +30,7 @@ TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
 OF_MANY_SLOTS = {"heads", "acquire_all"}
-READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
+READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HSTRLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
     "ZSCORE",
 }  # fmt: skip

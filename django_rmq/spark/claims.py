@@ -115,7 +115,8 @@ class Claims:
     def settle(self, consumer: str, committed: int) -> int:
         """End every claim up to ``committed``; return the number of the newest claim.
 
-        Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that.
+        Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that; or if
+        another process made one since the last call.
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
@@ -125,6 +126,8 @@ class Claims:
         ending: list[tuple[int, int]] = []
         for slot, read in zip(slots, self.reads(slots, consumer), strict=True):
             newest = max(newest, read.number)
+            if read.number > self._newest and consumer in self._known:
+                raise self._used_twice(consumer)
             if read.number > committed > 0 and read.state == "acked":
                 raise self._too_old(read.number)
             if read.number > committed and read.state in ("open", "sealed"):
@@ -179,6 +182,12 @@ class Claims:
             ending = rest + ending[HEADS:]
         return lost
 
+    def _used_twice(self, consumer: str) -> LostRace:
+        return LostRace(
+            f"another query claims messages of topic {self._topic.name} as consumer {consumer}: both would read the "
+            "same messages. Give each query a consumerId of its own, or none, and a checkpoint of its own"
+        )
+
     def _too_old(self, number: int) -> LostRace:
         return LostRace(
             f"claim {number} of topic {self._topic.name} has ended, but this checkpoint has no record of "
@@ -198,7 +207,11 @@ class Claims:
         return sum(counts.due for counts in self.counts(range(self._topic.slots)))
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
-        """Claim up to ``budget`` due messages; return whether there were any. Raises ``SlotMoved``."""
+        """Claim up to ``budget`` due messages; return whether there were any.
+
+        Raises ``SlotMoved``, or ``LostRace`` if another process has used the number.
+        """
+        self._newest = max(self._newest, number)
         due = self.due_slots()
         if not due or budget < 1:
             return False
@@ -227,6 +240,8 @@ class Claims:
             if any(answer.status == "moved" for answer in answers):
                 self._give_back(consumer, number)
                 raise self.moved()
+            if any(answer.status == "stale" for answer in answers):
+                raise self._used_twice(consumer)
         return taken > 0
 
     def due_slots(self) -> dict[int, int]:

@@ -1677,7 +1677,7 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_looks_at_any_size",
     ),
     "claim_of_any_bodies": Mutant(
-        As("local kept = 0"),
+        As("local kept = ''"),
         "The bodies of what is claimed count as its members do.",
         "tests/contract/test_claims.py::test_a_claim_reads_no_more_than_may_be_moved[redis-key]",
     ),

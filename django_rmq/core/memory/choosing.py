@@ -71,6 +71,6 @@ def _longest(slot: Slot, n: int) -> int:
     for member, _ in rows[:: max(1, math.ceil(n / 100))]:
         if read >= 1_048_576:
             break
-        longest = max(longest, len(member) + len(slot.body.get(member, b"")))
-        read += len(member)
+        size = len(member) + len(slot.body.get(member, b""))
+        longest, read = max(longest, size), read + size
     return longest

@@ -22,7 +22,6 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HEXISTS", "field"),
     ("HGETALL",),
     ("HLEN",),
-    ("HSTRLEN", "field"),
     ("HSCAN", 0),
     ("HDEL", "field"),
     ("EXPIRE", 1),

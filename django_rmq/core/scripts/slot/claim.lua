@@ -124,8 +124,8 @@ local function longest_of(n)
     local rank = kind == 'priority' and -1 - i or i
     local member = redis.call('ZRANGE', store, rank, rank)[1]
     if not member or read >= 1048576 then break end
-    local kept = has_bodies and redis.call('HSTRLEN', body, member) or 0 -- rule: claim_of_any_bodies
-    longest, read = math.max(longest, #member + kept), read + #member
+    local kept = has_bodies and redis.call('HGET', body, member) or '' -- rule: claim_of_any_bodies
+    longest, read = math.max(longest, #member + #kept), read + #member + #kept
   end
   return longest
 end

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from django_rmq.core.calls import claims, ending, looking
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.call import Answer, Call
+from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
-from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.spark.lease import Lease
@@ -60,6 +60,26 @@ def slots_in(text: str | None, count: int) -> list[int]:
     return [slot for first, _, last in bounds for slot in range(int(first), int(last or first) + 1)]
 
 
+def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
+    """Return how much to ask of which slots at once: whole slots, or a step of those that do not fit into the budget.
+
+    Redis runs the calls of one round trip one after another before it serves others, so together they ask for
+    about one step. ``left``: what each slot is still to give, in the order in which to ask.
+    """
+    asked: dict[int, int] = {}
+    room = CLAIM_STEP
+    for slot, quota in left.items():
+        wanted = min(quota, budget)
+        if quota - wanted > CLAIM_STEP:
+            wanted = min(wanted, CLAIM_STEP)
+        if not wanted or (asked and wanted > room) or len(asked) == HEADS:
+            break
+        asked[slot] = wanted
+        budget -= wanted
+        room -= wanted
+    return asked
+
+
 class Claims:
     """The claims of the consumers of one query, as far as this process knows them."""
 
@@ -70,6 +90,8 @@ class Claims:
         self._newest = 0
         self._known: set[str] = set()
         """Consumers whose claims are known, because this process made them."""
+        self._empty: set[int] = set()
+        """The first slots of parts that were empty at the last poll: most of many slots are, and stay so."""
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
@@ -93,7 +115,8 @@ class Claims:
     def settle(self, consumer: str, committed: int) -> int:
         """End every claim up to ``committed``; return the number of the newest claim.
 
-        Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that.
+        Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that; or if
+        another process made one since the last call.
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
@@ -103,6 +126,8 @@ class Claims:
         ending: list[tuple[int, int]] = []
         for slot, read in zip(slots, self.reads(slots, consumer), strict=True):
             newest = max(newest, read.number)
+            if read.number > self._newest and consumer in self._known:
+                raise self._used_twice(consumer)
             if read.number > committed > 0 and read.state == "acked":
                 raise self._too_old(read.number)
             if read.number > committed and read.state in ("open", "sealed"):
@@ -157,6 +182,12 @@ class Claims:
             ending = rest + ending[HEADS:]
         return lost
 
+    def _used_twice(self, consumer: str) -> LostRace:
+        return LostRace(
+            f"another query claims messages of topic {self._topic.name} as consumer {consumer}: both would read the "
+            "same messages. Give each query a consumerId of its own, or none, and a checkpoint of its own"
+        )
+
     def _too_old(self, number: int) -> LostRace:
         return LostRace(
             f"claim {number} of topic {self._topic.name} has ended, but this checkpoint has no record of "
@@ -176,47 +207,58 @@ class Claims:
         return sum(counts.due for counts in self.counts(range(self._topic.slots)))
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
-        """Claim up to ``budget`` due messages; return whether there were any. Raises ``SlotMoved``."""
+        """Claim up to ``budget`` due messages; return whether there were any.
+
+        Raises ``SlotMoved``, or ``LostRace`` if another process has used the number.
+        """
+        self._newest = max(self._newest, number)
         due = self.due_slots()
         if not due or budget < 1:
             return False
         left = self._shares(due, budget)
-        taken, moved = 0, False
+        taken = 0
         while left and taken < budget:
-            pipeline = self._broker.pipeline()
-            asked: list[int] = []
-            answers: list[Answer[Claimed]] = []
-            rest = budget - taken
-            for slot, quota in left.items():
-                wanted = min(quota, rest)
-                if wanted < 1:
-                    break
-                rest -= wanted
-                asked.append(slot)
-                call = claims.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
-                answers.append(pipeline.add(call))
-            pipeline.execute()
-            for slot, claimed in zip(asked, answers, strict=True):
-                answer = claimed.get()
-                if answer.status == "moved":
-                    moved = True
-                    continue
+            asked = _trip(left, budget - taken)
+            answers = self.each(
+                claims.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
+                for slot, wanted in asked.items()
+            )
+            for slot, answer in zip(asked, answers, strict=True):
                 self._note(slot, consumer, number, answer)
                 taken += answer.taken
-                left[slot] -= answer.taken
-                if not (answer.taken and answer.more and left[slot] > 0):
-                    del left[slot]
-            if moved:
+                rest = left.pop(slot) - answer.taken
+                if answer.taken and answer.more and rest > 0:
+                    left[slot] = rest
+            # A slot that gave a step comes after the others: from now on each of its messages is examined. One
+            # that gave less is examined already, and is continued first.
+            kept = {
+                slot: left[slot]
+                for slot, answer in zip(asked, answers, strict=True)
+                if slot in left and answer.taken < asked[slot]
+            }
+            left = kept | left
+            if any(answer.status == "moved" for answer in answers):
                 self._give_back(consumer, number)
                 raise self.moved()
+            if any(answer.status == "stale" for answer in answers):
+                raise self._used_twice(consumer)
         return taken > 0
 
     def due_slots(self) -> dict[int, int]:
         """Return the slots in which something is due, and since when."""
         slots, now = range(self._topic.slots), self._broker.now_ms()
-        parts = [slots[first : first + HEADS] for first in range(0, len(slots), HEADS)]
-        heads = (head for part in parts for head in self._broker.run(looking.heads(self._topic, part)))
-        return {slot: at for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now}
+        found: dict[int, int] = {}
+        for first in range(0, len(slots), HEADS):
+            part = slots[first : first + HEADS]
+            if first in self._empty and not self._broker.run(looking.any_in_use(self._topic, part)):
+                continue
+            heads = self._broker.run(looking.heads(self._topic, part))
+            found.update(
+                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
+            )
+            is_empty = not any(at is not None for at in heads)
+            (self._empty.add if is_empty else self._empty.discard)(first)
+        return found
 
     def moved(self) -> SlotMoved:
         """Return the error for a topic that was re-slotted under the query."""
@@ -229,7 +271,7 @@ class Claims:
         """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
 
         If the budget is smaller than the total: on a topic with times, the slots with the oldest messages
-        come first, and as a whole, as a worker goes from slot to slot. On a priority topic each slot gives
+        come first, and as a whole if they fit, as a worker goes from slot to slot. On a priority topic each slot gives
         its part, so that the most urgent messages of all slots are taken.
         """
         slots = list(due)

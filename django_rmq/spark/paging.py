@@ -15,12 +15,16 @@ import pyarrow as pa
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.walk import walk
+from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.spark.patience import Patience
 
-FIRST_PAGE = 64
-"""The number of rows requested before their size is known."""
+FIRST_PAGE = 4
+"""The number of rows requested before their size is known: a MiB of the largest."""
+
+GROWTH = 16
+"""A page has at most so many times the rows of the one before it: the next ones may be larger."""
 
 MOST_ROWS = 5_000
 PAGE_BYTES = 2_097_152
@@ -34,9 +38,16 @@ Rows = Sequence[bytes]
 
 
 def fitting(rows: Rows, envelopes: Sequence[bytes | None] = ()) -> int:
-    """Return how many rows like these make a page; bodies of one topic have similar sizes."""
+    """Return how many rows like these make the next page; bodies of one topic have similar sizes."""
     size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
-    return max(1, min(MOST_ROWS, PAGE_BYTES * len(rows) // (2 * max(1, size))))
+    n = len(rows) // 2
+    return max(1, min(MOST_ROWS, GROWTH * n, PAGE_BYTES * n // max(1, size)))
+
+
+def following(entries: Sequence[Entry]) -> int:
+    """Return how many entries to request next from a script, which reads members before it looks at their size."""
+    rows = [part for entry in entries for part in (entry.member, b"")]
+    return min(BATCH, fitting(rows, [entry.envelope for entry in entries]))
 
 
 def narrow_batch(

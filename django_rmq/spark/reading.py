@@ -22,12 +22,9 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.entries import entry_batch
 from django_rmq.spark.options import Options
-from django_rmq.spark.paging import LiveRows, narrow_batch
+from django_rmq.spark.paging import FIRST_PAGE, PAGE_BYTES, LiveRows, following, narrow_batch
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.versions import arrow_schema
-
-PAGE = 1_000
-PAGE_BYTES = 4_194_304
 
 
 class Piece(NamedTuple):
@@ -105,13 +102,14 @@ class Reader(DataSourceReader):
                         yield narrow_batch(schema, topic.name, slot, rows[::2], rows[1::2])
                 continue
             cursor: tuple[str, bytes] | None = None
+            size = FIRST_PAGE
             while True:
                 call = looking.peek(
                     topic,
                     slot,
                     queue,
                     after=cursor,
-                    limit=PAGE,
+                    limit=size,
                     min_score=self._low,
                     max_score=self._high,
                     max_bytes=PAGE_BYTES,
@@ -119,6 +117,7 @@ class Reader(DataSourceReader):
                 page = self._patience(partial(broker.run, call))
                 if page.entries:
                     yield entry_batch(schema, topic, slot, queue, page.entries)
+                    size = following(page.entries)
                 cursor = page.cursor
                 if cursor is None:
                     break

@@ -19,7 +19,16 @@ from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace
 from django_rmq.spark.entries import entry_batch
-from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
+from django_rmq.spark.paging import (
+    FIRST_PAGE,
+    MOST_ROWS,
+    PAGE_BYTES,
+    PAGES,
+    Rows,
+    fitting,
+    following,
+    narrow_batch,
+)
 from django_rmq.spark.patience import Patience
 
 logger = logging.getLogger("django_rmq.spark")
@@ -85,7 +94,8 @@ class Reading(NamedTuple):
         # If there are bodies, a script reads both together; Redis returns members alone faster without a
         # script.
         plain = not read.envelopes
-        size = min(fitting(read.rows, read.envelopes), MOST_ROWS if plain else BATCH)
+        most = MOST_ROWS if plain else BATCH
+        size = min(fitting(read.rows, read.envelopes), most)
         while offset < end:
             firsts = range(offset, min(end, offset + PAGES * size), size)
             parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
@@ -94,6 +104,7 @@ class Reading(NamedTuple):
             for rows, envelopes in parts:
                 yield self._batch(slot, rows, envelopes)
                 offset += len(rows) // 2
+            size = min(fitting(rows, envelopes), most)
 
     def piece_with_metadata(self, task: Task, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read a piece with what is known of its messages, by the order of (score, member), which is that of ranks."""
@@ -104,11 +115,14 @@ class Reading(NamedTuple):
             before = looking.rows(topic, slot, "claim", offset - 1, offset - 1)
             member, score = self.patience(lambda: self.broker.run(before)) or (b"", b"inf")
             after = (score.decode(), member)
-        left = piece.rows
+        left, size = piece.rows, FIRST_PAGE
         while left:
             page = self.patience(
                 partial(
-                    self.broker.run, looking.peek(topic, slot, "claim", after=after, limit=min(left, BATCH))
+                    self.broker.run,
+                    looking.peek(
+                        topic, slot, "claim", after=after, limit=min(left, size), max_bytes=PAGE_BYTES
+                    ),
                 )
             )
             state = self.patience(lambda: self.broker.run(claims.read_claim(*claim))).state
@@ -118,7 +132,7 @@ class Reading(NamedTuple):
             if state != "sealed" or (rest and page.cursor is None):
                 raise self._lost(task, slot)
             yield entry_batch(self.schema, topic, slot, "claim", page.entries)
-            left, after = rest, page.cursor
+            left, after, size = rest, page.cursor, following(page.entries)
 
     def _lost(self, task: Task, slot: int) -> LostRace:
         # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.

@@ -1642,7 +1642,7 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_into_nothing",
     ),
     "claim_as_it_is_of_what_rests": Mutant(
-        If("redis.call('HLEN', body) > 0"),
+        If("has_bodies"),
         "Where something rests, each message is looked at before it is claimed.",
         "tests/contract/test_claims.py::test_a_claim_supersedes_the_resting_retry_of_a_message_that_a_stranger_sent[redis]",
         mark="claim_without_a_look",
@@ -1654,21 +1654,32 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_without_a_look",
     ),
     "claim_of_any_size": Mutant(
-        As("local fit = n"),
+        As("return n"),
         "A step of a claim moves no more bytes than it was told.",
         "tests/contract/test_claims.py::test_long_messages_go_in_one_step_as_far_as_their_bytes_allow[redis]",
         mark="claim_fits",
     ),
     "claim_copies_any_size": Mutant(
-        As("local fit = math.min(n, math.floor(max_bytes / longest_of(n)))"),
+        As("return math.max(1, math.min(n, math.floor(max_bytes / longest_of(n))))"),
         "A step of a claim copies so many bytes and no more.",
         "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
         mark="claim_fits",
     ),
     "claim_looks_at_any_size": Mutant(
-        As("limit = math.min(limit, 1000)"),
+        As("limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES)"),
+        "Where each message is looked at, a claim reads so many bytes and no more.",
+        "tests/contract/test_claims.py::test_a_claim_reads_no_more_than_may_be_moved[redis-body]",
+    ),
+    "claim_moves_any_size": Mutant(
+        As("limit = fit(math.min(limit, 1000))"),
         "Where each message is looked at, a claim moves so many bytes and no more.",
-        "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
+        "tests/contract/test_claims.py::test_a_claim_moves_no_more_bytes_than_it_may_if_it_did_not_see_the_longest[redis]",
+        mark="claim_looks_at_any_size",
+    ),
+    "claim_of_any_bodies": Mutant(
+        As("local kept = ''"),
+        "The bodies of what is claimed count as its members do.",
+        "tests/contract/test_claims.py::test_a_claim_reads_no_more_than_may_be_moved[redis-key]",
     ),
     "claim_forgets_no_consumer": Mutant(
         If("false and not redis.call('ZSCORE', claimants, known_claims[i])"),

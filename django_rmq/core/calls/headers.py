@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django_rmq.core import scripts
 from django_rmq.core.calls.places import FACTS
 
-_COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",)}
+_COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",), "EXISTS": ("store", "retry", "prepare", "claimants")}
 """The keys of plain commands whose place has several keys."""
 
 _OTHER = {("loose", "kind")}

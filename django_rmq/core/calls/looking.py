@@ -235,6 +235,16 @@ def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[l
     return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, locals(), join=_known_heads)
 
 
+def _any(answers: list[bool | RmqError]) -> bool:
+    """Slots of an unavailable node count as in use, so that the caller asks for them and hears of it."""
+    return any(isinstance(answer, RmqError) or answer for answer in answers)
+
+
+def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
+    """Return whether anything waits, rests, is in flight or claimed in any of the slots: quicker than ``heads``."""
+    return Command("EXISTS", AtSlots(topic, slots), (), bool, locals(), "any_in_use", join=_any)
+
+
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger), locals())

@@ -29,14 +29,15 @@ def turned(
 
 
 def free_to_claim(
-    slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, *, ours: bool
+    slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_bytes: int, *, ours: bool
 ) -> tuple[list[tuple[bytes, float]], bool]:
     """Return what a claim may take of the ``due`` messages, and whether there may be more.
 
     Members in flight are left out: their newer copy waits until they end. ``ours``: the claim already holds
     something.
     """
-    for scan in (limit, limit + BATCH):
+    limit = fit(slot, min(limit, BATCH), max_bytes)
+    for scan in (limit, limit + fit(slot, BATCH, max_bytes)):
         rows = due[:scan]
         free = [row for row in rows if row[0] not in slot.prepare and not (ours and row[0] in slot.claim)]
         if free or len(rows) < scan:
@@ -51,15 +52,25 @@ def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_
     """
     if slot.prepare or slot.claim or slot.retry or slot.body:
         return None
-    rows = due[:limit]
-    rest = len(slot.store) - len(rows)
-    if rest <= CLAIM_STEP and rest < len(rows) and len(rows) * _longest(rows) <= max_bytes:
-        return len(rows)
-    rows = rows[:CLAIM_STEP]
-    fit = min(len(rows), min(max_bytes, CLAIM_STEP_BYTES) // _longest(rows))
-    return None if fit < min(len(rows), BATCH) else fit
+    n = min(len(due), limit)
+    rest = len(slot.store) - n
+    if rest <= CLAIM_STEP and rest < n and n * _longest(slot, n) <= max_bytes:
+        return n
+    return fit(slot, min(n, CLAIM_STEP), max_bytes) if n else 0
 
 
-def _longest(rows: Sequence[tuple[bytes, float]]) -> int:
-    """Return the length of the longest of a hundred members, evenly spaced."""
-    return max((1, *(len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))])))
+def fit(slot: Slot, n: int, max_bytes: int) -> int:
+    """Return how many of ``n`` messages one step of a claim moves."""
+    return max(1, min(n, min(max_bytes, CLAIM_STEP_BYTES) // _longest(slot, n)))
+
+
+def _longest(slot: Slot, n: int) -> int:
+    """Return the size of the longest of a hundred of the first ``n`` messages, evenly spaced; of fewer if they are large."""
+    rows = slot.store.rows(descending=slot.topic.is_priority)[:n]
+    longest, read = 1, 0
+    for member, _ in rows[:: max(1, math.ceil(n / 100))]:
+        if read >= 1_048_576:
+            break
+        size = len(member) + len(slot.body.get(member, b""))
+        longest, read = max(longest, size), read + size
+    return longest

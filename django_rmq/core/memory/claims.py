@@ -78,7 +78,7 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
     fit = as_they_are(slot, due, limit, max_bytes)
     if fit is not None:
         return due[:fit], fit == limit or fit < len(due)
-    free, more = free_to_claim(slot, due, min(limit, BATCH), ours=ours)
+    free, more = free_to_claim(slot, due, limit, max_bytes, ours=ours)
     max_bytes = min(max_bytes, CLAIM_STEP_BYTES)
     taken: list[Entry] = []
     lapsed: list[Entry] = []

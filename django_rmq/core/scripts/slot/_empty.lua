@@ -1,4 +1,4 @@
--- Whether `slots` slots hold nothing that can ever be taken. Most of many slots are empty; one read covers sixteen.
+-- Whether `slots` slots hold nothing that can ever be taken. Most of many slots are empty; one read covers up to 1,024.
 --
 -- needs: slots_keys
 

@@ -49,7 +49,7 @@ local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- How many members one script moves by Redis commands, at most.
-local STEP, STEP_BYTES = 2500, 16777216
+local STEP, STEP_BYTES = 12500, 4194304
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
@@ -116,21 +116,29 @@ if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then ret
 if strict and (in_flight > 0 or redis.call('ZCARD', retry) > 0) then return answer('busy') end
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
--- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
--- Store is renamed if little has to be moved back; else Redis copies a part of it. Bytes are estimated from the
--- longest of a hundred.
--- Returns how many, whether there may be more, and how many are moved back (nil: the part is copied).
+-- The size of the longest of a hundred of the `n` first messages, or of fewer if they are large: bytes are estimated from it.
+local has_bodies = redis.call('HLEN', body) > 0
 local function longest_of(n)
-  local longest = 1
+  local longest, read = 1, 0
   for i = 0, n - 1, math.max(1, math.ceil(n / 100)) do
     local rank = kind == 'priority' and -1 - i or i
-    longest = math.max(longest, #redis.call('ZRANGE', store, rank, rank)[1])
+    local member = redis.call('ZRANGE', store, rank, rank)[1]
+    if not member or read >= 1048576 then break end
+    local kept = has_bodies and redis.call('HGET', body, member) or '' -- rule: claim_of_any_bodies
+    longest, read = math.max(longest, #member + #kept), read + #member + #kept
   end
   return longest
 end
+-- How many of `n` messages are moved in one step.
+local function fit(n)
+  return math.max(1, math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n)))) -- rule: claim_fits
+end
+-- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
+-- Store is renamed if little has to be moved back; else Redis copies a part of it.
+-- Returns how many, whether there may be more, and how many are moved back (nil: the part is copied).
 local function as_they_are()
   if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end -- rule: claim_into_nothing
-  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end -- rule: claim_without_a_look
+  if redis.call('ZCARD', retry) > 0 or has_bodies then return nil end -- rule: claim_without_a_look
   local waiting, due = redis.call('ZCARD', store), redis.call('ZCARD', store)
   -- rule: claim_of_the_future_as_it_is
   if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', latest_due()) end
@@ -139,9 +147,8 @@ local function as_they_are()
   -- rule: claim_whole
   if rest <= STEP and rest < n and n * longest_of(n) <= max_bytes then return n, n == limit or n < due, rest end
   n = math.min(n, STEP) -- rule: claim_copies_any_number
-  local fit = math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n))) -- rule: claim_fits
-  if fit < math.min(n, 1000) then return nil end
-  return fit, fit == limit or fit < due
+  local part = n > 0 and fit(n) or 0
+  return part, part == limit or part < due
 end
 -- The target is an empty set: Redis overwrites it.
 local function carry(from, into, n, lowest)
@@ -180,13 +187,13 @@ elseif taken and taken > 0 then
   carry(store, claim, taken, kind ~= 'priority')
 elseif not taken then
   taken = 0
-  limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
+  limit, max_bytes = fit(math.min(limit, 1000)), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
   local scan = limit
   local rows = look(scan)
   local free = free_of(rows)
   if #free == 0 and #rows == scan * 2 then
     -- All entries of the window are in flight: read further, once.
-    scan = limit + 1000
+    scan = limit + fit(1000)
     rows = look(scan)
     free = free_of(rows)
   end

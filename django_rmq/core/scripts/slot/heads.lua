@@ -36,8 +36,9 @@ local function head(i)
   return due
 end
 local heads = {}
+local none = all_empty(1, 1024)
 for first = 1, #slots_keys, 80 do
-  local empty = all_empty(first, 16)
+  local empty = none or all_empty(first, 16)
   for i = first, math.min(first + 75, #slots_keys), 5 do
     local due = empty and math.huge or head(i)
     heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', math.max(0, due)) or ''

@@ -7,7 +7,6 @@ columns where they can be; fifo topics, and what has limits of its own, are buil
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +14,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import people
 from django_rmq.core.producer.checks import check_time_range
-from django_rmq.core.producer.lining import enveloped
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer, takes_bodies
 from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
-from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
-from django_rmq.core.words.envelopes import basis_bytes
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
+from django_rmq.spark.columns import rows_of, values
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
-from django_rmq.spark.packing import Bulk, Rows
+from django_rmq.spark.packing import Bulk
 from django_rmq.spark.patience import Patience
 
 Value = TypeVar("Value")
@@ -46,16 +42,6 @@ OPTION_COLUMNS = (
     "max_retries",
     "timeout",
 )
-ROW_BY_ROW = {"delay", "max_retries", "timeout"}
-"""Columns whose rows are looked at one by one."""
-
-_SCORED = {
-    TopicType.RANGE_MERGE: "time_range",
-    TopicType.PRIORITY: "priority",
-    TopicType.FIXED_TIME: "fixed_time",
-}
-"""The column that says when a message is due, or how urgent it is."""
-
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
 """The number of rows in hand: the minimum, the number for each slot, and the maximum."""
 
@@ -174,7 +160,9 @@ class Sending:
             part = batch.take(pa.array(chosen, pa.int64()))
             return self._built(producer, part, [bodies[row] for row in chosen])
 
-        rows = self._rows(batch, bodies, parsed, build)
+        rows = (
+            None if self._options.is_cluster else rows_of(topic, self._columns, batch, bodies, parsed, build)
+        )
         if rows is not None:
             if "slot_basis" in self._columns:
                 # Building one makes it known that the topic has such messages.
@@ -196,7 +184,7 @@ class Sending:
         topic, built = self._topic, []
         decodes = topic.slot_basis is not None
         raw = topic if decodes else replace(topic, body="bytes")
-        columns = {name: _values(batch, name) for name in self._columns}
+        columns = {name: values(batch, name) for name in self._columns}
         for row, body in enumerate(bodies):
             given = {name: column[row] for name, column in columns.items() if column[row] is not None}
             try:
@@ -204,60 +192,6 @@ class Sending:
             except (RmqError, ValueError) as error:
                 raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
         return built
-
-    def _rows(
-        self,
-        batch: pa.RecordBatch,
-        bodies: list[bytes],
-        parsed: list[Any] | None,
-        build: Callable[[list[int]], list[Outgoing]],
-    ) -> Rows | None:
-        """Return rows that can be sent as columns. None: each has to be looked at, or one is invalid."""
-        topic, columns = self._topic, set(self._columns)
-        if topic.is_fifo or topic.origin or topic.accumulate or self._options.is_cluster or not bodies:
-            return None
-        if columns & ROW_BY_ROW or not all(bodies) or max(map(len, bodies)) > topic.max_body:
-            return None
-        members = _keys(batch) if topic.keyed else bodies
-        if members is None or (topic.keyed != ("key" in columns)):
-            return None
-        scores = ranges = bases = None
-        if topic.type is TopicType.RANGE_MERGE:
-            if "time_range" in columns:
-                ranges = _whole_numbers(batch.column("time_range"), 1, MAX_DURATION_MS)
-                if ranges is None or len(set(members)) < len(members):
-                    return None
-        elif topic.type is TopicType.PRIORITY:
-            scores = _whole_numbers(batch.column("priority"), topic.min_priority, MAX_PRIORITY)
-        else:
-            soon = max(999, int(time.time() * 1000)) + 1
-            scores = _whole_numbers(_instants(batch.column("fixed_time")), soon, MAX_INSTANT_MS)
-        if columns - {"key", "slot_basis", _SCORED[topic.type]} or (
-            scores is None and topic.type is not TopicType.RANGE_MERGE
-        ):
-            return None
-        try:
-            if topic.slot_basis is not None or "slot_basis" in columns:
-                bases = self._bases(batch, parsed)
-                if bases is None:
-                    return None
-            envelopes = enveloped(bodies, bases) if topic.keyed else None
-        except (RmqError, ValueError):
-            return None
-        return Rows(members, build, scores, ranges, envelopes, bases)
-
-    def _bases(self, batch: pa.RecordBatch, parsed: list[Any] | None) -> list[bytes] | None:
-        """Return the slot basis of each row. None: some have none, or none that is valid."""
-        name = self._topic.slot_basis
-        if name is None:
-            column = batch.column("slot_basis")
-            return None if column.null_count else list(map(basis_bytes, _values(batch, "slot_basis")))
-        if parsed is None or "slot_basis" in self._columns:
-            return None
-        try:
-            return [basis_bytes(body[name]) for body in parsed]
-        except (KeyError, TypeError):
-            return None
 
     @staticmethod
     def _refusing(batch: pa.RecordBatch, send: Callable[[], Counter[str]]) -> Counter[str]:
@@ -302,46 +236,6 @@ class Sending:
         except (RmqError, ValueError) as error:
             raise InvalidMessage(f"row {_shown(batch, len(found))}: {error}") from None
         return found
-
-
-def _keys(batch: pa.RecordBatch) -> list[bytes] | None:
-    """Return keys as members. None: one is missing or invalid."""
-    if "key" not in batch.schema.names:
-        return None
-    column = batch.column("key")
-    if column.null_count or not pa.types.is_string(column.type):
-        return None
-    sizes = pc.min_max(pc.binary_length(column)).as_py()
-    if not 0 < sizes["min"] <= sizes["max"] <= MAX_KEY_BYTES:
-        return None
-    found: list[bytes] = column.cast(pa.binary()).to_pylist()
-    return found
-
-
-def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
-    """Return a column of whole numbers within bounds. None: it is something else, or one is missing or out of bounds."""
-    if column.null_count or not pa.types.is_integer(column.type):
-        return None
-    found = pc.min_max(column).as_py()
-    return column if least <= found["min"] and found["max"] <= most else None
-
-
-def _instants(column: pa.Array) -> pa.Array:
-    """Return a column of timestamps in ms, rounded up; any other column as it is."""
-    if not pa.types.is_timestamp(column.type):
-        return column
-    us = column.cast(pa.timestamp("us")).cast(pa.int64())
-    # Division rounds towards 0, so instants before 1970 come out too late; they are invalid in any case.
-    return pc.divide(pc.add(us, 999), 1000)
-
-
-def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as values for ``Producer.build``; a timestamp without a zone is in UTC, as in Arrow."""
-    column = batch.column(name)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", tz="UTC"))
-    found: list[Any] = column.to_pylist()
-    return found
 
 
 def _shown(batch: pa.RecordBatch, row: int) -> str:

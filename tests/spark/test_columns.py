@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
+from django_rmq.core.producer.checks import check_fixed_time
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import InvalidMessage
+from django_rmq.spark.columns import _instants
 from django_rmq.spark.options import WRITE, Options
 from django_rmq.spark.writing import Sending, Writer
 from tests.spark.conftest import Queue
@@ -106,7 +108,8 @@ def test_columns_become_the_messages_of_any_other_send(
     if topic.topic.body == "text":
         rows = [{**row, "value": json.dumps(row["value"])} for row in rows]
 
-    producer, expected = Producer(topic.broker), {}
+    producer = Producer(topic.broker)
+    expected: dict[tuple[int, bytes], tuple[float, bytes | None]] = {}
     for given_row in rows:
         options = {column: given_row[column] for column in kind.columns}
         out = producer.build(topic.topic, given_row["value"], **options)
@@ -118,11 +121,12 @@ def test_columns_become_the_messages_of_any_other_send(
 
     alone: list[int] = []
     built = Sending._built
-    monkeypatch.setattr(
-        Sending,
-        "_built",
-        lambda self, by, batch, bodies: alone.append(len(bodies)) or built(self, by, batch, bodies),
-    )
+
+    def spied(sending: Sending, by: Producer, batch: pa.RecordBatch, found: list[bytes]) -> Any:
+        alone.append(len(found))
+        return built(sending, by, batch, found)
+
+    monkeypatch.setattr(Sending, "_built", spied)
     text = [
         row if isinstance(row["value"], str) else {**row, "value": json.dumps(row["value"])} for row in rows
     ]
@@ -202,9 +206,6 @@ def test_a_json_text_has_one_canonical_form(body: Any) -> None:
 def test_a_timestamp_is_due_at_the_first_millisecond_that_is_not_before_it(when: datetime) -> None:
     at = when.replace(tzinfo=UTC)
     exact = -((datetime(1970, 1, 1, tzinfo=UTC) - at) // timedelta(milliseconds=1))
-    from django_rmq.core.producer.checks import check_fixed_time
-    from django_rmq.spark.writing import _instants
-
     assert check_fixed_time(at) == exact
     assert _instants(pa.array([at], pa.timestamp("us", tz="UTC"))).to_pylist() == [exact]
     assert _instants(pa.array([when], pa.timestamp("us"))).to_pylist() == [exact]

@@ -94,7 +94,7 @@ def test_many_threads_get_their_own_answers(trips: Trips) -> None:
     calls = shared()
     trips.gate.release(100_000)
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(calls.run, map(str, range(20_000))))  # type: ignore[arg-type]
+        found = list(pool.map(calls.run, map(str, range(20_000))))
     assert found == list(map(str, range(20_000)))
     assert sorted(int(call) for each in trips.seen for call in each) == list(range(20_000))
     assert not calls._waiting and not calls._is_busy

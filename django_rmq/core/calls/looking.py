@@ -182,7 +182,9 @@ def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[lis
 
     The answer does not show whether the set changed between two calls; the caller has to find out.
     """
-    return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat, locals(), "rows")
+    return Command(
+        "ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat, locals(), "rows"
+    )
 
 
 def _flat(reply: list[Any]) -> list[Any]:

@@ -71,10 +71,13 @@ class Cluster:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
-    def submit(
-        self, job: Path, python: Path, *arguments: str, jobs: tuple[str, ...] = (), **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a job with spark-submit on a machine with this Python; ``jobs`` are its own arguments."""
+    @property
+    def workers(self) -> list[int]:
+        """The processes of the two workers, from which those of executors descend."""
+        return [process.pid for process in self._processes[1:]]
+
+    def command(self, job: Path, *jobs: str, options: tuple[str, ...] = ()) -> list[str]:
+        """Return the command that runs a job; ``jobs`` are its own arguments, ``options`` those of spark-submit."""
         conf = {
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
@@ -83,17 +86,16 @@ class Cluster:
             "spark.cores.max": "2",
             "spark.executor.cores": "1",
         }
-        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        given = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        submit = str(self.home / "bin/spark-submit")
+        return [submit, "--master", self.master, *given, *options, str(job), *jobs]
+
+    def submit(
+        self, job: Path, python: Path, *options: str, jobs: tuple[str, ...] = (), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a job on a machine with this Python, and wait for its end; else as ``command``."""
         return subprocess.run(
-            [
-                str(self.home / "bin/spark-submit"),
-                "--master",
-                self.master,
-                *options,
-                *arguments,
-                str(job),
-                *jobs,
-            ],
+            self.command(job, *jobs, options=options),
             env={**self.environment(python), **variables},
             check=False,
             capture_output=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 import random
 import shutil
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,14 @@ IDLE_SECONDS = 5.0
 
 LATER_MS = 4_000_000_000_000
 """The beginning of the day in 2096 in which fixed times are."""
+
+LARGE, LARGE_BYTES = 2_000, 240_000
+"""How many large messages are read, and their size."""
+
+MANY_SLOTS = 65_536
+
+DEFAULT_BATCH = 200_000
+"""``maxMessagesPerTrigger``, if it is not given."""
 
 POP = """
 local rows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
@@ -336,6 +345,53 @@ class Bench:
         few.write.format("rmq").options(**self.options).mode("append").save()
         return statistics.median(self.triggers(SMALL)) * 1000
 
+    def backlog(self, count: int) -> float:
+        """Return the messages per second at which a backlog is consumed with the default options."""
+        self.fresh()
+        self._fill(2 * DEFAULT_BATCH)
+        self.triggers(DEFAULT_BATCH)  # Warms up.
+        self._fill(count)
+        with self.watched("backlog"):
+            return count / sum(self.triggers(DEFAULT_BATCH))
+
+    def _fill(self, count: int) -> None:
+        due = int(time.time() * 1000) - 100_000
+        for first in range(0, count, CHUNK):
+            pairs: list[Any] = []
+            for n in range(first, min(first + CHUNK, count)):
+                pairs += (due, b"%s%d" % (self.raws[n % len(self.raws)], n))
+            slot = first // CHUNK % self.topic.slots
+            self.wire([packed("ZADD", f"{self.topic.name}_{slot}", *pairs)])
+
+    def large(self) -> float:
+        """Read large bodies by batch and by stream; return the MB of the Python worker that needed most."""
+        self.fresh()
+        for n in range(LARGE):
+            member = b"%d" % n + bytes(LARGE_BYTES)
+            self.client.zadd(f"{self.topic.name}_{n % self.topic.slots}", {member: 1_000})
+        workers = _python_workers()
+        for worker in workers:
+            (worker / "clear_refs").write_text("5")
+        with self.watched("large bodies"):
+            found = self.spark.read.format("rmq").options(**self.where).load()
+            found.write.format("noop").mode("overwrite").save()
+            # Smaller than what a slot holds: a part of each is copied, and the rest is looked at.
+            self.triggers(LARGE // self.topic.slots // 2)
+        return max(_peak_mb(worker) for worker in _python_workers())
+
+    def many_slots(self) -> tuple[float, float]:
+        """Return the commands per second of an idle query on a topic of many slots, and the ms of a batch of one."""
+        few = self.topic
+        self.topic = replace(few, slots=MANY_SLOTS)
+        try:
+            idle = self.idle()
+            self.fresh()
+            for n in range(SMALL_BATCHES):
+                self.client.zadd(f"{self.topic.name}_{n * 4_999 % MANY_SLOTS}", {b"%d" % n: 1_000})
+            return idle, statistics.median(self.triggers(1)) * 1000
+        finally:
+            self.topic = few
+
     def idle(self) -> float:
         """Return the commands per second of a query that has nothing to do."""
         self.fresh()
@@ -349,6 +405,33 @@ class Bench:
             return (self.client.info("stats")["total_commands_processed"] - before - 1) / IDLE_SECONDS
         finally:
             query.stop()
+
+
+def _python_workers() -> list[Path]:
+    """Return the Python processes of the session: descendants of this process, under Java."""
+    parents: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
+
+    daemons = (Path("/proc") / str(pid) for pid in parents if is_ours(pid))
+    found = []
+    for process in daemons:
+        with suppress(OSError):
+            if b"pyspark.daemon" in (process / "cmdline").read_bytes():
+                found.append(process)
+    return found
+
+
+def _peak_mb(process: Path) -> float:
+    with suppress(OSError):
+        for line in (process / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[float]]:
@@ -369,10 +452,10 @@ def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[f
     return rates
 
 
-def told(name: str, value: float, goal: float, *, at_most: bool) -> dict[str, Any]:
+def told(name: str, value: float, goal: float, *, at_most: bool = False) -> dict[str, Any]:
     """Print and return a row that is no ratio."""
     met = value <= goal if at_most else value >= goal
-    print(f"{name:<40}{value:>12,.1f}{goal:>10,.1f}   {'yes' if met else 'no'}")
+    print(f"{name:<44}{value:>12,.1f}{goal:>10,.1f}   {'yes' if met else 'no'}")
     return {"row": name, "value": value, "goal": goal, "met": met}
 
 
@@ -384,11 +467,15 @@ def main() -> int:
     )
     parser.add_argument("--slots", type=int, default=16, help="slots of the topic (default 16)")
     parser.add_argument("--batch", type=int, default=250_000, help="messages per batch of the stream read")
+    parser.add_argument(
+        "--backlog", type=int, default=5_000_000, help="messages of the backlog (default 5 million)"
+    )
+    parser.add_argument("--redis", type=Path, help="server to measure with (default: that of the demo)")
     parser.add_argument("--only", default="", help="only works whose name contains this, as rates")
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
-    server = start_redis(folder)
+    server = start_redis(folder, binary=options.redis)
     spark: Any = None
     try:
         conf = {
@@ -411,20 +498,30 @@ def main() -> int:
             print(f"{name:<40}{statistics.median(rates[name]):>12,.0f} messages/s")
         for row in ROWS if not options.only else ():
             ratios = [a / b for a, b in zip(rates[row.ours], rates[row.bare], strict=True)]
-            results.append(
-                told(row.name, statistics.median(ratios), row.goal, at_most=False) | {"ratios": ratios}
-            )
+            results.append(told(row.name, statistics.median(ratios), row.goal) | {"ratios": ratios})
         if bench.phases:
             shown = {phase: statistics.median(times) for phase, times in bench.phases.items()}
             print("ms of a batch: " + ", ".join(f"{phase} {ms:.0f}" for phase, ms in shown.items()))
+        if not options.only:
+            results += [
+                told(
+                    f"backlog of {options.backlog:,}, messages/s", bench.backlog(options.backlog), 450_000.0
+                ),
+                told("large bodies, MB of a Python worker", bench.large(), 300.0, at_most=True),
+            ]
         for name, longest in bench.longest.items():
             # Of the quietest round: in the others somebody else may have had the core.
             results.append(
                 told(f"longest command, {name} (ms)", min(longest), 15.0, at_most=True) | {"rounds": longest}
             )
         if not options.only:
-            results.append(told("idle query, commands/s", bench.idle(), 200.0, at_most=True))
-            results.append(told(f"micro-batch of {SMALL} (ms)", bench.small_batch(), 250.0, at_most=True))
+            idle, one = bench.many_slots()
+            results += [
+                told("idle query, commands/s", bench.idle(), 200.0, at_most=True),
+                told(f"micro-batch of {SMALL} (ms)", bench.small_batch(), 250.0, at_most=True),
+                told(f"idle query of {MANY_SLOTS} slots, commands/s", idle, 300.0, at_most=True),
+                told(f"one message in {MANY_SLOTS} slots (ms)", one, 300.0, at_most=True),
+            ]
     finally:
         if spark is not None:
             spark.stop()

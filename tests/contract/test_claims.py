@@ -531,8 +531,8 @@ def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
     ("sent", "limit", "taken"),
     [
         pytest.param(30_000, 99_999, 30_000, id="all"),
-        pytest.param(30_000, 17_500, 17_500, id="all-but-a-few"),
-        pytest.param(30_000, 17_499, 12_500, id="too-many-to-carry-back"),
+        pytest.param(30_000, 20_000, 20_000, id="all-but-a-few"),
+        pytest.param(30_000, 19_999, 10_000, id="too-many-to-carry-back"),
         pytest.param(3_000, 1_501, 1_501, id="more-than-half"),
         pytest.param(3_000, 1_500, 1_500, id="half"),
         pytest.param(3_000, 1, 1, id="one"),
@@ -569,7 +569,7 @@ def test_what_can_go_as_it_is_is_claimed_in_one_step(
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
 @pytest.mark.parametrize(
     ("later", "taken", "more"),
-    [pytest.param(12_500, 13_000, False, id="few"), pytest.param(12_501, 12_500, True, id="many")],
+    [pytest.param(10_000, 13_000, False, id="few"), pytest.param(10_001, 10_000, True, id="many")],
 )
 def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
     make_slot: MakeSlot, kind: TopicType, later: int, taken: int, more: bool

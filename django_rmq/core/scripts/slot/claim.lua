@@ -49,7 +49,7 @@ local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- How many members one script moves by Redis commands, at most.
-local STEP, STEP_BYTES = 12500, 4194304
+local STEP, STEP_BYTES = 10000, 4194304
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers

@@ -21,43 +21,16 @@ from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
+from django_rmq.spark.due_slots import HEADS, DueSlots
 from django_rmq.spark.lease import Lease
 
 T = TypeVar("T")
 
 logger = logging.getLogger("django_rmq.spark")
 
-HEADS = 1_024
-"""The number of slots asked in one round trip."""
-
 ANY_SIZE = 1 << 53
 """The size limit of a claim in bytes: none, because the Store of a slot is renamed as a whole, however large
 it is."""
-
-MOST_RANGES = 2_000
-"""Maximum number of characters of a list of slots. A longer one is left out; then all slots are asked."""
-
-
-def ranges(slots: Iterable[int]) -> str | None:
-    """Return slots as text, like ``0-15,18``; None if that would be long."""
-    parts: list[list[int]] = []
-    for slot in sorted(slots):
-        if parts and parts[-1][1] == slot - 1:
-            parts[-1][1] = slot
-        else:
-            parts.append([slot, slot])
-        if len(parts) > MOST_RANGES // 2:
-            return None
-    text = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
-    return text if len(text) <= MOST_RANGES else None
-
-
-def slots_in(text: str | None, count: int) -> list[int]:
-    """Return the slots in the output of ``ranges``; all ``count`` of them for None."""
-    if text is None:
-        return list(range(count))
-    bounds = [part.partition("-") for part in text.split(",") if part]
-    return [slot for first, _, last in bounds for slot in range(int(first), int(last or first) + 1)]
 
 
 def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
@@ -90,8 +63,7 @@ class Claims:
         self._newest = 0
         self._known: set[str] = set()
         """Consumers whose claims are known, because this process made them."""
-        self._empty: set[int] = set()
-        """The first slots of parts that were empty at the last poll: most of many slots are, and stay so."""
+        self.due_slots = DueSlots(broker, topic)
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
@@ -248,22 +220,6 @@ class Claims:
             if any(answer.status == "stale" for answer in answers):
                 raise self._used_twice(consumer)
         return taken > 0
-
-    def due_slots(self) -> dict[int, int]:
-        """Return the slots in which something is due, and since when."""
-        slots, now = range(self._topic.slots), self._broker.now_ms()
-        found: dict[int, int] = {}
-        for first in range(0, len(slots), HEADS):
-            part = slots[first : first + HEADS]
-            if first in self._empty and not self._broker.run(looking.any_in_use(self._topic, part)):
-                continue
-            heads = self._broker.run(looking.heads(self._topic, part))
-            found.update(
-                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
-            )
-            is_empty = not any(at is not None for at in heads)
-            (self._empty.add if is_empty else self._empty.discard)(first)
-        return found
 
     def moved(self) -> SlotMoved:
         """Return the error for a topic that was re-slotted under the query."""

@@ -21,8 +21,8 @@ from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
+from django_rmq.spark.due_slots import HEADS, DueSlots
 from django_rmq.spark.lease import Lease
-from django_rmq.spark.slots import HEADS, DueSlots
 
 T = TypeVar("T")
 

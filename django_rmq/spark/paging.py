@@ -24,7 +24,7 @@ FIRST_PAGE = 4
 """The number of rows requested before their size is known: a MiB of the largest."""
 
 GROWTH = 16
-"""A page has at most 16 times the rows of the one before it: the next ones may be larger."""
+"""A page has at most this many times the rows of the one before it: the next ones may be larger."""
 
 MOST_ROWS = 5_000
 PAGE_BYTES = 2_097_152

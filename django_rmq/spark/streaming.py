@@ -26,8 +26,8 @@ from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.gathering import Gathering
 from django_rmq.spark.options import CONNECTION, Options, gathering, most_bytes
 from django_rmq.spark.patience import Patience, Result
+from django_rmq.spark.ranges import ranges, slots_in
 from django_rmq.spark.sizing import Sizing
-from django_rmq.spark.slots import ranges, slots_in
 from django_rmq.spark.tasks import Reading, Task, split
 from django_rmq.spark.versions import arrow_schema, too_old
 

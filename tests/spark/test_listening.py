@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.words.topics import TopicType
-from django_rmq.spark.slots import ranges, slots_in
+from django_rmq.spark.ranges import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader
 from tests.workers import Worker, eventually

@@ -452,6 +452,36 @@ def test_a_topic_of_many_slots_is_not_counted(begun: Any) -> None:
     assert source.reportLatestOffset() is None
 
 
+@pytest.mark.parametrize(
+    ("slots", "count", "budget", "taken"),
+    [
+        pytest.param(2, 100_000, 30_000, [10_000, 10_000], id="a-step-of-each"),
+        pytest.param(2, 80_000, 30_000, [30_000], id="as-many-as-may-be-carried-back"),
+        pytest.param(1, 50_000, 22_000, [11_000], id="examined-until-half-is-there"),
+        pytest.param(1, 32_000, 22_000, [22_000], id="whole"),
+    ],
+)
+def test_a_large_backlog_is_claimed_in_steps(
+    queue: MakeQueue, slots: int, count: int, budget: int, taken: list[int]
+) -> None:
+    topic = queue(TopicType.FIXED_TIME, slots=slots)
+    half = count // slots
+    for slot in range(slots):
+        for first in range(0, half, 1_000):
+            names = [b"%d" % n for n in range(first, first + 1_000)]
+            topic.broker.send_replace(topic.topic, slot, [1_000 + slot] * 1_000, names)
+    source = reader(topic)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadMaxRows(budget))
+    assert slots_of(source, start, end) == dict(enumerate(taken))
+    left = count - sum(taken)
+    while left:
+        following = source.latestOffset(end, ReadMaxRows(budget))
+        assert 0 < following["rows"] <= budget
+        left, end = left - following["rows"], following
+    assert source.latestOffset(end, ALL) == end and topic.total("acked") == count
+
+
 def test_two_queries_with_the_same_consumer_are_noticed(queue: MakeQueue) -> None:
     topic = queue(slots=4)
     topic.send(list(range(100)))

@@ -139,14 +139,14 @@ check: lint docs types layers wheel clients ## all that CI runs: lint, types, an
 	@mkdir -p build
 	@$(MAKE) --keep-going check-workers lowest >build/workers.log 2>&1 & worked=$$!; \
 	  $(MAKE) --keep-going check-rules check-waits >build/rules.log 2>&1 & rules=$$!; \
-	  $(MAKE) --keep-going check-rooms check-computes check-sinks; tested=$$?; \
+	  $(MAKE) --keep-going check-rooms check-computes; tested=$$?; \
 	  wait $$worked; waited=$$?; wait $$rules; ruled=$$?; \
 	  cat build/workers.log build/rules.log; \
 	  exit $$((tested || waited || ruled))
 
 SHORT := $(BIN)/python -m pytest --hypothesis-profile=check --durations=15 --durations-min=20
 
-.PHONY: check-workers check-waits check-rules check-rooms check-computes check-sinks
+.PHONY: check-workers check-waits check-rules check-rooms check-computes
 check-workers: $(INSTALLED)
 	$(SHORT) -m "not deep" tests/e2e
 
@@ -163,11 +163,7 @@ $(SPARK_CLASSES): requirements/dev.txt tests/spark/archive.py | $(INSTALLED)
 	$(BIN)/python -m tests.spark.archive
 
 check-computes: $(SPARK_CLASSES)
-	$(SHORT) -m "not proof" --ignore tests/spark/test_sinks.py tests/spark tests/docs tests/browser
-
-# In a Java of its own, because another process opens its Derby in between.
-check-sinks: $(SPARK_CLASSES)
-	$(SHORT) -m "not proof" tests/spark/test_sinks.py
+	$(SHORT) -m "not proof" tests/spark tests/docs tests/browser
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -189,15 +189,20 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    # Its Java may hold files for a moment yet.
+    # Its Java holds locks of files until its last thread has ended.
     eventually(lambda: not is_alive(process.pid), "the end of all that was started")
 
 
 def is_alive(group: int) -> bool:
-    """Return whether a process of the group still runs, as far as the system has /proc."""
+    """Return whether a thread of a process group still runs, as far as the system has /proc.
+
+    A killed process is a zombie as soon as its first thread has ended; the others may still wait for a core then, and
+    until they have had one, the process keeps its files and their locks.
+    """
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, _, found = path.read_text().rpartition(") ")[2].split()[:3]
-            if int(found) == group and state != "Z":
+            fields = path.read_text().rpartition(") ")[2].split()
+            state, found, threads = fields[0], int(fields[2]), int(fields[17])
+            if found == group and (state != "Z" or threads > 1):
                 return True
     return False

@@ -17,7 +17,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from django_rmq.core.calls import sending
+from django_rmq.core.calls import inserting, sending
 from django_rmq.core.calls.broker import Pipeline
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.sending import Producer
@@ -25,6 +25,7 @@ from django_rmq.core.redis import wire
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
+from django_rmq.spark.inserting import Inserting
 from django_rmq.spark.patience import Patience
 
 CALL_BYTES = 1_048_576
@@ -41,16 +42,19 @@ class Group(NamedTuple):
 
 
 def groups(
-    members: Sequence[bytes], column: pa.Array, scores: pa.Array | None, slots: int
+    members: Sequence[bytes], column: pa.Array, scores: pa.Array | bytes | None, slots: int
 ) -> Iterator[Group]:
-    """Yield the calls that send ``column``, whose values are ``members``; ``scores``: texts, one for each."""
+    """Yield the calls that send ``column``, whose values are ``members``; ``scores``: texts, one for each or for all."""
     crcs = pa.array(list(map(crc32, members)), pa.uint32())
     placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32()))
     # Stable: if a member is sent several times, the last one counts.
     order = pc.array_sort_indices(placed)
-    texts = _written(column.take(order))
-    if scores is not None:
-        texts = pc.binary_join_element_wise(_written(scores.take(order)), texts, _text(b""))
+    before = _text(b"")
+    if isinstance(scores, bytes):
+        before = _text(b"".join(wire.parts_of_argument(b"%d" % len(scores), scores, bytes)))
+    elif scores is not None:
+        before = _written(scores.take(order))
+    texts = _written(column.take(order), before)
     ends = memoryview(texts.buffers()[1]).cast("q")
     data = memoryview(texts.buffers()[2])
     runs = pc.run_end_encode(placed.take(order))
@@ -68,11 +72,11 @@ def _text(raw: bytes) -> pa.Scalar:
     return pa.scalar(raw, pa.large_binary())
 
 
-def _written(texts: pa.Array) -> pa.Array:
-    """Return each text as an argument of a command."""
+def _written(texts: pa.Array, *before: Any) -> pa.Array:
+    """Return each text as an argument of a command, behind what is ``before`` it."""
     lengths = pc.binary_length(texts).cast(pa.large_string()).cast(pa.large_binary())
     parts = wire.parts_of_argument(lengths, texts.cast(pa.large_binary()), _text)
-    return pc.binary_join_element_wise(*parts, _text(b""))
+    return pc.binary_join_element_wise(*before, *parts, _text(b""))
 
 
 class Call(NamedTuple):
@@ -81,6 +85,8 @@ class Call(NamedTuple):
     groups: list[Group]
     members: Sequence[bytes]
     priorities: pa.Array | None
+    bounds: tuple[int, int] | None
+    """The lowest and the highest score if the messages are inserted."""
 
 
 class Bulk:
@@ -96,13 +102,24 @@ class Bulk:
         self._producer = producer
         self._topic = replace(topic, body="bytes")
         self._patience = patience
+        self._inserting = Inserting(producer.broker)
         self._under_way: tuple[Pipeline | None, Call] | None = None
         """Without a pipeline: not sent."""
 
     def send(self, members: Sequence[bytes], column: pa.Array, priorities: pa.Array | None) -> None:
         """Send valid rows. ``priorities``: whole numbers, on priority topics."""
-        scores = None if priorities is None else priorities.cast(pa.large_string()).cast(pa.large_binary())
-        call = Call(list(groups(members, column, scores, self._topic.slots)), members, priorities)
+        scores: pa.Array | bytes | None = None
+        bounds = None
+        now_ms = None if self._topic.debounce_ms else self._patience(self._inserting.now_ms)
+        if priorities is not None:
+            scores = priorities.cast(pa.large_string()).cast(pa.large_binary())
+            found = pc.min_max(priorities).as_py()
+            bounds = found["min"], found["max"]
+        elif now_ms is not None:
+            due = now_ms + (self._topic.time_range_ms or 0)
+            scores, bounds = b"%d" % due, (due, due)
+        placed = list(groups(members, column, scores, self._topic.slots))
+        call = Call(placed, members, priorities, bounds if now_ms is not None else None)
         pipeline = self._pipeline(call)
         self.finish()
         try:
@@ -116,11 +133,11 @@ class Bulk:
             return
         (pipeline, call), self._under_way = self._under_way, None
         try:
-            answers = self._answers(pipeline.receive()) if pipeline is not None else None
+            answers = self._answers(call, pipeline.receive()) if pipeline is not None else None
         except ServerUnavailable:
             answers = None
         if answers is None:
-            answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
+            answers = self._patience(lambda: self._answers(call, self._pipeline(call).execute()))
         for group, found in zip(call.groups, answers, strict=True):
             if isinstance(found, SlotMoved):
                 self._patience(partial(self._follow, group, call))
@@ -130,14 +147,41 @@ class Bulk:
     def _pipeline(self, call: Call) -> Pipeline:
         pipeline = self._producer.broker.pipeline()
         for group in call.groups:
-            pipeline.add(sending.send_packed(self._topic, group.slot, group.packed))
+            if call.bounds is None:
+                pipeline.add(sending.send_packed(self._topic, group.slot, group.packed))
+                continue
+            rows = inserting.Rows(len(group.packed), group.packed, *call.bounds)
+            for part in inserting.insertion(self._topic, group.slot, rows):
+                pipeline.add(part)
         return pipeline
 
-    @staticmethod
-    def _answers(found: list[Any]) -> list[Any]:
+    def _answers(self, call: Call, found: list[Any]) -> list[Any]:
+        if call.bounds is not None:
+            found = self._with_declined(call, found[inserting.PARTS - 1 :: inserting.PARTS])
         for answer in found:
             if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):
                 raise answer
+        return found
+
+    def _with_declined(self, call: Call, found: list[Any]) -> list[Any]:
+        """Return the answers, after sending what has to be looked at one by one."""
+        declined = [index for index, answer in enumerate(found) if not isinstance(answer, Counter)]
+        if not declined:
+            return found
+        self._inserting.decline()
+        pipeline = self._producer.broker.pipeline()
+        for index in declined:
+            slot, rows, _ = call.groups[index]
+            members = [call.members[row] for row in rows.to_pylist()]
+            pipeline.add(inserting.end_insertion(self._topic, slot))
+            if call.priorities is None:
+                pipeline.add(sending.send_merge(self._topic, slot, self._topic.time_range_ms or 0, members))
+            else:
+                priorities = call.priorities.take(rows).to_pylist()
+                pipeline.add(sending.send_replace(self._topic, slot, priorities, members))
+        for index, answer in zip(declined, pipeline.execute()[1::2], strict=True):
+            is_error = isinstance(answer, RmqError)
+            found[index] = answer if is_error else Counter(sent.status for sent in answer)
         return found
 
     def _follow(self, group: Group, call: Call) -> None:

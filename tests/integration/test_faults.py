@@ -31,7 +31,7 @@ from tests.servers import RedisServer, TcpProxy
 
 READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
-ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times"}
+ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"}
 
 
 # --- a slot that holds a message in every state

@@ -198,8 +198,9 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "resch
 
 
 def test_every_script_is_put_through_the_faults() -> None:
-    assert set(ACTS) == set(scripts.names())
-    assert set(REPEATED) == set(scripts.names()) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
+    # test_inserting.py has the faults of a part of a transaction.
+    assert set(ACTS) == set(scripts.names()) - {"insert"}
+    assert set(REPEATED) == set(ACTS) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
 
 
 def comparable(slot: Slot, *without: str) -> Dump:

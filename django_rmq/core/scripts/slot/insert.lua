@@ -20,7 +20,7 @@
 -- ARGV[5] max_retries      the topic's, until the slot has its own
 -- ARGV[6] max_wait NUMBER  0: the first send decides the time
 -- ARGV[7] step             begin or end
--- ARGV[8] n NUMBER         how many messages
+-- ARGV[8] n NUMBER         how many messages; 0: an earlier transaction is ended, and those that are new count
 -- ARGV[9] range_ms NUMBER  range_merge: how long they wait
 -- ARGV[10] lowest NUMBER   of the scores; all range_merge messages have the same
 -- ARGV[11] highest NUMBER
@@ -69,10 +69,14 @@ end
 
 if step == 'end' then
   local added = restored()
-  if not added then return { 'declined' } end
-  count('sent', n)
+  if not added then
+    keep_counts()
+    return { 'declined' }
+  end
+  local sent = math.max(n, added)
+  count('sent', sent)
   count('stored', added)
-  count(kind == 'range_merge' and 'merged' or 'replaced', n - added)
+  count(kind == 'range_merge' and 'merged' or 'replaced', sent - added)
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end -- rule: insert_notes_no_slots
   -- rule: insert_wakes_nobody
   if added > 0 or kind ~= 'range_merge' then wake(kind == 'priority' and 0 or lowest) end
@@ -110,11 +114,15 @@ local function is_plain()
   if backlog > 0 and redis.call('ZCARD', store) + n > backlog then return false end -- rule: inserts_beyond_the_backlog
   return not redis.call('ZSCORE', store, '') -- rule: takes_an_empty_message_for_the_receipt
 end
-if not is_plain() then
-  redis.call('HSET', inserting, 'declined', 1)
-  return { 'declined' }
+local plain = is_plain()
+if plain then
+  local waiting = redis.call('ZCARD', store)
+  redis.call('HSET', control, 'inserting', waiting) -- rule: renames_before_it_is_noted
+  if waiting > 0 and redis.pcall('RENAME', store, inserting).err then
+    redis.call('HDEL', control, 'inserting') -- rule: notes_what_was_not_renamed
+    plain = false
+  end
 end
-local waiting = redis.call('ZCARD', store)
-if waiting > 0 then redis.call('RENAME', store, inserting) end
-redis.call('HSET', control, 'inserting', waiting)
-return { 'begun' }
+if plain then return { 'begun' } end
+redis.call('HSET', inserting, 'declined', 1)
+return { 'declined' }

@@ -16,7 +16,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from django_rmq.core.calls import sending
+from django_rmq.core.calls import inserting, sending
 from django_rmq.core.calls.broker import Pipeline
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.placing import Outgoing
@@ -25,6 +25,7 @@ from django_rmq.core.redis import wire
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
+from django_rmq.spark.inserting import Inserting
 from django_rmq.spark.patience import Patience
 
 CALL_BYTES = 1_048_576
@@ -57,8 +58,8 @@ class Group(NamedTuple):
     range_ms: int | None
 
 
-def groups(rows: Rows, slots: int, range_ms: int | None = None) -> Iterator[Group]:
-    """Yield the calls that send ``rows``. ``range_ms``: of the topic."""
+def groups(rows: Rows, slots: int, range_ms: int | None = None, due: int | None = None) -> Iterator[Group]:
+    """Yield the calls that send ``rows``. ``range_ms``: of the topic. ``due``: the score of all, if they have none."""
     crcs = pa.array(list(map(crc32, rows.bases or rows.members)), pa.uint32())
     placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32())).cast(pa.int64())
     ranges, codes = [range_ms], placed
@@ -68,10 +69,11 @@ def groups(rows: Rows, slots: int, range_ms: int | None = None) -> Iterator[Grou
         codes = pc.add(pc.multiply(placed, len(ranges)), found.indices.cast(pa.int64()))
     # Stable: if a member is sent several times, the last one counts.
     order = pc.array_sort_indices(codes)
-    columns = [_Column(_binary(rows.members).take(order), rows.scores and rows.scores.take(order))]
+    scores = due if rows.scores is None else rows.scores.take(order)
+    columns = [_Column(_binary(rows.members).take(order), scores)]
     if rows.envelopes is not None:
         columns.append(_Column(_binary(rows.envelopes).take(order)))
-    width = len(columns) + (rows.scores is not None)
+    width = len(columns) + (scores is not None)
     ends = columns[0].ends if len(columns) == 1 else _sums(columns)
     runs = pc.run_end_encode(codes.take(order))
     start = 0
@@ -88,11 +90,14 @@ def groups(rows: Rows, slots: int, range_ms: int | None = None) -> Iterator[Grou
 class _Column:
     """Texts as arguments of a command, one behind the other."""
 
-    def __init__(self, texts: pa.Array, scores: pa.Array | None = None) -> None:
-        written = _written(texts)
-        if scores is not None:
-            digits = scores.cast(pa.large_string()).cast(pa.large_binary())
-            written = pc.binary_join_element_wise(_written(digits), written, _text(b""))
+    def __init__(self, texts: pa.Array, scores: pa.Array | int | None = None) -> None:
+        before = _text(b"")
+        if isinstance(scores, int):
+            digits = b"%d" % scores
+            before = _text(b"".join(wire.parts_of_argument(b"%d" % len(digits), digits, bytes)))
+        elif scores is not None:
+            before = _written(scores.cast(pa.large_string()).cast(pa.large_binary()))
+        written = _written(texts, before)
         self.offsets = pa.Array.from_buffers(pa.int64(), len(written) + 1, [None, written.buffers()[1]])
         self.ends = memoryview(written.buffers()[1]).cast("q")
         self._data = memoryview(written.buffers()[2])
@@ -116,11 +121,11 @@ def _text(raw: bytes) -> pa.Scalar:
     return pa.scalar(raw, pa.large_binary())
 
 
-def _written(texts: pa.Array) -> pa.Array:
-    """Return each text as an argument of a command."""
+def _written(texts: pa.Array, *before: Any) -> pa.Array:
+    """Return each text as an argument of a command, behind what is ``before`` it."""
     lengths = pc.binary_length(texts).cast(pa.large_string()).cast(pa.large_binary())
     parts = wire.parts_of_argument(lengths, texts.cast(pa.large_binary()), _text)
-    return pc.binary_join_element_wise(*parts, _text(b""))
+    return pc.binary_join_element_wise(*before, *parts, _text(b""))
 
 
 class Call(NamedTuple):
@@ -128,6 +133,8 @@ class Call(NamedTuple):
 
     groups: list[Group]
     rows: Rows
+    bounds: tuple[int, int] | None
+    """The lowest and the highest score if the messages are inserted."""
 
 
 class Bulk:
@@ -143,12 +150,21 @@ class Bulk:
         self._producer = producer
         self._topic = topic
         self._patience = patience
+        self._inserting = Inserting(producer.broker)
         self._under_way: tuple[Pipeline | None, Call] | None = None
         """Without a pipeline: not sent."""
 
     def send(self, rows: Rows) -> None:
         """Send valid rows."""
-        call = Call(list(groups(rows, self._topic.slots, self._topic.time_range_ms)), rows)
+        topic, bounds, due = self._topic, None, None
+        now_ms = self._patience(self._inserting.now_ms) if self._may_insert(rows) else None
+        if now_ms is not None and rows.scores is None:
+            due = now_ms + (topic.time_range_ms or 0)
+            bounds = due, due
+        elif now_ms is not None:
+            found = pc.min_max(rows.scores).as_py()
+            bounds = found["min"], found["max"]
+        call = Call(list(groups(rows, topic.slots, topic.time_range_ms, due)), rows, bounds)
         pipeline = self._pipeline(call)
         self.finish()
         try:
@@ -156,17 +172,22 @@ class Bulk:
         except ServerUnavailable:
             self._under_way = None, call
 
+    def _may_insert(self, rows: Rows) -> bool:
+        """Return whether a transaction without a look at each message may be tried."""
+        topic = self._topic
+        return not (topic.keyed or topic.debounce_ms or rows.ranges is not None)
+
     def finish(self) -> None:
         """Wait for the round trip under way."""
         if self._under_way is None:
             return
         (pipeline, call), self._under_way = self._under_way, None
         try:
-            answers = self._answers(pipeline.receive()) if pipeline is not None else None
+            answers = self._answers(call, pipeline.receive()) if pipeline is not None else None
         except ServerUnavailable:
             answers = None
         if answers is None:
-            answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
+            answers = self._patience(lambda: self._answers(call, self._pipeline(call).execute()))
         for group, found in zip(call.groups, answers, strict=True):
             if isinstance(found, SlotMoved):
                 self._patience(partial(self._follow, group, call))
@@ -176,14 +197,41 @@ class Bulk:
     def _pipeline(self, call: Call) -> Pipeline:
         pipeline = self._producer.broker.pipeline()
         for group in call.groups:
-            pipeline.add(sending.send_packed(self._topic, group.slot, group.packed, group.range_ms))
+            if call.bounds is None:
+                pipeline.add(sending.send_packed(self._topic, group.slot, group.packed, group.range_ms))
+                continue
+            rows = inserting.Rows(len(group.packed), group.packed, *call.bounds)
+            for part in inserting.insertion(self._topic, group.slot, rows):
+                pipeline.add(part)
         return pipeline
 
-    @staticmethod
-    def _answers(found: list[Any]) -> list[Any]:
+    def _answers(self, call: Call, found: list[Any]) -> list[Any]:
+        if call.bounds is not None:
+            found = self._with_declined(call, found[inserting.PARTS - 1 :: inserting.PARTS])
         for answer in found:
             if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):
                 raise answer
+        return found
+
+    def _with_declined(self, call: Call, found: list[Any]) -> list[Any]:
+        """Return the answers, after sending what has to be looked at one by one."""
+        declined = [index for index, answer in enumerate(found) if not isinstance(answer, Counter)]
+        if not declined:
+            return found
+        self._inserting.decline()
+        pipeline = self._producer.broker.pipeline()
+        for index in declined:
+            slot, rows, _, range_ms = call.groups[index]
+            members = [call.rows.members[row] for row in rows.to_pylist()]
+            pipeline.add(inserting.end_insertion(self._topic, slot))
+            if call.rows.scores is None:
+                pipeline.add(sending.send_merge(self._topic, slot, range_ms or 0, members))
+            else:
+                scores = call.rows.scores.take(rows).to_pylist()
+                pipeline.add(sending.send_replace(self._topic, slot, scores, members))
+        for index, answer in zip(declined, pipeline.execute()[1::2], strict=True):
+            is_error = isinstance(answer, RmqError)
+            found[index] = answer if is_error else Counter(sent.status for sent in answer)
         return found
 
     def _follow(self, group: Group, call: Call) -> None:

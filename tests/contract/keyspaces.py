@@ -12,7 +12,7 @@ from django_rmq.core.words.keys import SlotKeys
 from tests.brokers import InMemoryBroker
 
 Dump = dict[bytes, dict[bytes, Any]]
-SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times")
+SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")
 
 
 class Keyspace(Protocol):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from django_rmq.core.calls import inserting
+from django_rmq.core.calls.broker import run_all
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Delivery, Prepared, Sent
 from django_rmq.core.words.bounds import BATCH
@@ -104,6 +107,16 @@ class Slot:
             return self.send_fifo(score or 0, list(members), envelopes)
         scores = [self.fresh_score(n) if score is None else score for n in range(len(members))]
         return self.send_replace(scores, list(members), envelopes)
+
+    def insert(self, *members: bytes, scores: Sequence[int] | None = None) -> Counter[str] | None:
+        """Insert members, due one TIME_RANGE from now, or takeable at once unless ``scores`` say otherwise."""
+        if scores is None and self.topic.type is TopicType.RANGE_MERGE:
+            scores = [self.now_ms + (self.topic.time_range_ms or 0)] * len(members)
+        elif scores is None:
+            scores = [self.fresh_score(n) for n in range(len(members))]
+        calls = inserting.insert(self.topic, self.index, scores, members)
+        found: Any = run_all(self.broker, calls)[-1]
+        return found  # type: ignore[no-any-return]
 
     def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:
         return self.broker.prepare(self.topic, self.index, owner, epoch, limit, **kwargs)

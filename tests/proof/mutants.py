@@ -80,6 +80,107 @@ def switched_off(name: str, text: str) -> str:
 
 
 MUTANTS: dict[str, Mutant] = {
+    # --- inserting
+    "keeps_what_nobody_began": Mutant(
+        GONE,
+        "What a ZADD without a begun transaction has written is deleted.",
+        "tests/integration/test_inserting.py::test_without_begin_or_the_zadd_the_end_leaves_everything_as_it_was[begin-empty-range_merge]",
+    ),
+    "overwrites_what_came_meanwhile": Mutant(
+        As("local came = redis.call('ZADD', store, unpack(flat))"),
+        "What was sent while Store had another name keeps its score.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "counts_what_came_meanwhile_twice": Mutant(
+        GONE,
+        "A message that waits under both names of Store is one message.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "books_what_failed": Mutant(
+        As("return held - (tonumber(noted) or held)"),
+        "What was not written is not booked.",
+        "tests/integration/test_inserting.py::test_without_begin_or_the_zadd_the_end_leaves_everything_as_it_was",
+    ),
+    "insert_notes_no_slots": Mutant(
+        GONE,
+        "An insertion settles the slot count.",
+        "tests/contract/test_inserting.py::test_it_leaves_what_a_send_leaves",
+    ),
+    "insert_wakes_nobody": Mutant(
+        GONE,
+        "An insertion wakes who sleeps longer.",
+        "tests/contract/test_inserting.py::test_it_wakes_who_sleeps_longer",
+    ),
+    "insert_notes_nothing": Mutant(
+        GONE,
+        "An insertion of priorities notes since when Store is not empty.",
+        "tests/contract/test_inserting.py::test_it_leaves_what_a_send_leaves",
+    ),
+    "leaves_what_was_left": Mutant(
+        As("local added = 0"),
+        "A transaction puts right what one before it has left.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "insert_of_foreign_types": Mutant(
+        If("false"),
+        "Where a key has a foreign type nothing is inserted.",
+        "tests/contract/test_inserting.py::test_keys_of_foreign_types_are_left_alone",
+    ),
+    "inserts_into_a_moved_slot": Mutant(
+        If("false"),
+        "A client with another slot count inserts nothing.",
+        "tests/contract/test_inserting.py::test_a_client_with_another_slot_count_inserts_nothing",
+    ),
+    "inserts_any_score": Mutant(
+        If("false"),
+        "No score that could be a retry is inserted.",
+        "tests/contract/test_inserting.py::test_scores_that_no_sender_may_use",
+    ),
+    "insert_ignores_retries_of_priorities": Mutant(
+        If("false"),
+        "While something has failed each priority is looked at.",
+        "tests/contract/test_inserting.py::test_priorities_are_looked_at_while_something_has_failed",
+    ),
+    "inserts_debounced": Mutant(
+        If("false"),
+        "A debounced message is looked at.",
+        "tests/contract/test_inserting.py::test_a_debounced_message_is_looked_at",
+    ),
+    "inserts_at_any_time": Mutant(
+        If("false"),
+        "The time that a sender has read may be a second off.",
+        "tests/contract/test_inserting.py::test_the_time_that_a_sender_has_read_may_be_a_second_off",
+    ),
+    "insert_ignores_retries_that_wait": Mutant(
+        If("false"),
+        "Where a retry waits each message is looked at.",
+        "tests/contract/test_inserting.py::test_a_retry_that_waits_is_looked_at",
+    ),
+    "insert_ignores_what_rests": Mutant(
+        If("false"),
+        "Where a retry rests each message is looked at.",
+        "tests/contract/test_inserting.py::test_a_retry_that_rests_is_looked_at",
+    ),
+    "inserts_beyond_the_backlog": Mutant(
+        If("false"),
+        "Nothing is inserted that would not all fit.",
+        "tests/contract/test_inserting.py::test_what_would_not_all_fit_is_looked_at",
+    ),
+    "takes_an_empty_message_for_the_receipt": Mutant(
+        As("return true"),
+        "An empty message of another program is no receipt.",
+        "tests/contract/test_inserting.py::test_an_empty_message_of_somebody_else_is_no_receipt",
+    ),
+    "renames_before_it_is_noted": Mutant(
+        GONE,
+        "Store gets its other name only after that is noted.",
+        "tests/contract/test_inserting.py::test_it_leaves_what_a_send_leaves",
+    ),
+    "notes_what_was_not_renamed": Mutant(
+        GONE,
+        "Where Store could not be renamed nothing is noted.",
+        "tests/integration/test_inserting.py::test_a_user_who_lacks_a_right_inserts_nothing",
+    ),
     # --- fifo
     "fifo_waits_for_the_clock": Mutant(
         GONE,

@@ -145,7 +145,8 @@ def test_columns_become_the_messages_of_any_other_send(
         wanted, body = expected[place]
         assert envelope == body
         if kind.type is TopicType.RANGE_MERGE:
-            assert now + wanted - 600_000 < score <= now + wanted
+            # What is inserted may be due later by the time that one request takes.
+            assert now + wanted - 600_000 < score <= now + wanted + 10_000
         else:
             assert score == wanted
 

@@ -8,8 +8,16 @@ from typing import NamedTuple
 from django_rmq.core import scripts
 from django_rmq.core.calls.places import FACTS
 
-_COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",), "EXISTS": ("store", "retry", "prepare", "claimants")}
+_COMMANDS = {
+    "ZRANGE": ("set",),
+    "ZRANK": ("set",),
+    "EXISTS": ("store", "retry", "prepare", "claimants"),
+    "ZADD": ("inserting",),
+}
 """The keys of plain commands whose place has several keys."""
+
+_OF_TRANSACTIONS = {"MULTI", "EXEC", "ZADD", "TIME"}
+"""Plain commands that must not be repeated one by one; all others only read."""
 
 _OTHER = {("loose", "kind")}
 """Arguments that share a name with a fact of the topic but mean something else: here, a kind of records."""
@@ -30,7 +38,7 @@ class Signature(NamedTuple):
 def signature(script: str) -> Signature:
     """Return what the header of ``script`` declares; for a plain command, what this module declares."""
     if script not in scripts.all_names():
-        return Signature(_COMMANDS.get(script, ()), (), reads=True)
+        return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
     declared = scripts.declaration(script)
     named = [argument.name for argument in declared.arguments]
     facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in named]

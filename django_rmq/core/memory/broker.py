@@ -23,6 +23,7 @@ from django_rmq.core.memory import (
     claims,
     ending,
     history,
+    inserting,
     limits,
     listing,
     looking,
@@ -57,6 +58,8 @@ class InMemoryBroker(Memory):
     send_merge = sending.send_merge
     send_replace = sending.send_replace
     send_fifo = sending.send_fifo
+    insert = inserting.insert
+    part_of_insert = inserting.part_of_insert
     ensure = sending.ensure
 
     acquire = taking.acquire

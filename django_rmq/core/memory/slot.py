@@ -20,7 +20,7 @@ from django_rmq.core.words.keys import slot_keys, wake_channel
 from django_rmq.core.words.outcomes import MOST
 from django_rmq.core.words.topics import Topic
 
-SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times"})
+SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"})
 SENDING = ("store", "retry", "body", "stats", "control")
 ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
@@ -81,6 +81,7 @@ class Slot:
     prepare_body: Hash
     outcomes: Hash
     outcome_times: SortedSet
+    inserting: SortedSet
 
     def __init__(self, memory: Memory, topic: Topic, index: int) -> None:
         self.topic = topic

@@ -55,7 +55,8 @@ def adopt(slot: Slot, drift: int, foreign: int) -> str:
 
 @on(*SlotKeys._fields)
 def retire(slot: Slot) -> str:
-    if any((slot.store, slot.prepare, slot.retry, slot.dead, slot.claimants, slot.leaving, slot.claim)):
+    holding = ("store", "prepare", "retry", "dead", "claimants", "leaving", "claim", "inserting")
+    if any(getattr(slot, name) for name in holding):
         return "holds"
     for name in set(SlotKeys._fields) - SETS:
         slot.records(name).clear()

@@ -63,4 +63,6 @@ def named(key: bytes, error: RmqError) -> RmqError:
 
 def explain(call: Call[Any], prefix: str, error: RmqError) -> RmqError:
     """Return the error of a call, with the key that it is about if there is one."""
-    return named(call.keys(prefix)[0], error) if isinstance(call, Command) else error
+    if not isinstance(call, Command) or not isinstance(error, WrongType):
+        return error
+    return named(call.keys(prefix)[0], error)

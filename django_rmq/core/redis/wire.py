@@ -78,18 +78,20 @@ def has_packed(call: Call[Any]) -> bool:
 
 def chunks(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Return commands encoded for the wire, in pieces that each justify a system call."""
-    if any(isinstance(argument, Packed) for command in commands for argument in command[-2:-1]):
+    if any(isinstance(argument, Packed) for command in commands for argument in command[-2:]):
         return [b"".join(piece for command in commands for piece in _pieces(command))]
     return list(_gathered(map(packed, commands)))
 
 
 def _pieces(command: tuple[Any, ...]) -> list[Any]:
-    """Return the pieces of a command, which may have something packed before its last argument."""
-    written = command[-2]
-    if not isinstance(written, Packed):
+    """Return the pieces of a command, which may have something packed as its last argument or before that."""
+    more = [each.count * each.width - 1 for each in command[-2:] if isinstance(each, Packed)]
+    if not more:
         return [packed(command)]
-    *before, now = map(_argument, (*command[:-2], command[-1]))
-    return [b"*%d\r\n" % (len(before) + 1 + written.count * written.width), *before, *written.data, now]
+    pieces: list[Any] = []
+    for each in command:
+        pieces += each.data if isinstance(each, Packed) else (_argument(each),)
+    return [b"*%d\r\n" % (len(command) + sum(more)), *pieces]
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -21,7 +21,8 @@ key                  type    member -> score, or field -> value
                              been empty; last_place: fifo, the last place given to a message that was due
                              at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
                              tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
-                             reslot, moving, tickets (see ``reslotting``)
+                             reslot, moving, tickets (see ``reslotting``); inserting: within a
+                             transaction, how many messages Store held before it
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
@@ -31,6 +32,7 @@ key                  type    member -> score, or field -> value
 ``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
 ``outcomes_{K}``     hash    topics with KEEP_DONE: digest of a member -> what became of the message, or its progress
 ``outcome_times_{K}``  zset  digest -> ms of that
+``inserting_{K}``    zset    within a transaction: Store, while many messages are inserted
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
@@ -93,6 +95,7 @@ class SlotKeys(NamedTuple):
     prepare_body: bytes
     outcomes: bytes
     outcome_times: bytes
+    inserting: bytes
 
 
 class WorkerKeys(NamedTuple):

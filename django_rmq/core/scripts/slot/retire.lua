@@ -19,6 +19,7 @@
 -- KEYS[17] control    HASH  field -> value
 -- KEYS[18] outcomes   HASH  digest -> what became of the message
 -- KEYS[19] outcome_times ZSET digest -> ms
+-- KEYS[20] inserting  ZSET  member -> score, if a step of an insertion has failed
 --
 -- ARGV[1] now
 --
@@ -26,7 +27,7 @@
 
 -- check: types
 -- rule: retire_what_holds
-if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
+if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim, inserting) > 0 then return 'holds' end
 redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control,
   outcomes, outcome_times)
 return 'retired'

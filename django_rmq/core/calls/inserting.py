@@ -1,0 +1,106 @@
+"""Calls that insert many messages of a slot in one transaction, in which Lua looks at none of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django_rmq.core.calls.call import Call, Command
+from django_rmq.core.calls.packed import Packed
+from django_rmq.core.calls.places import AtSlot, Place
+from django_rmq.core.words.topics import Topic, TopicType
+
+RECEIPT = (0, b"")
+"""Score and member of the empty message at the end of a ZADD: it shows that the ZADD has not failed."""
+
+
+class _Nowhere(NamedTuple):
+    """The place of commands without keys."""
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        return ()
+
+
+_NOWHERE = _Nowhere()
+
+
+class Rows(NamedTuple):
+    """The messages of a transaction: at least one and at most ``BATCH``, none of them empty."""
+
+    number: int
+    pairs: Sequence[Any] | Packed
+    """Scores and members, in turn; or these, encoded already."""
+    lowest: int
+    """The lowest score. On range_merge topics all are the same: the server's time in ms and TIME_RANGE."""
+    highest: int
+
+
+def insertion(topic: Topic, slot: int, rows: Rows, given: Mapping[str, Any] | None = None) -> list[Call[Any]]:
+    """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
+
+    It is the number of messages of each status; or None, or an error of the whole transaction: then nothing was
+    sent, and only ``send_merge`` or ``send_replace`` can send these messages.
+    """
+    met = "merged" if topic.type is TopicType.RANGE_MERGE else "replaced"
+
+    def parse(reply: list[Any]) -> Counter[str] | None:
+        answer = reply[-1]
+        if isinstance(answer, Exception) or answer[0] != b"inserted":
+            return None
+        return +Counter({"stored": answer[1], met: rows.number - answer[1]})
+
+    place = AtSlot(topic, slot)
+    keeps = ("NX",) if met == "merged" else ()
+    return [
+        _part("MULTI"),
+        _step(b"begin", topic, slot, rows),
+        _part("ZADD", place, (*keeps, *RECEIPT, *_last(rows.pairs))),
+        _step(b"end", topic, slot, rows),
+        Command("EXEC", _NOWHERE, (), parse, given or {}, "insert"),
+    ]
+
+
+PARTS = 5
+"""The number of calls of an insertion."""
+
+
+def end_insertion(topic: Topic, slot: int) -> Call[None]:
+    """Delete, or put back, what a transaction may have left whose last step the server has not run."""
+    return _step(b"end", topic, slot, Rows(0, (), 0, 0))
+
+
+def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[Any]]:
+    """Return the calls that insert messages. Raises ``ValueError`` if one is empty."""
+    given = locals()
+    if not all(members):
+        raise ValueError("an empty message cannot be inserted")
+    pairs = [part for pair in zip(scores, members, strict=True) for part in pair]
+    return insertion(topic, slot, Rows(len(members), pairs, min(scores), max(scores)), given)
+
+
+def transaction_time() -> list[Call[Any]]:
+    """Return the calls that read the server's clock in a transaction. The last one has the answer, in ms."""
+
+    def parse(reply: list[Any]) -> int:
+        seconds, micros = reply[0]
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    return [_part("MULTI"), _part("TIME"), Command("EXEC", _NOWHERE, (), parse, {}, "now_ms")]
+
+
+def _last(pairs: Sequence[Any] | Packed) -> Sequence[Any]:
+    return (pairs,) if isinstance(pairs, Packed) else pairs
+
+
+def _nothing(_: Any) -> None:
+    """Parse the reply of a part, which says only that it is queued."""
+
+
+def _part(command: str, place: Place = _NOWHERE, own: Sequence[Any] = ()) -> Command[None]:
+    return Command(command, place, own, _nothing, {}, "part_of_insert")
+
+
+def _step(name: bytes, topic: Topic, slot: int, rows: Rows) -> Call[None]:
+    own = (name, rows.number, topic.time_range_ms or 0, rows.lowest, rows.highest)
+    return Call("insert", AtSlot(topic, slot), own, _nothing, {}, "part_of_insert")

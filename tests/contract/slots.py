@@ -116,7 +116,7 @@ class Slot:
             scores = [self.fresh_score(n) for n in range(len(members))]
         calls = inserting.insert(self.topic, self.index, scores, members)
         found: Any = run_all(self.broker, calls)[-1]
-        return found  # type: ignore[no-any-return]
+        return found
 
     def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:
         return self.broker.prepare(self.topic, self.index, owner, epoch, limit, **kwargs)

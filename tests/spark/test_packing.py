@@ -178,9 +178,14 @@ def test_where_messages_have_to_be_looked_at_a_bulk_sends_them_one_by_one(
     send_all(bulk, members, kind)
     failure = Failure(b"resting", "failed", 3_600_000)
     assert topic.broker.rollback(topic.topic, 0, receipt, [failure]) == ["ok"]
-    declined: list[object] = []
+    declined: list[Inserting] = []
     decline = Inserting.decline
-    monkeypatch.setattr(Inserting, "decline", lambda asked: (declined.append(asked), decline(asked)))
+
+    def spied(asked: Inserting) -> None:
+        declined.append(asked)
+        decline(asked)
+
+    monkeypatch.setattr(Inserting, "decline", spied)
     for _ in range(PAUSE + 2):
         send_all(bulk, members, kind)
     assert len(declined) == 2

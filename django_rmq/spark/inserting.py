@@ -47,6 +47,8 @@ class Inserting:
         return None if self._reading is None else int((time.monotonic() - self._reading[1]) * 1000) + 1
 
     def _read(self) -> None:
+        # Otherwise the first reading would last as long as loading.
+        self._broker.load_scripts()
         pipeline, asked = self._broker.pipeline(), time.monotonic()
         for call in transaction_time():
             pipeline.add(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django_rmq.core.calls import inserting
 from django_rmq.core.calls.broker import run_all
@@ -115,8 +115,7 @@ class Slot:
         elif scores is None:
             scores = [self.fresh_score(n) for n in range(len(members))]
         calls = inserting.insert(self.topic, self.index, scores, members)
-        found: Any = run_all(self.broker, calls)[-1]
-        return found
+        return cast("Counter[str] | None", run_all(self.broker, calls)[-1])
 
     def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:
         return self.broker.prepare(self.topic, self.index, owner, epoch, limit, **kwargs)

@@ -18,6 +18,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import scripts
+from django_rmq.core.calls import inserting
+from django_rmq.core.calls.broker import run_all
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.holding import UPKEEP
 from django_rmq.core.memory.moving import MOVED
@@ -216,6 +218,11 @@ def every_script(slot: Timed) -> Timed:
     envelopes = [encode_envelope(Envelope(b"x" * 200))] * BATCH if slot.topic.keyed else []
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
+    unkeyed = replace(slot.topic, name="inserted", identity="body", time_range_ms=0)
+    score = 60 if slot.topic.is_priority else slot.clock() // 1000
+    inserted = inserting.insert(unkeyed, 0, [score] * BATCH, names(BATCH))
+    for _ in range(2):
+        assert slot.time("insert", lambda: run_all(slot.broker, inserted))[-1]
     if not slot.topic.is_priority:
         tick = (START_MS + 1, b"nightly@1", encode_envelope(Envelope(b"x" * 200)))
         slot.time("tick", lambda: slot.tick("nightly", 1, *tick))

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import TopicType
+from django_rmq.spark.inserting import PAUSE, Inserting
 from django_rmq.spark.options import WRITE, Options
 from django_rmq.spark.packing import CALL_BYTES, Bulk, Rows, groups
 from django_rmq.spark.patience import Patience
@@ -183,6 +185,93 @@ def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQu
         entry.member: slot for slot, page in enumerate(topic.each("peek", "store")) for entry in page.entries
     }
     assert placed == {member: crc32(member) % 4 for member in members}
+
+
+def send_all(bulk: Bulk, members: list[bytes], kind: TopicType) -> None:
+    priorities = pa.array([50] * len(members)) if kind is TopicType.PRIORITY else None
+    bulk.send(Rows(members, none_built, priorities))
+    bulk.finish()
+
+
+BOTH = pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+
+
+@BOTH
+def test_where_messages_have_to_be_looked_at_a_bulk_sends_them_one_by_one(
+    queue: MakeQueue, kind: TopicType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = queue(kind, slots=4, body="bytes", time_range_ms=60_000)
+    members = [b"%d" % n for n in range(400)]
+    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    if kind is TopicType.PRIORITY:
+        topic.broker.send_replace(topic.topic, 0, [50], [b"resting"])
+    else:
+        topic.broker.send_merge(topic.topic, 0, 0, [b"resting"])
+    receipt = topic.broker.prepare(topic.topic, 0, "A", None, 1).receipt
+    send_all(bulk, members, kind)
+    failure = Failure(b"resting", "failed", 3_600_000)
+    assert topic.broker.rollback(topic.topic, 0, receipt, [failure]) == ["ok"]
+    declined: list[Inserting] = []
+    decline = Inserting.decline
+
+    def spied(asked: Inserting) -> None:
+        declined.append(asked)
+        decline(asked)
+
+    monkeypatch.setattr(Inserting, "decline", spied)
+    for _ in range(PAUSE + 2):
+        send_all(bulk, members, kind)
+    assert len(declined) == 2
+    met = "merged" if kind is TopicType.RANGE_MERGE else "replaced"
+    assert bulk.counts["stored"] == 400 and bulk.counts[met] + bulk.counts["superseded"] == 400 * (PAUSE + 2)
+    assert (topic.depth("store"), topic.total("sent")) == (400, 400 * (PAUSE + 3) + 1)
+    assert not topic.broker.client.keys(f"inserting_*{topic.broker.prefix}*")
+
+
+@BOTH
+def test_a_server_that_has_lost_its_scripts_keeps_no_part_of_a_bulk(
+    queue: MakeQueue, kind: TopicType
+) -> None:
+    topic = queue(kind, slots=4, body="bytes", time_range_ms=60_000)
+    topic.broker.load_scripts()
+    topic.broker.client.script_flush()
+    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    send_all(bulk, [b"%d" % n for n in range(400)], kind)
+    assert bulk.counts == {"stored": 400} and topic.total("stored") == topic.depth("store") == 400
+    assert not topic.broker.client.keys(f"inserting_*{topic.broker.prefix}*")
+
+
+@BOTH
+def test_a_bulk_needs_no_transactions(queue: MakeQueue, kind: TopicType) -> None:
+    topic = queue(kind, slots=4, body="bytes", time_range_ms=60_000)
+    client, port = topic.broker.client, topic.broker.client.connection_pool.connection_kwargs["port"]
+    client.execute_command("ACL", "SETUSER", "single", "reset", "on", ">x", "~*", "&*", "+@all", "-multi")
+    try:
+        other = client_of(f"redis://single:x@127.0.0.1:{port}/0")
+        bulk = Bulk(Producer(Broker(other, topic.broker.prefix)), topic.topic, NONE)
+        send_all(bulk, [b"%d" % n for n in range(400)], kind)
+        other.close()
+    finally:
+        client.execute_command("ACL", "DELUSER", "single")
+    assert bulk.counts == {"stored": 400} and topic.depth("store") == 400
+
+
+@pytest.mark.parametrize("delay", [0, 1.3])
+def test_a_message_is_due_its_range_after_a_moment_within_its_send(queue: MakeQueue, delay: float) -> None:
+    topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes", time_range_ms=60_000)
+    with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
+        broker = Broker(client_of(proxy.url), topic.broker.prefix)
+        bulk = Bulk(Producer(broker), topic.topic, NONE)
+        send_all(bulk, [b"first"], TopicType.RANGE_MERGE)
+        proxy.delay(delay)
+        before = topic.broker.now_ms()
+        send_all(bulk, [b"second"], TopicType.RANGE_MERGE)
+        after = topic.broker.now_ms()
+        broker.close()
+    found = {entry.member: entry.score for page in topic.each("peek", "store") for entry in page.entries}
+    # It may be later by the round trip that has read the clock, and is never later by more than a second.
+    assert before <= found[b"second"] - 60_000 <= after + 1_000
+    assert bulk.counts == {"stored": 2}
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.claim(TOPIC, 0, "c", 1, 1_000, 10),
         ask.renew(TOPIC, 0, "c", 1, 1_000),
         ask.ack(TOPIC, 0, "c", 1),
+        ask.fail_claimed(TOPIC, 0, "c", 1, [Failure(b"a"), Failure(b"b", "rejected")]),
         ask.return_claim(TOPIC, 0, "c", 1),
         ask.read_claim(TOPIC, 0, "c"),
         ask.replay(TOPIC, 0, members),

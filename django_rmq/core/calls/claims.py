@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.forms import form
 from django_rmq.core.calls.places import AtSlot
+from django_rmq.core.calls.texts import words
 from django_rmq.core.words.answers import Claimed, ClaimRead
+from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.topics import Topic
 
 
@@ -26,6 +29,10 @@ def _renewed(reply: list[Any]) -> int | None:
 
 def _claim_read(reply: list[Any]) -> ClaimRead:
     return ClaimRead(reply[0].decode(), *reply[1:])
+
+
+def _written(failures: Sequence[Failure]) -> list[Any]:
+    return [part for member, kind, _, error in failures for part in (member, kind, cut_error(error))]
 
 
 def claim(
@@ -65,8 +72,28 @@ def renew(
 
 
 def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> Call[tuple[str, int]]:
-    """Forget what a sealed claim held. Answers ok, open or stale, and how much is left; repeat until 0."""
-    return Call("ack", AtSlot(topic, slot), (consumer, number, limit), _left, locals())
+    """Forget what a sealed claim held, but for what ``fail_claimed`` has noted, which is tried again or dies.
+
+    Answers ok, open or stale, and how much is left; repeat until 0.
+    """
+    return Call(form("ack", topic), AtSlot(topic, slot), (consumer, number, limit), _left, locals(), "ack")
+
+
+def fail_claimed(
+    topic: Topic, slot: int, consumer: str, number: int, failures: Sequence[Failure]
+) -> Call[list[str]]:
+    """Note messages of a sealed claim as failed. They stay in it; when it ends, however it does, each uses a retry.
+
+    Kinds are failed and rejected (Dead at once). A failure's delay is ignored: the topic's back-off applies.
+    Answers for each ok, again (noted before, and that stays), not_found, open (not sealed) or stale.
+    """
+    return Call(
+        "fail_claimed",
+        AtSlot(topic, slot),
+        (consumer, number, *_written(failures)),
+        words(len(failures)),
+        locals(),
+    )
 
 
 def return_claim(
@@ -75,7 +102,7 @@ def return_claim(
     """Return the messages of a claim to the slot. Answers ok or stale, and how much is left; repeat until 0.
 
     ``spent``: each message uses a retry, as after a time-out. Otherwise the messages are as they were before
-    the claim.
+    the claim. What ``fail_claimed`` has noted fails in both cases.
     """
     return Call(
         form("return_claim", topic),

@@ -78,6 +78,7 @@ class InMemoryBroker(Memory):
     claim = claims.claim
     renew = claims.renew
     ack = claims.ack
+    fail_claimed = claims.fail_claimed
     return_claim = claims.return_claim
     read_claim = claims.read_claim
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django_rmq.core.memory.choosing import as_they_are, free_to_claim
 from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_resting
 from django_rmq.core.memory.holding import (
+    CLAIM,
     close_claim,
     forget_claimed,
     make_room_for,
@@ -14,12 +17,13 @@ from django_rmq.core.memory.holding import (
 )
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Entry, due_entries
-from django_rmq.core.memory.refusing import check_lease
+from django_rmq.core.memory.refusing import check_batch, check_lease
 from django_rmq.core.memory.slot import CLAIMING, ENDING, Slot, on
 from django_rmq.core.memory.upkeep import keep_up
 from django_rmq.core.memory.waking import note_undrained, wake_at_gate
 from django_rmq.core.words.answers import Claimed, ClaimRead
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
+from django_rmq.core.words.failures import Failure, cut_error
 
 
 @on(*ENDING, *CLAIMING)
@@ -111,7 +115,30 @@ def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool =
     return len(slot.claim)
 
 
-@on("store", "prepare", "failures", "stats", "control", "retry", *CLAIMING)
+@on("stats", "control", "claim", "claims", "claim_failed")
+def fail_claimed(slot: Slot, consumer: str, number: int, failures: Sequence[Failure]) -> list[str]:
+    check_batch(failures)
+    match = CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
+    newest, state, since = (int(match[1]), match[2], match[3]) if match else (0, b"none", b"0")
+    words: list[str] = []
+    for member, what, _, error in failures:
+        word = "ok"
+        if newest != number or state not in (b"open", b"sealed"):
+            word = "stale"
+            slot.count("stale")
+        elif state == b"open":
+            word = "open"
+        elif member not in slot.claim:
+            word = "not_found"
+        elif member in slot.claim_failed:
+            word = "again"
+        else:
+            slot.claim_failed[member] = b"%s %s\n%s" % (what.encode(), since, cut_error(error))
+        words.append(word)
+    return words
+
+
+@on(*ENDING, *CLAIMING)
 def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
     newest, state = newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed", "acked"):
@@ -123,9 +150,11 @@ def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str,
         return "ok", 0
     if state == "sealed":
         note_claim(slot, consumer, number, "acked")
-    forget_claimed(slot, min(limit, BATCH))
+    due = forget_claimed(slot, consumer, min(limit, BATCH))
     left = close_claim(slot, consumer)
-    wake_at_gate(slot, None, ended=left == 0)
+    if due is not None:
+        note_undrained(slot)
+    wake_at_gate(slot, due, ended=left == 0)
     return "ok", left
 
 
@@ -143,14 +172,14 @@ def return_claim(
     if state in ("open", "sealed"):
         state = "lost" if spent else "returned"
         note_claim(slot, consumer, number, state)
-    due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
+    due = return_claimed(slot, consumer, min(limit, BATCH), spent=state == "lost")
     left = close_claim(slot, consumer)
     note_undrained(slot)
     wake_at_gate(slot, due, ended=left == 0)
     return "ok", left
 
 
-@on("claim", "claims", "claim_body")
+@on("claim", "claims", "claim_body", "claim_failed")
 def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limit: int = 0) -> ClaimRead:
     newest, state = newest_claim(slot, consumer)
     if number > 0 and number != newest:
@@ -160,4 +189,5 @@ def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limi
     rows = slot.claim.rows()[offset : offset + min(limit, BATCH)] if state == "sealed" else []
     flat = [part for member, score in rows for part in (member, score_text(score).encode())]
     kept = [slot.claim_body.get(member) for member, _ in rows] if slot.claim_body else []
-    return ClaimRead(state, newest, len(slot.claim), flat, kept)
+    failed = [member for member, _ in rows if member in slot.claim_failed]
+    return ClaimRead(state, newest, len(slot.claim), flat, kept, len(slot.claim_failed), failed)

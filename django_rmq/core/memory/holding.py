@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from django_rmq.core.memory.collecting import join
-from django_rmq.core.memory.failing import Copy, give_back, go_on
+from django_rmq.core.memory.failing import Copy, die, give_back, go_on
 from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import budget
-from django_rmq.core.memory.slot import Slot
+from django_rmq.core.memory.slot import InFlight, Slot
 from django_rmq.core.memory.waking import earliest
 
 TOMBSTONE_MS = 30 * 86_400_000
@@ -21,12 +21,14 @@ UPKEEP = 400
 """The maximum number of deliveries that one prepare times out, and of rested messages that it returns; also
 of messages of a lost claim."""
 
-_CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
+CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
+"""The number, the state, and since when (ms) of a consumer's newest claim."""
+_NOTE = re.compile(rb"([a-z_]+) (\d+)\n(.*)", re.DOTALL)
 
 
 def newest_claim(slot: Slot, consumer: str) -> tuple[int, str]:
     """Return number and state of the consumer's newest claim."""
-    match = _CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
+    match = CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
     return (int(match[1]), match[2].decode()) if match else (0, "none")
 
 
@@ -42,39 +44,71 @@ def close_claim(slot: Slot, consumer: str) -> int:
     return len(slot.claim)
 
 
-def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
+def unclaim(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
+    """Take a message out of the claim; return its body, and whether a newer one waits."""
+    del slot.claim[member]
+    kept, is_outdated = slot.claim_body.pop(member, None), member in slot.body
+    if kept is not None and not is_outdated:
+        slot.body[member] = kept
+    slot.count("claim_returned")
+    return kept, is_outdated
+
+
+def fail_one(slot: Slot, consumer: str, member: bytes, score: float, index: int) -> float | None:
+    """Let a claimed message fail as its query has noted, or as after a time-out; return when it can be taken again."""
+    kept, is_outdated = unclaim(slot, member)
+    copy = Copy.of(slot, member, score, kept)._replace(is_outdated=is_outdated)
+    note = _NOTE.fullmatch(slot.claim_failed.pop(member, b""))
+    what, error = (note[1].decode(), note[3]) if note else ("timed_out", b"")
+    if note:
+        copy = copy._replace(flight=InFlight(int(note[2]) * 1000, score, reader=consumer))
+    if what == "rejected":
+        die(slot, copy, what, error, 1)
+        return None
+    left = budget(slot, score, member, own_retries(slot, kept))
+    return go_on(slot, copy, left, what, error, None, 2 * index + 1)
+
+
+def return_claimed(slot: Slot, consumer: str, limit: int, *, spent: bool) -> float | None:
     """Return up to ``limit`` messages of a claim to the slot; return when one can be taken again.
 
-    ``spent``: as after a time-out, and at most 400. Otherwise as if never claimed.
+    ``spent``: as after a time-out, and at most 400. Otherwise as if never claimed. What the query has failed
+    fails in both cases.
     """
     dues: list[float | None] = []
-    for index, (member, score) in enumerate(slot.claim.rows()[: min(limit, UPKEEP) if spent else limit]):
-        del slot.claim[member]
-        kept = slot.claim_body.pop(member, None)
-        is_outdated = member in slot.body
-        if kept is not None and not is_outdated:
-            slot.body[member] = kept
-        slot.count("claim_returned")
-        if spent:
-            copy = Copy.of(slot, member, score, kept)._replace(is_outdated=is_outdated)
-            left = budget(slot, score, member, own_retries(slot, kept))
-            dues.append(go_on(slot, copy, left, "timed_out", b"", None, 2 * index + 1))
+    most = min(limit, UPKEEP) if spent or slot.claim_failed else limit
+    for index, (member, score) in enumerate(slot.claim.rows()[:most]):
+        if spent or member in slot.claim_failed:
+            dues.append(fail_one(slot, consumer, member, score, index))
         else:
+            kept, is_outdated = unclaim(slot, member)
             if is_outdated:
                 join(slot, member, kept)
             dues.append(give_back(slot, member, score))
     return earliest(dues)
 
 
-def forget_claimed(slot: Slot, limit: int) -> None:
-    """Forget up to ``limit`` acknowledged messages, or all if nothing needs tidying up."""
-    gone = list(slot.claim) if not slot.failures else [member for member, _ in slot.claim.rows()[:limit]]
+def forget_claimed(slot: Slot, consumer: str, limit: int) -> float | None:
+    """Forget up to ``limit`` acknowledged messages, or all if nothing needs tidying up.
+
+    What the query has failed is not forgotten. Returns when one of that can be taken again.
+    """
+    is_plain = not (slot.failures or slot.claim_failed)
+    rows = slot.claim.rows()[: len(slot.claim) if is_plain else min(limit, UPKEEP) if slot.claim_failed else limit]
+    failed = {member for member, _ in rows if member in slot.claim_failed}
+    dues = [
+        fail_one(slot, consumer, member, score, index)
+        for index, (member, score) in enumerate(rows)
+        if member in failed
+    ]
+    gone = [member for member, _ in rows if member not in failed]
     for member in gone:
         del slot.claim[member]
         slot.claim_body.pop(member, None)
         if slot.topic.is_fifo or not slot.waits(member):
             slot.failures.pop(member, None)
     slot.count("acked", len(gone))
+    return earliest(dues)
 
 
 def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
@@ -84,13 +118,13 @@ def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
         return 0, None
     consumer = over[0].decode()
     number, state = newest_claim(slot, consumer)
-    held, due = len(slot.claim), None
+    held = len(slot.claim)
     if state == "acked":
-        forget_claimed(slot, limit)
+        due = forget_claimed(slot, consumer, limit)
     else:
         if state not in ("lost", "returned"):
             note_claim(slot, consumer, number, "lost")
-        due = return_claimed(slot, limit, spent=state != "returned")
+        due = return_claimed(slot, consumer, limit, spent=state != "returned")
     return held - close_claim(slot, consumer), due
 
 
@@ -99,7 +133,7 @@ def make_room_for(slot: Slot, consumer: str) -> bool:
     if consumer.encode() in slot.claims:
         return True
     for other, record in list(slot.claims.items()):
-        match = _CLAIM.fullmatch(record)
+        match = CLAIM.fullmatch(record)
         since = int(match[3]) if match else 0
         if since < slot.now_ms - TOMBSTONE_MS and other not in slot.claimants:
             del slot.claims[other]

@@ -26,7 +26,7 @@ ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
     "prepare_body", "outcomes", "outcome_times",
 )  # fmt: skip
-CLAIMING = ("claimants", "claim", "claims", "claim_body")
+CLAIMING = ("claimants", "claim", "claims", "claim_body", "claim_failed")
 
 _IN_FLIGHT = re.compile(rb"(\d+) ([^ :]+):?(\d*) ?(\S*) ?(\S*)")
 _P = ParamSpec("_P")
@@ -43,6 +43,8 @@ class InFlight(NamedTuple):
     """``outlived``, if a newer copy of it was buried."""
     timeout: int | None = None
     """In seconds. None: that of the topic."""
+    reader: str = ""
+    """The Spark consumer that held it, if a claim did."""
 
     @classmethod
     def parse(cls, raw: bytes | None) -> InFlight:
@@ -70,6 +72,7 @@ class Slot:
     claim: SortedSet
     claims: Hash
     claim_body: Hash
+    claim_failed: Hash
     inflight: Hash
     deaths: Hash
     failures: Hash

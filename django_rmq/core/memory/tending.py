@@ -16,6 +16,7 @@ _HOMES = {
     "failures": ("store", "retry", "prepare", "claim"),
     "claim_body": ("claim",),
     "prepare_body": ("prepare",),
+    "claim_failed": ("claim",),
 }
 
 

@@ -90,6 +90,10 @@ class ClaimRead(NamedTuple):
     """member, score, member, score, ... as Redis writes them."""
     envelopes: Sequence[bytes | None] = ()
     """The envelope of each row. Empty: each member is its own body."""
+    failed: int = 0
+    """How many messages of the claim its query has failed."""
+    failed_members: Sequence[bytes] = ()
+    """Those of them that are in ``rows``."""
 
 
 class Entry(NamedTuple):
@@ -234,7 +238,7 @@ class Found(NamedTuple):
     """What was noted last, if it is not older than KEEP_DONE: how far a delivery has got, or what became of the message."""
 
 
-RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
+RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body", "claim_failed")
 """The hashes of a slot that hold records about its messages."""
 
 

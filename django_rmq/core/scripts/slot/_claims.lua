@@ -1,8 +1,23 @@
--- Returning the messages of a claim, and the end of its lease.
+-- The messages of a Spark consumer: `claim` has them with the scores they were taken with, `claim_body` their bodies,
+-- `claims` the number and state of its newest claim, `claim_failed` how its query has failed some of them. One consumer at a
+-- time, for as long as it is in `claimants`.
 --
--- needs: store retry failures body claimants claim claim_body
--- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score go_on join
--- needs: newest_claim note_claim close_claim forget_claimed
+-- needs: store retry failures body claimants claim claims claim_body claim_failed
+-- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join [note_reader]
+
+local function newest_claim(of)
+  local number, state = string.match(redis.call('HGET', claims, of) or '', '^(%d+) (%l+) ')
+  return tonumber(number) or 0, state or 'none'
+end
+local function note_claim(of, number, state)
+  redis.call('HSET', claims, of, string.format('%.0f %s %.0f', number, state, now_ms))
+end
+-- The claim of `of` has ended if it holds nothing more: the gate opens. Returns how many are left.
+local function close_claim(of)
+  local left = redis.call('ZCARD', claim)
+  if left == 0 then redis.call('ZREM', claimants, of) end -- rule: claim_keeps_the_gate
+  return left
+end
 
 -- The body moves with the message, unless a newer one is there. Returns it, and whether a newer one is there.
 local function unclaim(member)
@@ -16,22 +31,77 @@ local function unclaim(member)
   return kept, outdated
 end
 
--- At most `limit` messages of the claim go back: `spent`, as after a time-out and at most 400; else as if never claimed.
+-- A claimed message fails: as its query has noted, or as after a time-out. Returns when it can be taken again, or nil.
+local function fail_claimed(of, member, score, note, index)
+  local what, sealed_ms, text = string.match(note or 'timed_out 0\n', '^(%l[%l_]*) (%d+)\n(.*)$')
+  local failure = parse_failure(redis.call('HGET', failures, member))
+  local origin = first_score(score, failure)
+  local kept, outdated = unclaim(member)
+  if note then
+    redis.call('HDEL', claim_failed, member) -- rule: claim_note_outlives
+    if note_reader then note_reader(member, sealed_ms, of) end -- rule: failed_by_nobody
+  end
+  if what == 'rejected' then -- rule: claimed_reject_is_a_failure
+    die(member, what, text, origin, failure, 1, kept)
+    return nil
+  end
+  local left = budget(tonumber(score), member, (own_limits(kept))) -- rule: claimed_with_all_retries
+  return go_on(member, left, what, text, origin, failure, nil, index, kept, outdated)
+end
+
+-- Of the first `limit` messages of a claim of `of`, end those that its query has failed, at most 400. Returns the other ones,
+-- and when the first can be taken again.
+local function end_failed_ones(of, limit)
+  local rows, others, earliest = redis.call('ZRANGE', claim, 0, math.min(limit, 400) - 1, 'WITHSCORES'), {}, nil
+  for i = 1, #rows, 2 do
+    local note = redis.call('HGET', claim_failed, rows[i])
+    local due = note and fail_claimed(of, rows[i], rows[i + 1], note, i)
+    if not note then others[#others + 1] = rows[i] end
+    if due and (not earliest or due < earliest) then earliest = due end
+  end
+  return others, earliest
+end
+
+-- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted. What its query
+-- has failed is not deleted. Returns when the first of that can be taken again.
+local function forget_claimed(of, limit)
+  local noted, members, earliest = redis.call('HLEN', claim_failed) > 0, nil, nil -- rule: failed_are_acknowledged
+  if not noted and redis.call('HLEN', failures) == 0 then
+    count('acked', redis.call('ZCARD', claim))
+    redis.call('UNLINK', claim, claim_body)
+    return nil
+  end
+  if noted then members, earliest = end_failed_ones(of, limit) else members = redis.call('ZRANGE', claim, 0, limit - 1) end
+  if #members == 0 then return earliest end
+  local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
+  if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
+  for i, member in ipairs(members) do
+    local lives = kind ~= 'fifo' and (waiting[i] or resting[i])
+    if not lives then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
+  end
+  count('acked', redis.call('ZREM', claim, unpack(members)))
+  redis.call('HDEL', claim_body, unpack(members))
+  if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end -- rule: ack_leaves_failures
+  return earliest
+end
+
+-- At most `limit` messages of the claim of `of` go back: `spent`, as after a time-out and at most 400; else as if never
+-- claimed. What its query has failed ends as failed in both cases.
 -- Returns how many, and when the first can be taken again.
-local function return_claimed(limit, spent)
-  if spent then limit = math.min(limit, 400) end
+local function return_claimed(of, limit, spent)
+  local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_returned
+  if spent or noted then limit = math.min(limit, 400) end
   local rows = redis.call('ZRANGE', claim, 0, limit - 1, 'WITHSCORES')
   local earliest
   for i = 1, #rows, 2 do
     local member, score, due = rows[i], rows[i + 1], nil
-    local number, waiting = tonumber(score), redis.call('ZSCORE', store, member)
-    local newer = waiting or redis.call('ZSCORE', retry, member)
-    local kept, outdated = unclaim(member)
-    if spent then
-      local failure = parse_failure(redis.call('HGET', failures, member))
-      local left = budget(number, member, (own_limits(kept))) -- rule: claimed_with_all_retries
-      due = go_on(member, left, 'timed_out', '', first_score(score, failure), failure, nil, i, kept, outdated)
+    local note = noted and redis.call('HGET', claim_failed, member)
+    if spent or note then
+      due = fail_claimed(of, member, score, note, i)
     else
+      local number, waiting = tonumber(score), redis.call('ZSCORE', store, member)
+      local newer = waiting or redis.call('ZSCORE', retry, member)
+      local kept, outdated = unclaim(member)
       if outdated then join(member, kept) end -- rule: claimed_bodies_dropped
       if newer then count('dropped') end
       local merges = waiting and keeps_first(number) and number < tonumber(waiting)
@@ -53,11 +123,11 @@ local function expire_claim(limit)
   local ended, earliest = 0, nil
   if state == 'acked' then -- rule: acked_is_given_back
     ended = redis.call('ZCARD', claim)
-    forget_claimed(limit)
+    earliest = forget_claimed(head[1], limit)
     ended = ended - redis.call('ZCARD', claim)
   else
     if state ~= 'lost' and state ~= 'returned' then note_claim(head[1], number, 'lost') end -- rule: lost_is_not_noted
-    ended, earliest = return_claimed(limit, state ~= 'returned') -- rule: lost_costs_nothing
+    ended, earliest = return_claimed(head[1], limit, state ~= 'returned') -- rule: lost_costs_nothing
   end
   close_claim(head[1])
   return ended, earliest

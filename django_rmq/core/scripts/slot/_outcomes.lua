@@ -3,13 +3,18 @@
 -- keys: outcomes HASH, outcome_times ZSET
 -- arguments: keep_done_ms NUMBER
 -- needs: control failures now_ms text_of
--- offers: note_receipt note_progress note_outcome note_done write_outcomes
+-- offers: note_receipt note_reader note_progress note_outcome note_done write_outcomes
 
-local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
+local outcome_receipts, outcome_readers, outcome_fields, outcome_scores, worker = {}, {}, {}, {}, nil
 
 -- The receipt of a delivery, before its record is deleted.
 local function note_receipt(member, record)
   outcome_receipts[member] = string.match(record, '^%d+')
+end
+
+-- The Spark consumer that has held a message since `ms`, before it ends as failed.
+local function note_reader(member, ms, reader)
+  outcome_receipts[member], outcome_readers[member] = ms .. '000', reader
 end
 
 -- The digest stands for the member: a body may be long, and need not stay longer than its message.
@@ -23,11 +28,11 @@ local function note_progress(member, receipt, thousandths, text)
   note(member, string.format('running %s %s %.0f\n', receipt, thousandths, now_ms) .. text)
 end
 
-local function outcome_of(state, reason, attempts, text, receipt)
+local function outcome_of(state, reason, attempts, text, receipt, reader)
   local class = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') or ''
   if #class > 200 then class = '' end
   worker = worker or redis.call('HGET', control, 'owner') or ''
-  local said_by = receipt > 0 and worker or ''
+  local said_by = receipt > 0 and (reader or worker) or ''
   -- A receipt is the time of the delivery in us.
   return string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000), now_ms, class) .. said_by
 end
@@ -35,7 +40,7 @@ end
 -- `delivered`: 1 if the message ended with a delivery.
 local function note_outcome(member, state, reason, attempts, text, delivered)
   local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
-  note(member, outcome_of(state, reason, attempts, text, receipt))
+  note(member, outcome_of(state, reason, attempts, text, receipt, outcome_readers[member]))
 end
 
 -- Deliveries that succeeded, before their failures are deleted.

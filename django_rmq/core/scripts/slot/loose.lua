@@ -11,8 +11,9 @@
 -- KEYS[9] claim       ZSET  claimed member -> score it was taken with
 -- KEYS[10] claim_body HASH  claimed member -> envelope
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
+-- KEYS[12] claim_failed HASH  claimed member -> how its query has failed it
 --
--- ARGV[1] kind         inflight, deaths, failures, body, claim_body or prepare_body
+-- ARGV[1] kind         inflight, deaths, failures, body, claim_body, prepare_body or claim_failed
 -- ARGV[2] cursor       0: from the beginning
 -- ARGV[3] repair FLAG  1: delete them
 -- ARGV[4] now
@@ -31,6 +32,8 @@ elseif kind == 'claim_body' then
   records, homes = claim_body, { claim }
 elseif kind == 'prepare_body' then
   records, homes = prepare_body, { prepare }
+elseif kind == 'claim_failed' then
+  records, homes = claim_failed, { claim }
 end
 local scanned = redis.call('HSCAN', records, cursor, 'COUNT', 100)
 local loose = {}

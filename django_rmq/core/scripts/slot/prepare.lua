@@ -15,6 +15,7 @@
 -- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body HASH  claimed member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
+-- KEYS[16] claim_failed HASH  claimed member -> \"what ms_of_the_seal LF error\", if its query has failed it
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
@@ -42,10 +43,10 @@
 --         no retries left: all have ARGV[9]; no envelopes: each member is its own body
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
--- check: types but claim claims claim_body
+-- check: types but claim claims claim_body claim_failed
 -- The other keys of claims are touched only while something is claimed.
 local claimed = redis.call('ZCARD', claimants) > 0
-local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body))
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
 if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us')
@@ -82,7 +83,6 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _give_back
 -- include: _failures
 -- include: _lapse
--- include: _tidy
 -- include: _claims
 -- include: _expire
 -- include: _promote

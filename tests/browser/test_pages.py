@@ -289,10 +289,10 @@ def test_redacted_bodies_stay_redacted(shop: Shop, log_in: LogIn) -> None:
     page = log_in("boss")
     open_dead(shop, page, "cards")
     expect(content(page).get_by_text("**** 4444")).to_be_visible()
-    assert "4111" not in page.content()
+    assert "41112222" not in page.content()  # "4111" alone may be part of a time
     rows(page).get_by_role("link").first.click()
     expect(page.get_by_text('"**** 4444"')).to_be_visible()
-    assert "4111" not in page.content()
+    assert "41112222" not in page.content()  # "4111" alone may be part of a time
     assert "NDExMT" not in page.url
 
 

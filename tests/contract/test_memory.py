@@ -31,7 +31,7 @@ def test_it_needs_neither_redis_nor_django() -> None:
 
 def test_it_runs_every_call_and_has_every_other_method_of_a_broker() -> None:
     # What reads past the scripts, or is written already, is asked for by Spark alone, and never of memory.
-    asked = FUNCTIONS.keys() - {"any_in_use", "rank", "rows", "send_packed"}
+    asked = FUNCTIONS.keys() - {"any_in_use", "end_insertion", "rank", "rows", "send_packed"}
     assert all(callable(getattr(InMemoryBroker, name)) for name in asked)
     for protocol, ours in ((Broker, InMemoryBroker), (Pipeline, MemoryPipeline)):
         asked = {

@@ -53,10 +53,15 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 GENERATORS = "generators have an environment of their own; tests/clients runs them"
 CLUSTER = "it needs a cluster; tests/spark/test_shipping.py runs a job so"
+PLATFORM = "it needs a platform, on which it was not tried: the page says so"
 NOT_RUN: dict[str, str] = {
     "PYSPARK_PYTHON=/opt/venv/bin/python spark-submit --master spark://master:7077 job.py": CLUSTER,
     "pip download --no-deps --dest wheels pyspark-rmq redis": CLUSTER,
     "python -m venv environment": CLUSTER,
+    "databricks secrets create-scope rmq": PLATFORM,
+    "aws emr-serverless start-job-run --application-id APPLICATION --execution-role-arn ROLE \\": PLATFORM,
+    "gcloud dataproc jobs submit pyspark gs://bucket/job.py --cluster=CLUSTER --region=REGION \\": PLATFORM,
+    "docker build --build-arg SPARK_IMAGE=registry.example/spark:4.2.1 --build-arg VERSION=0.1.0 \\": PLATFORM,
     "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
     ),

@@ -72,19 +72,27 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
     assert python.endswith("/bare") and has == "redis" and not others
 
 
+@pytest.mark.parametrize("names_driver", [False, True], ids=["spark", "platforms"])
 def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
-    machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path
+    machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path, names_driver: bool
 ) -> None:
     cluster, _ = machines
-    python = environment(cluster.folder / "environment", ("pyarrow", "redis"))
+    relative = "./environment/bin/python"
+    python = cluster.folder / relative
+    if not python.exists():
+        environment(cluster.folder / "environment", ("pyarrow", "redis"))
     archive = tmp_path / "environment.tar.gz"
     # As venv-pack does.
     with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
         packed.add(python.parents[1], ".")
+    # Containers of YARN and of EMR Serverless have it where the driver runs, too.
+    more: dict[str, Any] = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
     ran = cluster.submit(
         *(JOB, python, "--archives", f"{archive}#environment"),
+        *("--conf", f"spark.executorEnv.PYSPARK_PYTHON={relative}"),
         jobs=(*job, "find"),
-        PYSPARK_PYTHON="./environment/bin/python",
+        PYSPARK_PYTHON=relative,
+        **more,
     )
     tasks = told(ran)["tasks"]
     assert {Path(python).name for python, _ in tasks} == {"environment"}

@@ -132,8 +132,8 @@ def hadolint(path: Path) -> str:
     return run(str(found), "--no-color", str(path)).stdout
 
 
-def test_the_dockerfile_has_no_finding(tmp_path: Path) -> None:
-    assert hadolint(DEPLOY / "Dockerfile") == ""
+def test_the_dockerfiles_have_no_finding(tmp_path: Path) -> None:
+    assert hadolint(DEPLOY / "Dockerfile") == hadolint(DEPLOY / "pyspark-rmq/Dockerfile") == ""
     broken = tmp_path / "Dockerfile"
     broken.write_text((DEPLOY / "Dockerfile").read_text().replace("WORKDIR /srv", "WORKDIR srv"))
     assert "DL3000" in hadolint(broken)

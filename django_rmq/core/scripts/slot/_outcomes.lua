@@ -29,8 +29,9 @@ local function note_progress(member, receipt, thousandths, text)
 end
 
 local function outcome_of(state, reason, attempts, text, receipt, reader)
-  local class = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') or ''
-  if #class > 200 then class = '' end
+  -- In two steps: one pattern would try every shorter class again where no colon follows.
+  local class, after = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)()')
+  if not class or #class > 200 or not string.match(text, '^[^%S\n]*:', after) then class = '' end
   worker = worker or redis.call('HGET', control, 'owner') or ''
   local said_by = receipt > 0 and (reader or worker) or ''
   -- A receipt is the time of the delivery in us.

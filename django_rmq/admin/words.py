@@ -58,6 +58,8 @@ MARKS: Mapping[str, Text] = {
     "removed": gettext_lazy("deleted when its delivery ends"),
     "cancelled": gettext_lazy("cancelled; its listener is notified"),
     "buried": gettext_lazy("put into Dead when its delivery ends"),
+    "failed": gettext_lazy("fails when its batch ends"),
+    "rejected": gettext_lazy("put into Dead when its batch ends"),
 }
 OUTCOMES: Mapping[str, Text] = {
     "replayed": gettext_lazy("replayed"),

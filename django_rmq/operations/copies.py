@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django_rmq.core.words.answers import Entry, Looked
@@ -56,7 +56,8 @@ class Copy:
     receipt: int | None
     """For prepare: the number of the delivery."""
     mark: str
-    """For prepare: ``removed`` or ``buried`` if a person has decided so; the message ends with its delivery."""
+    """For prepare: ``removed`` or ``buried`` if a person has decided so; the message ends with its delivery.
+    For claim: ``failed`` or ``rejected`` if its Spark query has decided so; the message ends so with the claim."""
     scored: float | None = None
     """For dead: the score with which it was first taken, if known."""
 
@@ -145,7 +146,15 @@ def from_look(
         if score is not None:
             envelopes = {"claim": looked.claimed_envelope, "prepare": looked.delivered_envelope}
             entry = Entry(member, score, envelopes.get(state, looked.envelope), record)
-            yield from_entry(topic, slot, state, entry, name, hidden=hidden)
+            copy = from_entry(topic, slot, state, entry, name, hidden=hidden)
+            yield _as_its_query_says(copy, looked.claim_failure, hidden) if state == "claim" else copy
+
+
+def _as_its_query_says(copy: Copy, note: bytes | None, hidden: bool) -> Copy:
+    if note is None:
+        return copy
+    kind, _, error = note.decode("utf-8", "replace").partition("\n")
+    return replace(copy, mark=kind, error_class=error_class(error), error="" if hidden else error)
 
 
 def _death(record: bytes | None) -> Death | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from django_rmq.core.calls import people
+from django_rmq.core.calls import claims, people
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.walk import walk
@@ -23,8 +24,9 @@ from django_rmq.core.topics.reslotting import Reslotting, move, under_way
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
-from django_rmq.spark.connection import broker_of, topic_of
+from django_rmq.spark.connection import reached
 from django_rmq.spark.options import CONNECTION, Options
 from django_rmq.spark.versions import too_old
 
@@ -45,6 +47,14 @@ def discard(frame: Any, options: Mapping[str, str]) -> Any:
 def replay(frame: Any, options: Mapping[str, str]) -> Any:
     """Replay dead messages (``slot, member``). Outcomes: ``replayed``, ``merged``, ``gone``."""
     return _outcomes(frame, options, _replay, "slot", "member")
+
+
+def fail(frame: Any, options: Mapping[str, str], consumer: str) -> Any:
+    """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
+
+    Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
+    """
+    return _outcomes(frame, options, partial(_fail, consumer), "slot", "member", "kind", "error")
 
 
 def revive(frame: Any, options: Mapping[str, str]) -> Any:
@@ -111,9 +121,7 @@ def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
 
 def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
     given = Options({key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task")
-    broker = broker_of(given)
-    name = given.topic()
-    return broker, topic_of(name, broker.definitions().of(name))
+    return reached(given)
 
 
 def _each_slot(
@@ -148,6 +156,22 @@ def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
         return people.replay(topic, slot, [row["member"] for row in part])
 
     return _each_slot(broker, rows, call, {"not_found": "gone"})
+
+
+def _fail(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+    known = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
+    slots = sorted({rows[at]["slot"] for at in known})
+    reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
+    numbers = {slot: read.number for slot, read in zip(slots, reads, strict=True)}
+
+    def call(slot: int, part: Rows) -> Call[list[str]]:
+        failures = [Failure(row["member"], row["kind"], error=row["error"] or "") for row in part]
+        return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
+
+    found = ["not_found"] * len(rows)
+    for at, word in zip(known, _each_slot(broker, [rows[at] for at in known], call, {}), strict=True):
+        found[at] = word
+    return found
 
 
 def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
@@ -185,4 +209,4 @@ def _move(options: Mapping[str, str], number: int, families: Sequence[int]) -> l
     return told
 
 
-__all__ = ["discard", "move_families", "replay", "revive"]
+__all__ = ["discard", "fail", "move_families", "replay", "revive"]

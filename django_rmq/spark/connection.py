@@ -119,6 +119,12 @@ def _credentials(path: str) -> Any:
     return found
 
 
+def reached(options: Options) -> tuple[Broker, Topic]:
+    """Return the broker of this process for these options, and their topic."""
+    broker, name = broker_of(options), options.topic()
+    return broker, topic_of(name, broker.definitions().of(name))
+
+
 def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:
     """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
     if definition is None:

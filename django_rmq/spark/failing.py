@@ -1,15 +1,64 @@
-"""Fails a batch on purpose, from the function that ``foreachBatch`` calls."""
+"""Fails messages on purpose, from the function that ``foreachBatch`` calls: a whole batch, or single rows of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from django_rmq.core.calls import claims
 from django_rmq.core.calls.walk import walk
-from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.connection import broker_of, topic_of
+from django_rmq.exceptions import ConfigurationError, LostRace
+from django_rmq.spark import acting
+from django_rmq.spark.connection import reached
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.patience import Patience
+
+
+def fail(frame: Any, options: Mapping[str, str], error: Any, *, reject: bool = False) -> int:
+    """Fail the rows of ``frame``, which are some of a batch; return how many there are.
+
+    When Spark has recorded the batch, each uses a retry and rests as its topic says, or goes to Dead if it has no
+    retries left; with ``reject`` it goes to Dead at once. Until then the batch reads as before. The other rows are
+    acknowledged as ever. What was failed stays so if the batch is repeated.
+
+    ``options`` are those of the stream, with ``consumerId``. ``error`` is a text, or a column with one for each row,
+    of which 1,024 bytes are kept. ``frame`` needs the columns ``slot`` and ``value`` as they were read; on keyed
+    topics ``slot`` and ``key`` (``includeMetadata``).
+
+    Raises ``ConfigurationError`` without ``consumerId`` or these columns, ``ValueError`` if rows are not messages of
+    the batch, and ``LostRace`` if it is no longer the query's own: then its messages are delivered again anyway.
+    """
+    from pyspark.sql import functions as sql
+
+    given = _options(options, "fail")
+    _, topic = reached(given)
+    name = "key" if topic.keyed else "value"
+    if missing := {"slot", name} - set(frame.columns):
+        raise ConfigurationError(
+            f"the frame has no column {' or '.join(sorted(missing))}: fail needs slot and {name} as they were read"
+            + (", so load the stream with includeMetadata" if topic.keyed else "")
+        )
+    rows = frame.select(
+        frame["slot"].cast("int").alias("slot"),
+        frame[name].cast("binary").alias("member"),
+        sql.lit("rejected" if reject else "failed").alias("kind"),
+        (sql.lit(error) if isinstance(error, str) else error).cast("string").alias("error"),
+    )
+    outcomes: dict[str, int] = {
+        row.outcome: row.messages for row in acting.fail(rows, options, given.consumer).collect()
+    }
+    noted = outcomes.pop("ok", 0) + outcomes.pop("again", 0)
+    if strangers := outcomes.pop("not_found", 0):
+        raise ValueError(
+            f"{strangers} of {strangers + noted} rows are not messages of the batch of {given.consumer}: fail needs "
+            f"slot and {name} as they were read"
+        )
+    if lost := sum(outcomes.values()):
+        raise LostRace(
+            f"the batch of {given.consumer} on topic {topic.name} is no longer its own: {lost} of the rows are "
+            "delivered again as they were"
+        )
+    return noted
 
 
 def fail_batch(options: Mapping[str, str]) -> int:
@@ -22,16 +71,11 @@ def fail_batch(options: Mapping[str, str]) -> int:
 
     Raises ``ConfigurationError`` without ``consumerId``, and ``ServerUnavailable`` after ``patience`` seconds.
     """
-    given = Options(options, STREAM, "fail_batch")
-    if given.text("consumerId") is None:
-        raise ConfigurationError(
-            "option consumerId is missing: fail_batch needs the one with which the stream was loaded"
-        )
-    consumer, name = given.consumer, given.topic()
-    broker, patience = broker_of(given), Patience(given.patience, f"topic {name}")
+    given = _options(options, "fail_batch")
+    consumer, patience = given.consumer, Patience(given.patience, f"topic {given.topic()}")
 
     def give_back() -> int:
-        topic = topic_of(name, broker.definitions().of(name))
+        broker, topic = reached(given)
         slots = range(topic.slots)
         reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
         messages = 0
@@ -47,4 +91,13 @@ def fail_batch(options: Mapping[str, str]) -> int:
     return patience(give_back)
 
 
-__all__ = ["fail_batch"]
+def _options(options: Mapping[str, str], who: str) -> Options:
+    given = Options(options, STREAM, who)
+    if given.text("consumerId") is None:
+        raise ConfigurationError(
+            f"option consumerId is missing: {who} needs the one with which the stream was loaded"
+        )
+    return given
+
+
+__all__ = ["fail", "fail_batch"]

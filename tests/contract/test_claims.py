@@ -8,6 +8,7 @@ import pytest
 
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.holding import CONSUMERS, TOMBSTONE_MS
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
@@ -728,13 +729,14 @@ def test_a_configuration_that_would_read_claimed_priorities_anew_is_refused(make
     assert slot.with_topic(max_retries=20).configure() == "refused"
 
 
-@pytest.mark.parametrize("name", ["claim", "claims", "claim_body"])
+@pytest.mark.parametrize("name", ["claim", "claims", "claim_body", "claim_failed"])
 def test_prepare_names_a_key_of_another_type_while_something_is_claimed(
     make_slot: MakeSlot, name: str
 ) -> None:
     slot = make_slot(identity="key")
     slot.send(A)
     claim(slot)
+    slot.fail_claimed("s", 1, [Failure(A)])
     kept = slot.keyspace.dump()[getattr(slot.keys, name)]
     slot.keyspace.delete(getattr(slot.keys, name))
     if name == "claim":

@@ -261,6 +261,15 @@ def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
     (address,) = set(re.findall(r'<th scope="row" class="rmq-message"><a href="([^"]*)"', listed))
     shown = text(boss.get(address))
     assert "Claimed" in shown and "a Spark query holds it" in shown and "claimed" in shown
+    assert "Marked" not in shown
+    words = []
+    for slot in range(topic.slots):
+        broker.renew(topic, slot, "spark", 1, 60_000, seal=True)
+        failure = Failure(b'{"a":"claimed"}', error="NoPrice: <none>")
+        words += broker.fail_claimed(topic, slot, "spark", 1, [failure])
+    assert sorted(words) == ["ok"] + ["stale"] * (topic.slots - 1)
+    shown = text(boss.get(address))
+    assert "fails when its batch ends" in shown and "NoPrice: <none>" in shown
 
 
 def claimed(broker: Broker, consumer: str = "spark", count: int = 3) -> None:

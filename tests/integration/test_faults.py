@@ -21,6 +21,7 @@ from django_rmq.core.calls.call import Call, Command
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.answers import Area, Claimed, Loose, Row
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
@@ -80,6 +81,8 @@ def stage(slot: Slot, script: str = "") -> int:
             slot.claim("spark", 1, 60_000, 100)
             slot.renew("spark", 1, 60_000, seal=True)
             slot.send(b"waiting")
+        if script in ("ack", "return_claim"):
+            slot.fail_claimed("spark", 1, [Failure(b"flying", error="no"), Failure(b"failing", "rejected")])
     return receipt
 
 
@@ -127,6 +130,9 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "claim": lambda slot, receipt: slot.claim("spark", 1, 60_000, 100),
     "renew": lambda slot, receipt: slot.renew("spark", 1, 60_000),
     "ack": lambda slot, receipt: slot.ack("spark", 1),
+    "fail_claimed": lambda slot, receipt: slot.fail_claimed(
+        "spark", 1, [Failure(b"flying"), Failure(b"resting")]
+    ),
     "return_claim": lambda slot, receipt: slot.return_claim("spark", 1, spent=True),
     "read_claim": lambda slot, receipt: slot.read_claim("spark", 1, 0, 100),
     "replay": lambda slot, receipt: slot.replay([b"dead"]),
@@ -174,6 +180,7 @@ REPEATED: dict[str, Any] = {
     "claim": Claimed("ok", 0, 5, False),
     "renew": 5,
     "ack": ("ok", 0),
+    "fail_claimed": ["again", "not_found"],
     "return_claim": ("ok", 0),
     "replay": ["not_found"],
     "bury": ["dead", "in_flight", "dead"],
@@ -395,7 +402,7 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     keys = keys_of(script, slot)
     assert keys
     for key in keys:
-        if script == "prepare" and names[key] in ("claim", "claims", "claim_body"):
+        if script == "prepare" and names[key] in ("claim", "claims", "claim_body", "claim_failed"):
             continue  # touched only while something is claimed: tests/contract/test_claims.py
         for how in ("string", "list", "hash" if names[key] in ZSETS else "zset"):
             spoil(redis_client, key, how)

@@ -301,7 +301,7 @@ def every_script(slot: Timed) -> Timed:
     nobody = [b"%020d" % n for n in range(100)]
     for area in (Area("store"), Area("dead"), Area("store", 70, 500)):
         slot.time("seek", partial(slot.seek, nobody, [area]))
-    for records in ("inflight", "deaths", "failures", "body", "claim_body"):
+    for records in ("inflight", "deaths", "failures", "body", "claim_body", "claim_failed"):
         slot.time("loose", partial(slot.loose, records))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
@@ -346,7 +346,7 @@ def claims(slot: Timed) -> None:
     size = 10 * BATCH
     receipt, members = slot.take()
     slot.rollback(receipt, [Failure(member, delay_ms=0, error="x" * 1_024) for member in members])
-    for number, end in enumerate(("return", "spend", "expire", "ack"), 1):
+    for number, end in enumerate(("return", "spend", "expire", "ack", "ack failed"), 1):
         held = 0
         while held < size:
             answer = slot.time("claim", lambda: slot.claim("s", number, 60_000, BATCH, max_bytes=1 << 40))  # noqa: B023
@@ -357,6 +357,10 @@ def claims(slot: Timed) -> None:
         for offset in (0, held - BATCH):
             look = partial(slot.read_claim, "s", number, offset, BATCH)
             assert len(slot.time("read_claim", look).rows) == 2 * BATCH
+        if end == "ack failed":
+            failed = [Failure(member, error="x" * 1_024) for member in look().rows[::2]]
+            noted = slot.time("fail_claimed", partial(slot.fail_claimed, "s", number, failed))
+            assert noted == ["ok"] * BATCH
         if end == "expire":
             slot.clock.advance(seconds=60)
             while slot.zcard("claim"):
@@ -364,8 +368,9 @@ def claims(slot: Timed) -> None:
         else:
             spent = end == "spend"
             give_back = partial(slot.return_claim, "s", number, spent=spent)
-            call = partial(slot.ack, "s", number) if end == "ack" else give_back
-            label = "ack" if end == "ack" else f"return_claim {end}"
+            acknowledges = end.startswith("ack")
+            call = partial(slot.ack, "s", number) if acknowledges else give_back
+            label = end if acknowledges else f"return_claim {end}"
             while slot.time(label, call)[1]:
                 pass
     slot.client.delete(f"failures_{{{slot.broker.prefix}topic_0}}")
@@ -373,13 +378,13 @@ def claims(slot: Timed) -> None:
     while slot.promote(BATCH):
         pass
     waiting = slot.count().store
-    some = slot.time("claim step", lambda: slot.claim("s", 5, 60_000, waiting // 2, max_bytes=1 << 53))
+    some = slot.time("claim step", lambda: slot.claim("s", 6, 60_000, waiting // 2, max_bytes=1 << 53))
     assert some.taken == (BATCH if slot.topic.keyed else CLAIM_STEP)
-    slot.renew("s", 5, 60_000, seal=True)
-    assert slot.time("ack whole", lambda: slot.ack("s", 5)) == ("ok", 0)
+    slot.renew("s", 6, 60_000, seal=True)
+    assert slot.time("ack whole", lambda: slot.ack("s", 6)) == ("ok", 0)
     waiting = slot.count().store
     # As much as may be carried back, and as little.
-    for number, rest in ((6, CLAIM_STEP), (7, 0)):
+    for number, rest in ((7, CLAIM_STEP), (8, 0)):
         take = partial(slot.claim, "s", number, 60_000, waiting - rest, max_bytes=1 << 53)
         assert slot.time("claim whole", take).taken == (BATCH if slot.topic.keyed else waiting - rest)
         while slot.return_claim("s", number)[1]:

@@ -208,7 +208,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_own_limits.py::test_other_messages_have_the_retries_of_the_topic[fifo-original-redis]",
     ),
     "claimed_with_all_retries": Mutant(
-        As("local left = budget(number, member, max_retries)"),
+        As("local left = budget(tonumber(score), member, max_retries)"),
         "A lost claim counts against the message's own number of retries.",
         "tests/contract/test_own_limits.py::test_a_lost_claim_counts_against_the_retries_of_the_message[fifo-original-redis]",
     ),
@@ -1873,6 +1873,56 @@ MUTANTS: dict[str, Mutant] = {
         If("left == 0 and tonumber(sleeping_until) == GATE and false"),
         "Whoever waits at the gate of a claim is woken when it opens.",
         "tests/contract/test_claims.py::test_a_claim_holds_the_gate_until_it_has_ended[redis]",
+    ),
+    "ack_wakes_the_gate_alone": Mutant(
+        GONE,
+        "Who sleeps is woken for what a query has failed.",
+        "tests/contract/test_failing_claimed.py::test_who_sleeps_is_woken_for_what_failed[redis]",
+    ),
+    "ack_leaves_undrained": Mutant(
+        GONE,
+        "A slot has work to drain since what a query has failed came back.",
+        "tests/contract/test_undrained.py::test_what_a_query_has_failed_begins_it_when_the_claim_is_acknowledged[redis]",
+    ),
+    "fail_of_the_ended": Mutant(
+        If("tonumber(newest) ~= number"),
+        "Nothing can fail of a claim that is being ended.",
+        "tests/contract/test_failing_claimed.py::test_nothing_can_fail_of_a_claim_that_is_being_ended[redis]",
+    ),
+    "fail_without_a_seal": Mutant(
+        If("false"),
+        "Only what was sealed, and so could be read, can fail.",
+        "tests/contract/test_failing_claimed.py::test_only_messages_of_a_sealed_claim_fail_and_each_once[range_merge-body-serial-redis]",
+    ),
+    "fail_of_what_is_not_claimed": Mutant(
+        If("false"),
+        "Only what the claim holds can fail.",
+        "tests/contract/test_failing_claimed.py::test_only_messages_of_a_sealed_claim_fail_and_each_once[range_merge-body-serial-redis]",
+    ),
+    "failed_are_acknowledged": Mutant(
+        As("local noted, members, earliest = false, nil, nil"),
+        "What a query has failed is not acknowledged.",
+        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+    ),
+    "failed_are_returned": Mutant(
+        As("local noted = false"),
+        "What a query has failed does not come back as it was.",
+        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-return_claim]",
+    ),
+    "claim_note_outlives": Mutant(
+        GONE,
+        "What a query has failed is forgotten with its end.",
+        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+    ),
+    "claimed_reject_is_a_failure": Mutant(
+        If("false"),
+        "What a query has rejected goes to Dead at once.",
+        "tests/contract/test_failing_claimed.py::test_what_was_rejected_is_dead_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+    ),
+    "open_costs_a_retry": Mutant(
+        As("if state == 'open' or state == 'sealed' then state = 'lost' end"),
+        "What was never sealed was read by nobody, and costs no retry.",
+        "tests/contract/test_failing_claimed.py::test_a_claim_that_was_never_sealed_costs_nothing_when_its_lease_ends[range_merge-body-serial-redis]",
     ),
     "return_wakes_nobody": Mutant(
         If("left == 0 and tonumber(sleeping_until) == GATE and false"),

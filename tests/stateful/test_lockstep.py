@@ -128,6 +128,8 @@ class Lockstep(RuleBasedStateMachine):
         """Member and envelope -> the how manyth send or replay has brought it last."""
         self.sealed: tuple[str, int, list[bytes]] | None = None
         """The claim that was read last, and its rows."""
+        self.failed_claimed: dict[bytes, str] = {}
+        """What its query has failed of the claim there is: failed or rejected."""
 
     @initialize(topic=topics)
     def declare(self, topic: Topic) -> None:
@@ -732,9 +734,13 @@ class Lockstep(RuleBasedStateMachine):
             # Its state was overwritten by the new claim of the same consumer: only time can have ended it so fast.
             state = self.claim_state(holder.decode(), self.before)[1]
         for member in ended:
-            if state == "acked":
+            noted = self.failed_claimed.pop(member, None)
+            if noted == "rejected":
                 del self.promises.claimed[member]
-            elif state == "returned":
+                self.require("INV-26", member in self.zset("dead"), member)
+            elif state == "acked" and not noted:
+                del self.promises.claimed[member]
+            elif state == "returned" and not noted:
                 self.promises.returned(member, earlier_counts=self.earlier_counts)
             else:
                 left, body = (
@@ -791,7 +797,10 @@ class Lockstep(RuleBasedStateMachine):
     def claim_once(self, data: st.DataObject) -> None:
         self.claim(data)
 
-    @rule(data=st.data(), action=st.sampled_from(["renew", "ack", "ack", "return_claim", "read_claim"]))
+    @rule(
+        data=st.data(),
+        action=st.sampled_from(["renew", "ack", "ack", "fail_claimed", "return_claim", "read_claim"]),
+    )
     def a_claimant_goes_on(self, data: st.DataObject, action: str) -> None:
         getattr(self, action)(data)
 
@@ -818,6 +827,23 @@ class Lockstep(RuleBasedStateMachine):
         # What was acknowledged whole leaves nothing; what is claimed by now is another one's.
         is_over = state == "acked" and left == 0
         self.require("INV-11", is_over or left == len(self.zset("claim")), left)
+
+    def fail_claimed(self, data: st.DataObject) -> None:
+        consumer, number = self.some_claim(data)
+        good = self.claim_state(consumer) == (number, "sealed")
+        names = data.draw(st.lists(st.sampled_from(sorted(self.zset("claim")) * 3 + MEMBERS), max_size=3))
+        failures = [
+            Failure(name, data.draw(st.sampled_from(["failed", "failed", "rejected"]))) for name in names
+        ]
+        words = self.both(lambda b: b.fail_claimed(self.topic, 0, consumer, number, failures))
+        for failure, word in zip(failures, words, strict=True):
+            held = good and failure.member in self.promises.claimed
+            known = failure.member in self.failed_claimed
+            wanted = ("again" if known else "ok") if held else "not_found" if good else "refused"
+            refused = "refused" if word in ("open", "stale") else word
+            self.require("INV-26", refused == wanted, failure, word, wanted)
+            if word == "ok":
+                self.failed_claimed[failure.member] = failure.kind
 
     def return_claim(self, data: st.DataObject) -> None:
         consumer, number = self.some_claim(data)
@@ -1087,7 +1113,15 @@ class Lockstep(RuleBasedStateMachine):
         store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
         hashes = {
             name: self.after.get(getattr(self.keys, name), {})
-            for name in ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
+            for name in (
+                "inflight",
+                "deaths",
+                "failures",
+                "body",
+                "claim_body",
+                "prepare_body",
+                "claim_failed",
+            )
         }
         waits = store.keys() | retry.keys()
         live = waits | prepare.keys()
@@ -1097,6 +1131,9 @@ class Lockstep(RuleBasedStateMachine):
         claim, claimants = self.zset("claim"), self.zset("claimants")
         self.require("INV-5", bool(claim) == bool(claimants) and len(claimants) <= 1, claim, claimants)
         self.require("INV-5", hashes["claim_body"].keys() <= claim.keys(), hashes["claim_body"], claim)
+        self.require(
+            "INV-26", hashes["claim_failed"].keys() == self.failed_claimed.keys(), self.failed_claimed
+        )
         self.require("INV-5", hashes["inflight"].keys() == prepare.keys(), hashes["inflight"], prepare)
         self.require("INV-5", hashes["deaths"].keys() == dead.keys(), hashes["deaths"], dead)
         known = live | claim.keys()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from django_rmq.core.memory.choosing import as_they_are, free_to_claim
 from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_resting
 from django_rmq.core.memory.holding import (
-    CLAIM,
     close_claim,
     forget_claimed,
     make_room_for,
@@ -118,22 +117,21 @@ def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool =
 @on("stats", "control", "claim", "claims", "claim_failed")
 def fail_claimed(slot: Slot, consumer: str, number: int, failures: Sequence[Failure]) -> list[str]:
     check_batch(failures)
-    match = CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
-    newest, state, since = (int(match[1]), match[2], match[3]) if match else (0, b"none", b"0")
+    newest, state = newest_claim(slot, consumer)
     words: list[str] = []
     for member, what, _, error in failures:
         word = "ok"
-        if newest != number or state not in (b"open", b"sealed"):
+        if newest != number or state not in ("open", "sealed"):
             word = "stale"
             slot.count("stale")
-        elif state == b"open":
+        elif state == "open":
             word = "open"
         elif member not in slot.claim:
             word = "not_found"
         elif member in slot.claim_failed:
             word = "again"
         else:
-            slot.claim_failed[member] = b"%s %s\n%s" % (what.encode(), since, cut_error(error))
+            slot.claim_failed[member] = b"%s\n%s" % (what.encode(), cut_error(error))
         words.append(word)
     return words
 
@@ -150,7 +148,7 @@ def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str,
         return "ok", 0
     if state == "sealed":
         note_claim(slot, consumer, number, "acked")
-    due = forget_claimed(slot, consumer, min(limit, BATCH))
+    due = forget_claimed(slot, min(limit, BATCH))
     left = close_claim(slot, consumer)
     if due is not None:
         note_undrained(slot)
@@ -172,14 +170,14 @@ def return_claim(
     if state in ("open", "sealed"):
         state = "lost" if spent else "returned"
         note_claim(slot, consumer, number, state)
-    due = return_claimed(slot, consumer, min(limit, BATCH), spent=state == "lost")
+    due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
     left = close_claim(slot, consumer)
     note_undrained(slot)
     wake_at_gate(slot, due, ended=left == 0)
     return "ok", left
 
 
-@on("claim", "claims", "claim_body", "claim_failed")
+@on("claim", "claims", "claim_body")
 def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limit: int = 0) -> ClaimRead:
     newest, state = newest_claim(slot, consumer)
     if number > 0 and number != newest:
@@ -189,5 +187,4 @@ def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limi
     rows = slot.claim.rows()[offset : offset + min(limit, BATCH)] if state == "sealed" else []
     flat = [part for member, score in rows for part in (member, score_text(score).encode())]
     kept = [slot.claim_body.get(member) for member, _ in rows] if slot.claim_body else []
-    failed = [member for member, _ in rows if member in slot.claim_failed]
-    return ClaimRead(state, newest, len(slot.claim), flat, kept, len(slot.claim_failed), failed)
+    return ClaimRead(state, newest, len(slot.claim), flat, kept)

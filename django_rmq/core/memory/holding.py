@@ -8,7 +8,7 @@ from django_rmq.core.memory.collecting import join
 from django_rmq.core.memory.failing import Copy, die, give_back, go_on
 from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import budget
-from django_rmq.core.memory.slot import InFlight, Slot
+from django_rmq.core.memory.slot import Slot
 from django_rmq.core.memory.waking import earliest
 
 TOMBSTONE_MS = 30 * 86_400_000
@@ -21,14 +21,13 @@ UPKEEP = 400
 """The maximum number of deliveries that one prepare times out, and of rested messages that it returns; also
 of messages of a lost claim."""
 
-CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
-"""The number, the state, and since when (ms) of a consumer's newest claim."""
-_NOTE = re.compile(rb"([a-z_]+) (\d+)\n(.*)", re.DOTALL)
+_CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
+_NOTE = re.compile(rb"([a-z_]+)\n(.*)", re.DOTALL)
 
 
 def newest_claim(slot: Slot, consumer: str) -> tuple[int, str]:
     """Return number and state of the consumer's newest claim."""
-    match = CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
+    match = _CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
     return (int(match[1]), match[2].decode()) if match else (0, "none")
 
 
@@ -54,14 +53,12 @@ def unclaim(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
     return kept, is_outdated
 
 
-def fail_one(slot: Slot, consumer: str, member: bytes, score: float, index: int) -> float | None:
+def fail_one(slot: Slot, member: bytes, score: float, index: int) -> float | None:
     """Let a claimed message fail as its query has noted, or as after a time-out; return when it can be taken again."""
     kept, is_outdated = unclaim(slot, member)
     copy = Copy.of(slot, member, score, kept)._replace(is_outdated=is_outdated)
     note = _NOTE.fullmatch(slot.claim_failed.pop(member, b""))
-    what, error = (note[1].decode(), note[3]) if note else ("timed_out", b"")
-    if note:
-        copy = copy._replace(flight=InFlight(int(note[2]) * 1000, score, reader=consumer))
+    what, error = (note[1].decode(), note[2]) if note else ("timed_out", b"")
     if what == "rejected":
         die(slot, copy, what, error, 1)
         return None
@@ -69,7 +66,7 @@ def fail_one(slot: Slot, consumer: str, member: bytes, score: float, index: int)
     return go_on(slot, copy, left, what, error, None, 2 * index + 1)
 
 
-def return_claimed(slot: Slot, consumer: str, limit: int, *, spent: bool) -> float | None:
+def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
     """Return up to ``limit`` messages of a claim to the slot; return when one can be taken again.
 
     ``spent``: as after a time-out, and at most 400. Otherwise as if never claimed. What the query has failed
@@ -79,7 +76,7 @@ def return_claimed(slot: Slot, consumer: str, limit: int, *, spent: bool) -> flo
     most = min(limit, UPKEEP) if spent or slot.claim_failed else limit
     for index, (member, score) in enumerate(slot.claim.rows()[:most]):
         if spent or member in slot.claim_failed:
-            dues.append(fail_one(slot, consumer, member, score, index))
+            dues.append(fail_one(slot, member, score, index))
         else:
             kept, is_outdated = unclaim(slot, member)
             if is_outdated:
@@ -88,18 +85,18 @@ def return_claimed(slot: Slot, consumer: str, limit: int, *, spent: bool) -> flo
     return earliest(dues)
 
 
-def forget_claimed(slot: Slot, consumer: str, limit: int) -> float | None:
+def forget_claimed(slot: Slot, limit: int) -> float | None:
     """Forget up to ``limit`` acknowledged messages, or all if nothing needs tidying up.
 
     What the query has failed is not forgotten. Returns when one of that can be taken again.
     """
     is_plain = not (slot.failures or slot.claim_failed)
-    rows = slot.claim.rows()[: len(slot.claim) if is_plain else min(limit, UPKEEP) if slot.claim_failed else limit]
+    rows = slot.claim.rows()[
+        : len(slot.claim) if is_plain else min(limit, UPKEEP) if slot.claim_failed else limit
+    ]
     failed = {member for member, _ in rows if member in slot.claim_failed}
     dues = [
-        fail_one(slot, consumer, member, score, index)
-        for index, (member, score) in enumerate(rows)
-        if member in failed
+        fail_one(slot, member, score, index) for index, (member, score) in enumerate(rows) if member in failed
     ]
     gone = [member for member, _ in rows if member not in failed]
     for member in gone:
@@ -120,11 +117,12 @@ def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
     number, state = newest_claim(slot, consumer)
     held = len(slot.claim)
     if state == "acked":
-        due = forget_claimed(slot, consumer, limit)
+        due = forget_claimed(slot, limit)
     else:
-        if state not in ("lost", "returned"):
-            note_claim(slot, consumer, number, "lost")
-        due = return_claimed(slot, consumer, limit, spent=state != "returned")
+        # Nobody has read what was not sealed.
+        state = {"open": "returned", "sealed": "lost"}.get(state, state)
+        note_claim(slot, consumer, number, state)
+        due = return_claimed(slot, limit, spent=state != "returned")
     return held - close_claim(slot, consumer), due
 
 
@@ -133,7 +131,7 @@ def make_room_for(slot: Slot, consumer: str) -> bool:
     if consumer.encode() in slot.claims:
         return True
     for other, record in list(slot.claims.items()):
-        match = CLAIM.fullmatch(record)
+        match = _CLAIM.fullmatch(record)
         since = int(match[3]) if match else 0
         if since < slot.now_ms - TOMBSTONE_MS and other not in slot.claimants:
             del slot.claims[other]

@@ -13,8 +13,7 @@ def note_outcome(
     """Note how a message ended. ``flight``: the delivery in which it did; None: it ended without one."""
     if slot.topic.keep_done_ms:
         delivered_ms = flight.receipt // 1000 if flight else 0
-        owner = slot.control.get(b"owner", b"")
-        worker = (flight.reader.encode() or owner) if flight and flight.receipt else b""
+        worker = slot.control.get(b"owner", b"") if flight and flight.receipt else b""
         head = f"{state} {reason} {attempts} {delivered_ms} {slot.now_ms} {error_class(error.decode(errors='replace'))}\n"
         slot.noted[digest(member)] = head.encode() + worker
 

@@ -43,8 +43,6 @@ class InFlight(NamedTuple):
     """``outlived``, if a newer copy of it was buried."""
     timeout: int | None = None
     """In seconds. None: that of the topic."""
-    reader: str = ""
-    """The Spark consumer that held it, if a claim did."""
 
     @classmethod
     def parse(cls, raw: bytes | None) -> InFlight:

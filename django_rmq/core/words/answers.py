@@ -90,10 +90,6 @@ class ClaimRead(NamedTuple):
     """member, score, member, score, ... as Redis writes them."""
     envelopes: Sequence[bytes | None] = ()
     """The envelope of each row. Empty: each member is its own body."""
-    failed: int = 0
-    """How many messages of the claim its query has failed."""
-    failed_members: Sequence[bytes] = ()
-    """Those of them that are in ``rows``."""
 
 
 class Entry(NamedTuple):
@@ -218,6 +214,8 @@ class Looked(NamedTuple):
     claimed_envelope: bytes | None = None
     delivered_envelope: bytes | None = None
     """The envelope of the copy in flight."""
+    claim_failure: bytes | None = None
+    """How its Spark query has failed it: kind, line feed, error. It takes effect when the claim ends."""
 
 
 class Found(NamedTuple):

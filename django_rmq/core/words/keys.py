@@ -25,7 +25,7 @@ key                  type    member -> score, or field -> value
                              transaction, how many messages Store held before it
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
-``claim_failed_{K}`` hash    claimed messages that their query has failed: member -> "what ms_of_the_seal LF error"
+``claim_failed_{K}`` hash    claimed messages that their query has failed: member -> "what LF error"
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
 ``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
 ``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,

@@ -3,7 +3,7 @@
 -- time, for as long as it is in `claimants`.
 --
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
--- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join [note_reader]
+-- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join
 
 local function newest_claim(of)
   local number, state = string.match(redis.call('HGET', claims, of) or '', '^(%d+) (%l+) ')
@@ -32,15 +32,12 @@ local function unclaim(member)
 end
 
 -- A claimed message fails: as its query has noted, or as after a time-out. Returns when it can be taken again, or nil.
-local function fail_claimed(of, member, score, note, index)
-  local what, sealed_ms, text = string.match(note or 'timed_out 0\n', '^(%l[%l_]*) (%d+)\n(.*)$')
+local function fail_claimed(member, score, note, index)
+  local what, text = string.match(note or 'timed_out\n', '^([%l_]+)\n(.*)$')
   local failure = parse_failure(redis.call('HGET', failures, member))
   local origin = first_score(score, failure)
   local kept, outdated = unclaim(member)
-  if note then
-    redis.call('HDEL', claim_failed, member) -- rule: claim_note_outlives
-    if note_reader then note_reader(member, sealed_ms, of) end -- rule: failed_by_nobody
-  end
+  if note then redis.call('HDEL', claim_failed, member) end -- rule: claim_note_outlives
   if what == 'rejected' then -- rule: claimed_reject_is_a_failure
     die(member, what, text, origin, failure, 1, kept)
     return nil
@@ -49,13 +46,13 @@ local function fail_claimed(of, member, score, note, index)
   return go_on(member, left, what, text, origin, failure, nil, index, kept, outdated)
 end
 
--- Of the first `limit` messages of a claim of `of`, end those that its query has failed, at most 400. Returns the other ones,
+-- Of the first `limit` messages of the claim, end those that its query has failed, at most 400. Returns the other ones,
 -- and when the first can be taken again.
-local function end_failed_ones(of, limit)
+local function end_failed_ones(limit)
   local rows, others, earliest = redis.call('ZRANGE', claim, 0, math.min(limit, 400) - 1, 'WITHSCORES'), {}, nil
   for i = 1, #rows, 2 do
     local note = redis.call('HGET', claim_failed, rows[i])
-    local due = note and fail_claimed(of, rows[i], rows[i + 1], note, i)
+    local due = note and fail_claimed(rows[i], rows[i + 1], note, i)
     if not note then others[#others + 1] = rows[i] end
     if due and (not earliest or due < earliest) then earliest = due end
   end
@@ -64,14 +61,14 @@ end
 
 -- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted. What its query
 -- has failed is not deleted. Returns when the first of that can be taken again.
-local function forget_claimed(of, limit)
+local function forget_claimed(limit)
   local noted, members, earliest = redis.call('HLEN', claim_failed) > 0, nil, nil -- rule: failed_are_acknowledged
   if not noted and redis.call('HLEN', failures) == 0 then
     count('acked', redis.call('ZCARD', claim))
     redis.call('UNLINK', claim, claim_body)
     return nil
   end
-  if noted then members, earliest = end_failed_ones(of, limit) else members = redis.call('ZRANGE', claim, 0, limit - 1) end
+  if noted then members, earliest = end_failed_ones(limit) else members = redis.call('ZRANGE', claim, 0, limit - 1) end
   if #members == 0 then return earliest end
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
@@ -85,10 +82,10 @@ local function forget_claimed(of, limit)
   return earliest
 end
 
--- At most `limit` messages of the claim of `of` go back: `spent`, as after a time-out and at most 400; else as if never
+-- At most `limit` messages of the claim go back: `spent`, as after a time-out and at most 400; else as if never
 -- claimed. What its query has failed ends as failed in both cases.
 -- Returns how many, and when the first can be taken again.
-local function return_claimed(of, limit, spent)
+local function return_claimed(limit, spent)
   local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_returned
   if spent or noted then limit = math.min(limit, 400) end
   local rows = redis.call('ZRANGE', claim, 0, limit - 1, 'WITHSCORES')
@@ -97,7 +94,7 @@ local function return_claimed(of, limit, spent)
     local member, score, due = rows[i], rows[i + 1], nil
     local note = noted and redis.call('HGET', claim_failed, member)
     if spent or note then
-      due = fail_claimed(of, member, score, note, i)
+      due = fail_claimed(member, score, note, i)
     else
       local number, waiting = tonumber(score), redis.call('ZSCORE', store, member)
       local newer = waiting or redis.call('ZSCORE', retry, member)
@@ -123,11 +120,12 @@ local function expire_claim(limit)
   local ended, earliest = 0, nil
   if state == 'acked' then -- rule: acked_is_given_back
     ended = redis.call('ZCARD', claim)
-    earliest = forget_claimed(head[1], limit)
+    earliest = forget_claimed(limit)
     ended = ended - redis.call('ZCARD', claim)
   else
-    if state ~= 'lost' and state ~= 'returned' then note_claim(head[1], number, 'lost') end -- rule: lost_is_not_noted
-    ended, earliest = return_claimed(head[1], limit, state ~= 'returned') -- rule: lost_costs_nothing
+    if state == 'open' then state = 'returned' elseif state == 'sealed' then state = 'lost' end -- rule: open_costs_a_retry
+    note_claim(head[1], number, state) -- rule: lost_is_not_noted
+    ended, earliest = return_claimed(limit, state ~= 'returned') -- rule: lost_costs_nothing
   end
   close_claim(head[1])
   return ended, earliest

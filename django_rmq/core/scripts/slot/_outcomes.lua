@@ -3,18 +3,13 @@
 -- keys: outcomes HASH, outcome_times ZSET
 -- arguments: keep_done_ms NUMBER
 -- needs: control failures now_ms text_of
--- offers: note_receipt note_reader note_progress note_outcome note_done write_outcomes
+-- offers: note_receipt note_progress note_outcome note_done write_outcomes
 
-local outcome_receipts, outcome_readers, outcome_fields, outcome_scores, worker = {}, {}, {}, {}, nil
+local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
 
 -- The receipt of a delivery, before its record is deleted.
 local function note_receipt(member, record)
   outcome_receipts[member] = string.match(record, '^%d+')
-end
-
--- The Spark consumer that has held a message since `ms`, before it ends as failed.
-local function note_reader(member, ms, reader)
-  outcome_receipts[member], outcome_readers[member] = ms .. '000', reader
 end
 
 -- The digest stands for the member: a body may be long, and need not stay longer than its message.
@@ -28,12 +23,12 @@ local function note_progress(member, receipt, thousandths, text)
   note(member, string.format('running %s %s %.0f\n', receipt, thousandths, now_ms) .. text)
 end
 
-local function outcome_of(state, reason, attempts, text, receipt, reader)
+local function outcome_of(state, reason, attempts, text, receipt)
   -- In two steps: one pattern would try every shorter class again where no colon follows.
   local class, after = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)()')
   if not class or #class > 200 or not string.match(text, '^[^%S\n]*:', after) then class = '' end
   worker = worker or redis.call('HGET', control, 'owner') or ''
-  local said_by = receipt > 0 and (reader or worker) or ''
+  local said_by = receipt > 0 and worker or ''
   -- A receipt is the time of the delivery in us.
   return string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000), now_ms, class) .. said_by
 end
@@ -41,7 +36,7 @@ end
 -- `delivered`: 1 if the message ended with a delivery.
 local function note_outcome(member, state, reason, attempts, text, delivered)
   local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
-  note(member, outcome_of(state, reason, attempts, text, receipt, outcome_readers[member]))
+  note(member, outcome_of(state, reason, attempts, text, receipt))
 end
 
 -- Deliveries that succeeded, before their failures are deleted.

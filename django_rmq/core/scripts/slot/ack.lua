@@ -1,5 +1,4 @@
--- Delete the messages of a sealed claim, because Spark has recorded the batch that read it.
--- What its query has failed is tried again, or dies.
+-- Delete the messages of a sealed claim, because Spark has recorded its batch; those that it has failed are tried again, or die.
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
@@ -16,7 +15,7 @@
 -- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body  HASH  member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what ms_of_the_seal LF error", if its query has failed it
+-- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
@@ -65,13 +64,13 @@ end
 if state == 'open' then return { 'open', redis.call('ZCARD', claim) } end -- rule: ack_without_a_seal
 if redis.call('ZSCORE', claimants, consumer) then
   if state == 'sealed' then note_claim(consumer, number, 'acked') end -- rule: ack_is_not_noted
-  local earliest = forget_claimed(consumer, limit)
+  local earliest = forget_claimed(limit)
   left = close_claim(consumer)
   -- rule: ack_wakes_nobody
   if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
   if earliest then
     note_undrained() -- rule: ack_leaves_undrained
-    wake(earliest)
+    wake(earliest) -- rule: ack_wakes_the_gate_alone
   end
 end
 keep_counts()

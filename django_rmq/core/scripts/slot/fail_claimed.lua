@@ -1,11 +1,10 @@
--- Note that messages of a sealed claim failed: however the claim ends, each then uses a retry, or dies.
--- They stay in the claim until then, so that its ranks do not change.
+-- Note that messages of a sealed claim failed: they stay in it, and when it ends, however it does, each uses a retry or dies.
 --
 -- KEYS[1] stats        HASH  counter -> n
 -- KEYS[2] control      HASH  field -> value
 -- KEYS[3] claim        ZSET  member -> score it was taken with
 -- KEYS[4] claims       HASH  Spark consumer -> "number state ms"
--- KEYS[5] claim_failed HASH  claimed member -> "what ms_of_the_seal LF error", if its query has failed it
+-- KEYS[5] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] consumer
 -- ARGV[2] number NUMBER  of the claim
@@ -20,10 +19,10 @@ if (last - first + 1) / 3 > 1000 then return redis.error_reply('ERR too many mem
 -- include: _ledger
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
-local newest, state, since = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) (%d+)')
+local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
 local words = {}
 for i = first, last, 3 do
-  local member, word = ARGV[i], 'ok'
+  local member, kind, text, word = ARGV[i], ARGV[i + 1], ARGV[i + 2], 'ok'
   if tonumber(newest) ~= number or not (state == 'sealed' or state == 'open') then -- rule: fail_of_the_ended
     word = 'stale'
     count('stale')
@@ -31,7 +30,7 @@ for i = first, last, 3 do
     word = 'open'
   elseif not redis.call('ZSCORE', claim, member) then -- rule: fail_of_what_is_not_claimed
     word = 'not_found'
-  elseif redis.call('HSETNX', claim_failed, member, ARGV[i + 1] .. ' ' .. since .. '\n' .. string.sub(ARGV[i + 2], 1, 1024)) == 0 then
+  elseif redis.call('HSETNX', claim_failed, member, kind .. '\n' .. string.sub(text, 1, 1024)) == 0 then
     word = 'again'
   end
   words[#words + 1] = word

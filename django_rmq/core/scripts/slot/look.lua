@@ -12,12 +12,14 @@
 -- KEYS[9] claim     ZSET  claimed member -> score it was taken with
 -- KEYS[10] claim_body HASH  claimed member -> envelope
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
+-- KEYS[12] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
 --
 -- Returns for each member {scores in store, prepare, retry, dead and claim, in-flight record, death, last failure,
---         envelope, envelopes of the claimed copy and of the one in flight}, nil for what there is not
+--         envelope, envelopes of the claimed copy and of the one in flight, how its query has failed it},
+--         nil for what there is not
 
 -- check: types
 if last - first >= 100 then return redis.error_reply('ERR too many members') end -- rule: look_past_its_bound
@@ -29,7 +31,7 @@ for i = first, last do
     redis.call('ZSCORE', retry, member), redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member),
     redis.call('HGET', inflight, member), redis.call('HGET', deaths, member),
     redis.call('HGET', failures, member), redis.call('HGET', body, member), redis.call('HGET', claim_body, member),
-    redis.call('HGET', prepare_body, member),
+    redis.call('HGET', prepare_body, member), redis.call('HGET', claim_failed, member),
   }
 end
 return found

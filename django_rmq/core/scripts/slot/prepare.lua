@@ -15,7 +15,7 @@
 -- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body HASH  claimed member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what ms_of_the_seal LF error", if its query has failed it
+-- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics

@@ -4,7 +4,6 @@
 -- KEYS[1] claim       ZSET  member -> score it was taken with
 -- KEYS[2] claims      HASH  Spark consumer -> "number state ms"
 -- KEYS[3] claim_body  HASH  member -> envelope
--- KEYS[4] claim_failed HASH  claimed member -> "what ms_of_the_seal LF error", if its query has failed it
 --
 -- ARGV[1] consumer
 -- ARGV[2] number NUMBER  of the claim; 0: whichever is the newest
@@ -12,28 +11,23 @@
 -- ARGV[4] limit NUMBER   0: look at its state only
 -- ARGV[5] now
 --
--- Returns {state, number, size, {member, score, ...}, {envelope, ...}, how many its query has failed, {those of the rows}}
+-- Returns {state, number, size, {member, score, ...}, {envelope, ...}}
 --         state: open | sealed | acked | lost | returned | none; size and rows of another claim are never returned
 
 -- check: types
 limit = math.min(limit, 1000)
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
 newest, state = tonumber(newest) or 0, state or 'none'
-if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {}, 0, {} } end -- rule: read_of_another
-if state ~= 'open' and state ~= 'sealed' then return { state, newest, 0, {}, {}, 0, {} } end -- rule: read_of_the_lost
-local rows, envelopes, members, failed = {}, {}, {}, {}
+if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {} } end -- rule: read_of_another
+if state ~= 'open' and state ~= 'sealed' then return { state, newest, 0, {}, {} } end -- rule: read_of_the_lost
+local rows, envelopes = {}, {}
 -- rule: read_of_the_open
 if state == 'sealed' and limit > 0 then rows = redis.call('ZRANGE', claim, offset, offset + limit - 1, 'WITHSCORES') end
-for i = 1, #rows, 2 do
-  members[#members + 1] = rows[i]
-end
-local noted = redis.call('HLEN', claim_failed)
-if #members > 0 and redis.call('HLEN', claim_body) > 0 then
+if #rows > 0 and redis.call('HLEN', claim_body) > 0 then
+  local members = {}
+  for i = 1, #rows, 2 do
+    members[#members + 1] = rows[i]
+  end
   envelopes = redis.call('HMGET', claim_body, unpack(members))
 end
-if #members > 0 and noted > 0 then
-  for i, note in ipairs(redis.call('HMGET', claim_failed, unpack(members))) do
-    if note then failed[#failed + 1] = members[i] end -- rule: failed_are_read_again
-  end
-end
-return { state, newest, redis.call('ZCARD', claim), rows, envelopes, noted, failed }
+return { state, newest, redis.call('ZCARD', claim), rows, envelopes }

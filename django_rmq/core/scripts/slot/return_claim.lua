@@ -1,5 +1,4 @@
--- Give back the messages of a claim: as if never claimed, or with a retry used as after a time-out.
--- What its query has failed ends as failed.
+-- Give back the messages of a claim: as if never claimed, or with a retry used, by all or by those that its query has failed.
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
@@ -16,7 +15,7 @@
 -- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body  HASH  member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what ms_of_the_seal LF error", if its query has failed it
+-- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
@@ -68,7 +67,7 @@ if redis.call('ZSCORE', claimants, consumer) then
     state = spent and 'lost' or 'returned'
     note_claim(consumer, number, state) -- rule: return_without_end
   end
-  local _, earliest = return_claimed(consumer, limit, state == 'lost')
+  local _, earliest = return_claimed(limit, state == 'lost')
   left = close_claim(consumer)
   -- rule: return_wakes_nobody
   if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end

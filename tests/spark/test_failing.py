@@ -114,11 +114,14 @@ def test_what_cannot_be_failed_says_so(spark: Any, queue: MakeQueue, tmp_path: P
         refuse(rows)
 
     consume(spark, topic, tmp_path, into)
+    strangers = (
+        "20 of 20 rows are not messages of the batch of loader: fail needs slot and value as they were read"
+    )
     assert said == [
         "option consumerId is missing: fail needs the one with which the stream was loaded",
         "the frame has no column value: fail needs slot and value as they were read",
-        *["20 of 20 rows are not messages of the batch of loader: fail needs slot and value as they were read"]
-        * 2,
+        strangers,
+        strangers,
         (
             f"the batch of loader on topic {topic.topic.name} is no longer its own: 20 of the rows are delivered again "
             "as they were"

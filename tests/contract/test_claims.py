@@ -608,12 +608,46 @@ def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: MakeSlot) ->
     slot.send(*(b"%01900000d" % n for n in range(18)), score=50)
     # 4 MiB are copied, or looked at, at most.
     assert [slot.claim("s", 1, LEASE_MS, 9, 1 << 53).taken for _ in range(2)] == [2, 2]
-    slot.return_claim("s", 1)
+    assert [slot.return_claim("s", 1) for _ in range(2)] == [("ok", 2), ("ok", 0)]
     answer = slot.claim("s", 2, LEASE_MS, 18, 18 * 1_900_000 - 1)
     assert (answer.taken, answer.more) == (2, True)
-    slot.return_claim("s", 2)
+    assert slot.return_claim("s", 2) == ("ok", 0)
     answer = slot.claim("s", 3, LEASE_MS, 10, 1 << 53)
     assert (answer.taken, answer.more) == (10, True)
+
+
+@pytest.mark.parametrize("identity", ["body", "key"])
+@pytest.mark.parametrize("end", ["return", "spend", "lease", "ack", "ack failed"])
+def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
+    make_slot: MakeSlot, end: str, identity: str
+) -> None:
+    slot = make_slot(identity=identity, backoff=NO_BACKOFF)
+    members = [b"%02d" % n for n in range(5)]
+    if identity == "body":
+        members = [member + b"m" * 1_900_000 for member in members]
+    for member in members:
+        slot.send(member, body=b"b" * 1_900_000)
+    if end == "ack":
+        # Only what is known of failures makes the acknowledgement look at the messages.
+        receipt, delivery = slot.take_one()
+        slot.fail(receipt, delivery.member)
+    while slot.claim("s", 1, LEASE_MS, 5, 1 << 53).more:
+        pass
+    slot.renew("s", 1, LEASE_MS, seal=True)
+    if end == "ack failed":
+        assert slot.fail_claimed("s", 1, [Failure(members[3])]) == ["ok"]
+    step: Callable[[], object] = {
+        "return": lambda: slot.return_claim("s", 1),
+        "spend": lambda: slot.return_claim("s", 1, spent=True),
+        "lease": slot.expire,
+    }.get(end, lambda: slot.ack("s", 1))
+    if end == "lease":
+        slot.clock.advance(ms=LEASE_MS)
+    held = []
+    while slot.zset("claimants"):
+        step()
+        held.append(len(slot.zset("claim")))
+    assert held == [3, 1, 0]
 
 
 @pytest.mark.parametrize("identity", ["body", "key"])

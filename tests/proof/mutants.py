@@ -1709,10 +1709,10 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_carries_back",
     ),
     "claim_carries_back_any_number": Mutant(
-        If("rest < n and n * longest_of(n) <= max_bytes"),
+        As("local few = rest < n"),
         "A claim carries back so many messages and no more.",
         "tests/contract/test_claims.py::test_what_can_go_as_it_is_is_claimed_in_one_step[redis-too-many-to-carry-back-range_merge]",
-        mark="claim_whole",
+        mark="claim_carries_back_few",
     ),
     "claim_copies_any_number": Mutant(
         GONE,
@@ -1720,7 +1720,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_what_can_go_as_it_is_is_claimed_in_one_step[redis-too-many-to-carry-back-range_merge]",
     ),
     "claim_whole_of_any_size": Mutant(
-        If("rest <= STEP and rest < n"),
+        If("few"),
         "A whole Store is claimed only if it is no larger than was told.",
         "tests/contract/test_claims.py::test_long_messages_go_in_one_step_as_far_as_their_bytes_allow[redis]",
         mark="claim_whole",
@@ -1761,10 +1761,9 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_fits",
     ),
     "claim_copies_any_size": Mutant(
-        As("return math.max(1, math.min(n, math.floor(max_bytes / longest_of(n))))"),
+        As("local bytes = most"),
         "A step of a claim copies so many bytes and no more.",
         "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
-        mark="claim_fits",
     ),
     "claim_looks_at_any_size": Mutant(
         As("limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES)"),
@@ -1772,10 +1771,15 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_a_claim_reads_no_more_than_may_be_moved[redis-body]",
     ),
     "claim_moves_any_size": Mutant(
-        As("limit = fit(math.min(limit, 1000))"),
+        As("limit = fit_here(math.min(limit, 1000))"),
         "Where each message is looked at, a claim moves so many bytes and no more.",
         "tests/contract/test_claims.py::test_a_claim_moves_no_more_bytes_than_it_may_if_it_did_not_see_the_longest[redis]",
         mark="claim_looks_at_any_size",
+    ),
+    "claim_ends_in_steps_of_any_size": Mutant(
+        As("return redis.call('ZRANGE', claim, 0, limit - 1, 'WITHSCORES')"),
+        "A step in which a claim ends moves so many bytes and no more.",
+        "tests/contract/test_claims.py::test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in[redis-return-body]",
     ),
     "claim_of_any_bodies": Mutant(
         As("local kept = ''"),

@@ -6,7 +6,7 @@ Any choice among equals would do. It is copied from the Lua files so that whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django_rmq.core.memory.slot import Slot
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
@@ -36,8 +36,9 @@ def free_to_claim(
     Members in flight are left out: their newer copy waits until they end. ``ours``: the claim already holds
     something.
     """
-    limit = fit(slot, min(limit, BATCH), max_bytes)
-    for scan in (limit, limit + fit(slot, BATCH, max_bytes)):
+    waiting = _in_order(slot)
+    limit = fit(waiting, slot.body, min(limit, BATCH), max_bytes)
+    for scan in (limit, limit + fit(waiting, slot.body, BATCH, max_bytes)):
         rows = due[:scan]
         free = [row for row in rows if row[0] not in slot.prepare and not (ours and row[0] in slot.claim)]
         if free or len(rows) < scan:
@@ -54,23 +55,27 @@ def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_
         return None
     n = min(len(due), limit)
     rest = len(slot.store) - n
-    if rest <= CLAIM_STEP and rest < n and n * _longest(slot, n) <= max_bytes:
+    waiting = _in_order(slot)
+    if rest <= CLAIM_STEP and rest < n and n * _longest(waiting, slot.body, n) <= max_bytes:
         return n
-    return fit(slot, min(n, CLAIM_STEP), max_bytes) if n else 0
+    return fit(waiting, slot.body, min(n, CLAIM_STEP), max_bytes) if n else 0
 
 
-def fit(slot: Slot, n: int, max_bytes: int) -> int:
-    """Return how many of ``n`` messages one step of a claim moves."""
-    return max(1, min(n, min(max_bytes, CLAIM_STEP_BYTES) // _longest(slot, n)))
+def _in_order(slot: Slot) -> Sequence[tuple[bytes, float]]:
+    return slot.store.rows(descending=slot.topic.is_priority)
 
 
-def _longest(slot: Slot, n: int) -> int:
+def fit(rows: Sequence[tuple[bytes, float]], bodies: Mapping[bytes, bytes], n: int, max_bytes: int) -> int:
+    """Return how many of the ``n`` first messages one step moves."""
+    return max(1, min(n, min(max_bytes, CLAIM_STEP_BYTES) // _longest(rows, bodies, n)))
+
+
+def _longest(rows: Sequence[tuple[bytes, float]], bodies: Mapping[bytes, bytes], n: int) -> int:
     """Return the size of the longest of a hundred of the first ``n`` messages, evenly spaced; of fewer if they are large."""
-    rows = slot.store.rows(descending=slot.topic.is_priority)[:n]
     longest, read = 1, 0
-    for member, _ in rows[:: max(1, math.ceil(n / 100))]:
+    for member, _ in rows[: n : max(1, math.ceil(n / 100))]:
         if read >= 1_048_576:
             break
-        size = len(member) + len(slot.body.get(member, b""))
+        size = len(member) + len(bodies.get(member, b""))
         longest, read = max(longest, size), read + size
     return longest

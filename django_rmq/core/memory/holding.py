@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from django_rmq.core.memory.choosing import fit
 from django_rmq.core.memory.collecting import join
 from django_rmq.core.memory.failing import Copy, die, give_back, go_on
 from django_rmq.core.memory.owning import own_retries
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import Slot
 from django_rmq.core.memory.waking import earliest
+from django_rmq.core.words.bounds import CLAIM_STEP_BYTES
 
 TOMBSTONE_MS = 30 * 86_400_000
 """How long a slot remembers how a consumer's newest claim ended, in ms."""
@@ -66,6 +68,12 @@ def fail_one(slot: Slot, member: bytes, score: float, index: int) -> float | Non
     return go_on(slot, copy, left, what, error, None, 2 * index + 1)
 
 
+def _first_claimed(slot: Slot, limit: int) -> list[tuple[bytes, float]]:
+    """Return the first messages of the claim: at most ``limit``, and no more bytes than a step moves."""
+    rows = slot.claim.rows()
+    return rows[: fit(rows, slot.claim_body, limit, CLAIM_STEP_BYTES)]
+
+
 def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
     """Return up to ``limit`` messages of a claim to the slot; return when one can be taken again.
 
@@ -74,7 +82,7 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
     """
     dues: list[float | None] = []
     most = min(limit, UPKEEP) if spent or slot.claim_failed else limit
-    for index, (member, score) in enumerate(slot.claim.rows()[:most]):
+    for index, (member, score) in enumerate(_first_claimed(slot, most)):
         if spent or member in slot.claim_failed:
             dues.append(fail_one(slot, member, score, index))
         else:
@@ -90,10 +98,9 @@ def forget_claimed(slot: Slot, limit: int) -> float | None:
 
     What the query has failed is not forgotten. Returns when one of that can be taken again.
     """
-    is_plain = not (slot.failures or slot.claim_failed)
-    rows = slot.claim.rows()[
-        : len(slot.claim) if is_plain else min(limit, UPKEEP) if slot.claim_failed else limit
-    ]
+    rows = slot.claim.rows()
+    if slot.failures or slot.claim_failed:
+        rows = _first_claimed(slot, min(limit, UPKEEP) if slot.claim_failed else limit)
     failed = {member for member, _ in rows if member in slot.claim_failed}
     dues = [
         fail_one(slot, member, score, index) for index, (member, score) in enumerate(rows) if member in failed

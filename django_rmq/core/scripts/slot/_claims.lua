@@ -3,7 +3,7 @@
 -- time, for as long as it is in `claimants`.
 --
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
--- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join
+-- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join fit
 
 local function newest_claim(of)
   local number, state = string.match(redis.call('HGET', claims, of) or '', '^(%d+) (%l+) ')
@@ -46,12 +46,18 @@ local function fail_claimed(member, score, note, index)
   return go_on(member, left, what, text, origin, failure, nil, index, kept, outdated)
 end
 
--- Of the first `limit` messages of the claim, end those that its query has failed, at most 400. Returns the other ones,
--- and when the first can be taken again.
-local function end_failed_ones(limit)
-  local rows, others, earliest = redis.call('ZRANGE', claim, 0, math.min(limit, 400) - 1, 'WITHSCORES'), {}, nil
+-- The first messages of the claim with their scores: at most `limit`, and no more bytes than a step moves.
+local function first_claimed(limit)
+  -- rule: claim_ends_in_steps_of_any_size
+  return redis.call('ZRANGE', claim, 0, fit(claim, claim_body, limit, math.huge) - 1, 'WITHSCORES')
+end
+
+-- Of the first messages of the claim, end those that its query has failed; `noted`: there are some, and 400 are read at
+-- most. Returns the other ones, and when the first can be taken again.
+local function end_failed_ones(limit, noted)
+  local rows, others, earliest = first_claimed(noted and math.min(limit, 400) or limit), {}, nil
   for i = 1, #rows, 2 do
-    local note = redis.call('HGET', claim_failed, rows[i])
+    local note = noted and redis.call('HGET', claim_failed, rows[i])
     local due = note and fail_claimed(rows[i], rows[i + 1], note, i)
     if not note then others[#others + 1] = rows[i] end
     if due and (not earliest or due < earliest) then earliest = due end
@@ -62,13 +68,13 @@ end
 -- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted. What its query
 -- has failed is not deleted. Returns when the first of that can be taken again.
 local function forget_claimed(limit)
-  local noted, members, earliest = redis.call('HLEN', claim_failed) > 0, nil, nil -- rule: failed_are_acknowledged
+  local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_acknowledged
   if not noted and redis.call('HLEN', failures) == 0 then
     count('acked', redis.call('ZCARD', claim))
     redis.call('UNLINK', claim, claim_body)
     return nil
   end
-  if noted then members, earliest = end_failed_ones(limit) else members = redis.call('ZRANGE', claim, 0, limit - 1) end
+  local members, earliest = end_failed_ones(limit, noted)
   if #members == 0 then return earliest end
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
@@ -88,8 +94,7 @@ end
 local function return_claimed(limit, spent)
   local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_returned
   if spent or noted then limit = math.min(limit, 400) end
-  local rows = redis.call('ZRANGE', claim, 0, limit - 1, 'WITHSCORES')
-  local earliest
+  local rows, earliest = first_claimed(limit), nil
   for i = 1, #rows, 2 do
     local member, score, due = rows[i], rows[i + 1], nil
     local note = noted and redis.call('HGET', claim_failed, member)

@@ -50,6 +50,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _deaths
 -- include: _endings
 -- include: _failures
+-- include: _fit
 -- include: _claims
 -- include: _undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.

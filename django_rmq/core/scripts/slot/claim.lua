@@ -50,7 +50,7 @@ local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- How many members one script moves by Redis commands, at most.
-local STEP, STEP_BYTES = 10000, 4194304
+local STEP = 10000
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
@@ -68,6 +68,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _give_back
 -- include: _failures
 -- include: _lapse
+-- include: _fit
 -- include: _claims
 -- include: _expire
 -- include: _promote
@@ -116,22 +117,9 @@ if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then ret
 if strict and (in_flight > 0 or redis.call('ZCARD', retry) > 0) then return answer('busy') end
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
--- The size of the longest of a hundred of the `n` first messages, or of fewer if they are large: bytes are estimated from it.
 local has_bodies = redis.call('HLEN', body) > 0
-local function longest_of(n)
-  local longest, read = 1, 0
-  for i = 0, n - 1, math.max(1, math.ceil(n / 100)) do
-    local rank = kind == 'priority' and -1 - i or i
-    local member = redis.call('ZRANGE', store, rank, rank)[1]
-    if not member or read >= 1048576 then break end
-    local kept = has_bodies and redis.call('HGET', body, member) or '' -- rule: claim_of_any_bodies
-    longest, read = math.max(longest, #member + #kept), read + #member + #kept
-  end
-  return longest
-end
--- How many of `n` messages are moved in one step.
-local function fit(n)
-  return math.max(1, math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n)))) -- rule: claim_fits
+local function fit_here(n)
+  return fit(store, body, n, max_bytes, kind == 'priority')
 end
 -- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
 -- Store is renamed if little has to be moved back; else Redis copies a part of it.
@@ -144,10 +132,13 @@ local function as_they_are()
   if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', latest_due()) end
   local n = math.min(due, limit)
   local rest = waiting - n
+  local few = rest <= STEP and rest < n -- rule: claim_carries_back_few
   -- rule: claim_whole
-  if rest <= STEP and rest < n and n * longest_of(n) <= max_bytes then return n, n == limit or n < due, rest end
+  if few and n * longest_of(store, body, n, kind == 'priority') <= max_bytes then
+    return n, n == limit or n < due, rest
+  end
   n = math.min(n, STEP) -- rule: claim_copies_any_number
-  local part = n > 0 and fit(n) or 0
+  local part = n > 0 and fit_here(n) or 0
   return part, part == limit or part < due
 end
 -- The target is an empty set: Redis overwrites it.
@@ -187,13 +178,13 @@ elseif taken and taken > 0 then
   carry(store, claim, taken, kind ~= 'priority')
 elseif not taken then
   taken = 0
-  limit, max_bytes = fit(math.min(limit, 1000)), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
+  limit, max_bytes = fit_here(math.min(limit, 1000)), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
   local scan = limit
   local rows = look(scan)
   local free = free_of(rows)
   if #free == 0 and #rows == scan * 2 then
     -- All entries of the window are in flight: read further, once.
-    scan = limit + fit(1000)
+    scan = limit + fit_here(1000)
     rows = look(scan)
     free = free_of(rows)
   end

@@ -52,6 +52,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _endings
 -- include: _give_back
 -- include: _failures
+-- include: _fit
 -- include: _claims
 -- include: _expire
 -- include: _undrained

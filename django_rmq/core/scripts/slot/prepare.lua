@@ -83,6 +83,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _give_back
 -- include: _failures
 -- include: _lapse
+-- include: _fit
 -- include: _claims
 -- include: _expire
 -- include: _promote

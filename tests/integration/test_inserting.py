@@ -26,6 +26,7 @@ from tests.servers import RedisServer, ReplicaPair, TcpProxy, ask, wait_until
 kinds = pytest.mark.parametrize("kind", TYPES)
 BEGIN, ADD, END = "begin", "add", "end"
 PARTS = {BEGIN: 1, ADD: 2, END: 3}
+ENDING, READING = ("insert", "end"), ("prepare", "claim", "shut")
 MEMBERS = [b"a", b"b", b"c"]
 
 
@@ -84,15 +85,22 @@ def test_without_begin_or_the_zadd_the_end_leaves_everything_as_it_was(
 @kinds
 @pytest.mark.parametrize("waiting", [[], [b"a", b"x"]], ids=["empty", "waiting"])
 @pytest.mark.parametrize("meanwhile", [[], [b"a", b"x", b"y"]], ids=["at once", "later"])
-@pytest.mark.parametrize("failing", [[END], [BEGIN, END], [ADD, END]], ids="-".join)
-@pytest.mark.parametrize("by", ["insert", "end"])
+@pytest.mark.parametrize(
+    ("by", "failing"),
+    [
+        *(pytest.param(by, [END], id=f"{by}-end") for by in (*ENDING, *READING)),
+        *(pytest.param(by, [ADD, END], id=f"{by}-add-end") for by in (*ENDING, *READING)),
+        # Only the next insertion has to know of a set that nobody began.
+        *(pytest.param(by, [BEGIN, END], id=f"{by}-begin-end") for by in ENDING),
+    ],
+)
 def test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one(
     make: Callable[..., Slot],
     kind: TopicType,
     waiting: list[bytes],
     meanwhile: list[bytes],
-    failing: list[str],
     by: str,
+    failing: list[str],
 ) -> None:
     slot = make(kind)
     slot.insert(*waiting) if waiting else slot.configure()
@@ -103,13 +111,24 @@ def test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one(
     later = {member: slot.zset("store")[member] for member in meanwhile}
     if by == "insert":
         assert slot.insert(b"z") == {"stored": 1}
-    else:
+    elif by == "end":
         run_all(slot.broker, [inserting.end_insertion(slot.topic, 0)])
+    elif by == "prepare":
+        slot.take(1)
+    elif by == "claim":
+        slot.claim("s", 1, 60_000, 1)
+    else:
+        assert slot.shut(1, only_empty=True) == (
+            "holds" if waiting or meanwhile or failing == [END] else "shut"
+        )
     came = {*MEMBERS} if failing == [END] else set()
     held = slot.zset("store")
     assert all(by >= 0 for _, by in slot.audit())
-    assert set(held) - {b"z"} == {*waiting, *meanwhile, *came}
-    assert {member: held[member] for member in meanwhile} == later
+    taken = {*slot.zset("prepare"), *slot.zset("claim")}
+    assert {*held, *taken} - {b"z"} == {*waiting, *meanwhile, *came}
+    assert {member: held[member] for member in meanwhile if member in held} == {
+        member: score for member, score in later.items() if member not in taken
+    }
     assert is_whole(slot), slot.audit()
     assert slot.insert(*MEMBERS) is not None
 

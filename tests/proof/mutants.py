@@ -117,8 +117,23 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_inserting.py::test_it_leaves_what_a_send_leaves",
     ),
     "leaves_what_was_left": Mutant(
-        As("local added = 0"),
+        GONE,
         "A transaction puts right what one before it has left.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "prepare_sees_no_store": Mutant(
+        GONE,
+        "A delivery puts right what an insertion has left.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "claim_sees_no_store": Mutant(
+        GONE,
+        "A claim puts right what an insertion has left.",
+        "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
+    ),
+    "shuts_what_it_does_not_see": Mutant(
+        GONE,
+        "A re-slotting moves what an insertion has left.",
         "tests/integration/test_inserting.py::test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one",
     ),
     "insert_of_foreign_types": Mutant(

@@ -25,7 +25,7 @@ from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
 from django_rmq.core.words.failures import Failure, cut_error
 
 
-@on(*ENDING, *CLAIMING)
+@on(*ENDING, *CLAIMING, "inserting")
 def claim(
     slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max_bytes: int = 16_777_216
 ) -> Claimed:

@@ -24,7 +24,7 @@ def is_shut_by(slot: Slot, reslot: int) -> bool:
     return int(slot.control.get(b"reslot", 0)) == reslot and b"moving" in slot.control
 
 
-@on("control", "store", "prepare", "retry", "dead", "claimants")
+@on("control", "store", "prepare", "retry", "dead", "claimants", "stats", "inserting")
 def shut(slot: Slot, reslot: int, *, fresh: bool = False, only_empty: bool = False) -> str:
     known = int(slot.control.get(b"reslot", 0))
     if known >= reslot:

@@ -16,6 +16,7 @@
 -- KEYS[14] claim_body  HASH  member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
@@ -44,9 +45,9 @@ if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86
   return redis.error_reply('ERR number or lease is out of bounds')
 end
 local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
-  'moving', 'undrained_since')
+  'moving', 'undrained_since', 'inserting')
 local known_slots, paused, sleeping_until, undrained_since = known[1], known[2], known[5], known[7]
-local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or max_retries)
+local timeout, max_retries, noted = tonumber(known[3] or timeout), tonumber(known[4] or max_retries), known[8]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- How many members one script moves by Redis commands, at most.
@@ -74,11 +75,13 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _promote
 -- include: _undrained
 -- include: _due
+-- include: _inserted
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 if not (known_slots and known[3] and known[4]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
+if noted then end_insertion() end -- rule: claim_sees_no_store
 local share = math.min(limit, 400)
 local expired, earliest = expire_due(share)
 local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)

@@ -40,33 +40,7 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 -- include: _undrained
 -- include: _priorities
 
--- Give Store its name back. Returns how many messages are new; nil: the ZADD or `begin` has failed.
-local function restored()
-  if not noted then
-    redis.call('UNLINK', inserting) -- rule: keeps_what_nobody_began
-    return nil
-  end
-  local has_receipt = redis.call('ZREM', inserting, '') == 1
-  local held = redis.call('ZCARD', inserting)
-  if held > 0 and redis.call('EXISTS', store) == 0 then
-    redis.call('RENAME', inserting, store)
-  else
-    -- An earlier `end` has failed, and others have sent since then. What they sent is the later copy.
-    for _ = 1, held, 1000 do
-      local flat = {}
-      local rows = redis.call('ZRANGE', inserting, 0, 999, 'WITHSCORES')
-      for i = 1, #rows, 2 do
-        flat[i], flat[i + 1] = rows[i + 1], rows[i]
-      end
-      local came = redis.call('ZADD', store, 'NX', unpack(flat)) -- rule: overwrites_what_came_meanwhile
-      count('dropped', #rows / 2 - came) -- rule: counts_what_came_meanwhile_twice
-      redis.call('ZREMRANGEBYRANK', inserting, 0, 999)
-    end
-  end
-  redis.call('HDEL', control, 'inserting')
-  return has_receipt and held - (tonumber(noted) or held) or nil -- rule: books_what_failed
-end
-
+-- include: _inserted
 if step == 'end' then
   local added = restored()
   if not added then
@@ -86,9 +60,7 @@ if step == 'end' then
 end
 
 if noted or redis.call('EXISTS', inserting) == 1 then
-  local added = restored() or 0 -- rule: leaves_what_was_left
-  count('sent', added)
-  count('stored', added)
+  end_insertion() -- rule: leaves_what_was_left
   keep_counts()
 end
 -- include: _types

@@ -16,6 +16,7 @@
 -- KEYS[14] claim_body HASH  claimed member -> envelope
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
@@ -43,18 +44,20 @@
 --         no retries left: all have ARGV[9]; no envelopes: each member is its own body
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
--- check: types but claim claims claim_body claim_failed
+-- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
 local claimed = redis.call('ZCARD', claimants) > 0
 local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
 if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
-  'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us')
+  'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us', 'inserting')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 -- What the caller assumes if no retries left are returned: those of its own settings.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
-local undrained_since, spent_us = known[10], known[11]
+local undrained_since, spent_us, noted = known[10], known[11], known[12]
+local wrong_store = noted and mistyped('zset', inserting)
+if wrong_store then return wrong_store end
 local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
@@ -90,11 +93,13 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _undrained
 -- include: _due
 -- include: _after
+-- include: _inserted
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
+if noted then end_insertion() end -- rule: prepare_sees_no_store
 local share = math.min(limit, 400)
 local expired = expire_due(share) -- rule: no_upkeep
 local promoted = promote_due(share)

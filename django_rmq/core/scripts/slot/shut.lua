@@ -6,6 +6,8 @@
 -- KEYS[4] retry      ZSET  member -> ms + retries/1024
 -- KEYS[5] dead       ZSET  member -> ms of death
 -- KEYS[6] claimants  ZSET  Spark consumer -> next deadline
+-- KEYS[7] stats      HASH  counter -> n
+-- KEYS[8] inserting  ZSET  Store by another name, if the last step of an insertion has failed
 --
 -- ARGV[1] channel
 -- ARGV[2] slot
@@ -23,6 +25,11 @@
 local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
 if known > tonumber(reslot) then return 'stale' end -- rule: a_later_re_slotting_is_overruled
 if known == tonumber(reslot) then return 'known' end -- rule: a_slot_is_shut_again
+local noted = redis.call('HGET', control, 'inserting')
+-- include: _ledger
+-- include: _inserted
+if noted then end_insertion() end -- rule: shuts_what_it_does_not_see
+keep_counts()
 local held = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', dead) + redis.call('ZCARD', claimants)
 if empty and held > 0 then return 'holds' end -- rule: shut_though_it_holds_something

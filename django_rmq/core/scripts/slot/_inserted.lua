@@ -1,0 +1,36 @@
+-- How an insertion ends (see insert), by its last step or by whoever finds that this has failed: Store gets its name back.
+--
+-- needs: store inserting control noted count
+
+-- Returns how many messages are new; nil: the ZADD or `begin` has failed.
+local function restored()
+  if not noted then
+    redis.call('UNLINK', inserting) -- rule: keeps_what_nobody_began
+    return nil
+  end
+  local has_receipt = redis.call('ZREM', inserting, '') == 1
+  local held = redis.call('ZCARD', inserting)
+  if held > 0 and redis.call('EXISTS', store) == 0 then
+    redis.call('RENAME', inserting, store)
+  else
+    -- An earlier `end` has failed, and others have sent since then. What they sent is the later copy.
+    for _ = 1, held, 1000 do
+      local flat = {}
+      local rows = redis.call('ZRANGE', inserting, 0, 999, 'WITHSCORES')
+      for i = 1, #rows, 2 do
+        flat[i], flat[i + 1] = rows[i + 1], rows[i]
+      end
+      local came = redis.call('ZADD', store, 'NX', unpack(flat)) -- rule: overwrites_what_came_meanwhile
+      count('dropped', #rows / 2 - came) -- rule: counts_what_came_meanwhile_twice
+      redis.call('ZREMRANGEBYRANK', inserting, 0, 999)
+    end
+  end
+  redis.call('HDEL', control, 'inserting')
+  return has_receipt and held - (tonumber(noted) or held) or nil -- rule: books_what_failed
+end
+-- Book what is new in an insertion whose last step has failed.
+local function end_insertion()
+  local added = restored() or 0
+  count('sent', added)
+  count('stored', added)
+end

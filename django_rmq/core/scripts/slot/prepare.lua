@@ -56,8 +56,7 @@ local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), k
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since, spent_us, noted = known[10], known[11], known[12]
-local wrong_store = noted and mistyped('zset', inserting)
-if wrong_store then return wrong_store end
+if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off

@@ -1,4 +1,4 @@
--- How an insertion ends (see insert), by its last step or by whoever finds that this has failed: Store gets its name back.
+-- How an insertion ends (see insert), by its last step or by the next script after that has failed: Store gets its name back.
 --
 -- needs: store inserting control noted count
 

@@ -420,6 +420,7 @@ def test_a_lost_claim_comes_back_in_its_order(fifo: Callable[..., Slot], clock: 
     names = [b"c", b"b", b"a"]
     send(slot, *names)
     slot.claim("s", 1, 1_000, 10)
+    slot.renew("s", 1, 1_000, seal=True)
     clock.advance(ms=1_001)
     assert slot.prepare("A", None, 10).status == "busy"
     clock.advance(ms=60_000)

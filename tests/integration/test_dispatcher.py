@@ -1181,6 +1181,7 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
         for slot in range(topic.slots):
             broker.send_replace(topic, slot, [broker.now_ms() - 1], [b"a"])
     assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
+    assert broker.renew(claimed, 1, "spark", 1, 100, seal=True) == 1
     assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
     with Worker(broker, MERGE, Heard(), swept=[claimed, prepared]):
         eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")

@@ -333,11 +333,12 @@ def test_a_listener_may_ask_the_process_to_exit(broker: Any) -> None:
     async def listener(message: Message) -> None:
         raise SystemExit(1)
 
-    send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1) as worker:
+    topic = replace(TOPIC, backoff=BackOff(60_000, 60_000))
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, listener, threads=1) as worker:
         worker.join()
     assert worker.dispatcher.exit_asked
-    assert total(broker, TOPIC, "failed") == 1
+    assert total(broker, topic, "failed") == 1
 
 
 def test_a_loop_that_dies_is_replaced(broker: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -230,6 +230,7 @@ def test_a_slot_that_gives_nothing_keeps_no_budget_from_the_others(queue: MakeQu
     topic.broker.pause(topic.topic, 0)
     held = topic.broker.prepare(topic.topic, 1, "A", None, 1)
     assert topic.broker.claim(topic.topic, 2, "another", 1, 1, 1).taken == 1
+    topic.broker.renew(topic.topic, 2, "another", 1, 1, seal=True)
     source = reader(topic)
     start = source.initialOffset()
     end = source.latestOffset(start, ReadMaxRows(50))

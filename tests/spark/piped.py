@@ -43,7 +43,8 @@ def reached(name: str) -> tuple[Any, Any]:
     from django_rmq.project import connections
     from django_rmq.project.settings import get_config
 
-    return connections.get_broker("worker"), connections.present(get_config().topic(name))
+    broker = connections.get_broker("worker")
+    return broker, connections.present(get_config().topic(name), broker)
 
 
 class Project:

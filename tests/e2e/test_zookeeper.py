@@ -215,6 +215,8 @@ def test_zookeeper_is_killed_and_comes_back_and_is_wiped(start: Start, load: Loa
         crew.wait_for_shares(8, 8)
         load.send(300)
         load.wait_for(30)
+        # The plan is written before the second process reads it, and only ZooKeeper can tell that process.
+        eventually(lambda: len(load.at_work()) == len(workers), "both consuming")
         server.kill()
         if when_away == "continue":
             load.wait()

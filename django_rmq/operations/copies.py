@@ -9,7 +9,8 @@ from typing import Any
 
 from django_rmq.core.words.answers import Entry, Looked
 from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.envelopes import Envelope, decode_envelope
+from django_rmq.core.words.contents import content_of, key_of
+from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
 from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
@@ -97,7 +98,7 @@ def from_entry(
         size=len(shown),
         member=None if hidden else member,
         raw=None if hidden else shown,
-        key=None if hidden or not topic.keyed else member.decode("utf-8", "replace"),
+        key=None if hidden else key_of(topic, member),
         headers={} if hidden or not isinstance(headers, dict) else headers,
         expires_ms=content.expires_ms,
         max_retries=content.max_retries,
@@ -120,7 +121,7 @@ def _content(topic: Topic, state: str, entry: Entry, death: Death | None) -> Env
     if state == "dead":
         # A live copy of the same key has a body of its own.
         envelope = None if death is None else death.envelope
-    return decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(entry.member)
+    return content_of(topic, entry.member, envelope)
 
 
 def _whole(topic: Topic, content: Envelope) -> bytes:

@@ -55,13 +55,9 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
     # It is due at once, or has its former priority.
     score = score_at_once(topic, dead.scored, broker.now_ms())
     if topic.keyed:
-        try:
-            key = member.decode()
-        except UnicodeDecodeError:
-            raise InvalidMessage("the message cannot be edited, because its key is not UTF-8") from None
         basis = dead.slot_basis if topic.slot_basis is None else None
         envelope = _edited(topic, looked, dead, body, broker.now_ms())
-        outgoing = producer.outgoing(topic, body, score, envelope, key=key, slot_basis=basis)
+        outgoing = producer.again(topic, body, member, score, envelope, basis)
         if outgoing.slot == slot or topic.slot_basis is None:
             (word,) = broker.run(people.replay(topic, slot, [member], [envelope]))
             return "gone" if word == "not_found" else word

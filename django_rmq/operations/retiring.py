@@ -18,7 +18,7 @@ from django_rmq.core.calls.walk import walk
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.answers import Entry
-from django_rmq.core.words.envelopes import stored_basis
+from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.failures import Death
 from django_rmq.core.words.topics import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError

@@ -15,7 +15,7 @@ from django_rmq.core.calls import looking, people, sending
 from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import RECORDS, Entry
-from django_rmq.core.words.envelopes import stored_basis
+from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from django_rmq.core.words.answers import Entry
-from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.contents import content_of, raw_body
 from django_rmq.core.words.failures import Death, FailureRecord
 from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
@@ -49,13 +50,13 @@ def entry_batch(
             pa.array([_number(one.score) if isinstance(one, Death) else None for one in known], pa.float64()),
             pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
             pa.array(envelopes if topic.keyed else [None] * n, pa.binary()),
-            pa.array(map(_headers, envelopes), pa.map_(pa.string(), pa.string())),
+            pa.array(map(_headers, repeat(topic), entries, envelopes), pa.map_(pa.string(), pa.string())),
         ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _headers(envelope: bytes | None) -> list[tuple[str, str]] | None:
-    headers = None if envelope is None else decode_envelope(envelope).headers
+def _headers(topic: Topic, entry: Entry, envelope: bytes | None) -> list[tuple[str, str]] | None:
+    headers = content_of(topic, entry.member, envelope).headers
     return None if headers is None else list(headers.items())
 
 
@@ -81,10 +82,7 @@ def _number(text: str) -> float | None:
 def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:
     if not topic.keyed:
         return [entry.member for entry in entries]
-    return [
-        entry.member if envelope is None else decode_envelope(envelope).body
-        for entry, envelope in zip(entries, envelopes, strict=True)
-    ]
+    return list(map(raw_body, repeat(topic), (entry.member for entry in entries), envelopes))
 
 
 def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
@@ -92,7 +90,7 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
     score = entry.score
     if queue == "dead":
         return None, None, None
-    own = decode_envelope(entry.envelope).max_retries if topic.keyed and entry.envelope else None
+    own = content_of(topic, entry.member, entry.envelope).max_retries
     failure = _failure(queue, entry)
     left = retries_left(topic, queue, score, failure.times if failure else 0, own)
     left = topic.retries_of(own) if left is None else left

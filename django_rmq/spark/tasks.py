@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from django_rmq.core.calls import claims, looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.contents import raw_body
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace
 from django_rmq.spark.entries import entry_batch
@@ -158,9 +159,7 @@ class Reading(NamedTuple):
 
     def _batch(self, slot: int, rows: Rows, envelopes: Sequence[bytes | None]) -> pa.RecordBatch:
         members: Rows = rows[::2]
-        if envelopes:
-            members = [
-                member if envelope is None else decode_envelope(envelope).body
-                for member, envelope in zip(members, envelopes, strict=True)
-            ]
+        if envelopes or self.topic.is_fifo:
+            stored = envelopes or repeat(None, len(members))
+            members = list(map(raw_body, repeat(self.topic), members, stored))
         return narrow_batch(self.schema, self.topic.name, slot, members, rows[1::2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -14,6 +15,9 @@ from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import moved
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.topics import Topic, TopicType
+
+# Without the constructor of the named tuple, which is Python code.
+_new_sent: Callable[[tuple[Any, ...]], Sent] = partial(tuple.__new__, Sent)
 
 
 def _tally(count: int) -> Callable[[Any], Counter[str]]:
@@ -49,7 +53,7 @@ _one_merged = _sent([math.nan])
 def _in_line(reply: list[Any]) -> list[Sent]:
     """Parse the places in the line of a fifo topic."""
     if reply[0] == b"stored":
-        return [Sent("stored", steps / 1024) for steps in reply[1]]
+        return list(map(_new_sent, zip(repeat("stored"), [steps / 1024 for steps in reply[1]])))
     return _one_merged(reply)
 
 

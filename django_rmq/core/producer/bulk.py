@@ -10,13 +10,13 @@ from zlib import crc32
 
 from django_rmq.core.calls import sending
 from django_rmq.core.calls.call import Call
-from django_rmq.core.producer.checks import check_stored_basis
-from django_rmq.core.producer.lining import lined_up
+from django_rmq.core.producer.lining import line_basis, lined_up
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.envelopes import basis_bytes
 from django_rmq.core.words.results import SendResult, SendResults
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
@@ -57,11 +57,7 @@ class Bulk:
         self._results = results
         self._follow = follow
         self._raws = _members(topic, bodies, len(results))
-        self._bases = (
-            self._raws if topic.slot_basis is None else _each(basis_of_field, topic, bodies, len(results))
-        )
-        for basis in set(self._bases) if topic.is_fifo and topic.slot_basis is not None else ():
-            check_stored_basis(basis)
+        self._bases = None if topic.slot_basis is None else _bases(topic, bodies, len(results))
         self.error: RmqError | None = None
 
     @property
@@ -75,10 +71,14 @@ class Bulk:
             present = self._places.present(self._topic)
             mask = present.slots - 1
             members = self._raws[start : start + ROUND_TRIP]
-            bases = self._bases[start : start + ROUND_TRIP]
             envelopes: Sequence[bytes] = ()
             if present.is_fifo:
-                members, bases, envelopes = lined_up(present, members, bases)
+                members, envelopes = lined_up(present, members)
+            bases = members
+            if self._bases is not None:
+                bases = self._bases[start : start + ROUND_TRIP]
+            elif (line := line_basis(present)) is not None:
+                bases = [line] * len(members)
             # The same as keys.slot_of without a call for each message; a slot count is a power of two.
             crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
@@ -161,6 +161,17 @@ def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]
     if all_bytes and all(bodies) and max(map(len, bodies)) <= topic.max_body:
         return bodies
     return _each(encode_body, topic, bodies, first)
+
+
+def _bases(topic: Topic, bodies: Sequence[Any], first: int) -> list[bytes]:
+    """Return the slot basis of each body; that of each entity is made once."""
+    if topic.typed is None and set(map(type, bodies)) == {dict}:
+        values = [body.get(topic.slot_basis) for body in bodies]
+        # Equal values of one of these types have one basis; 1 and True are equal, and have two.
+        if set(map(type, values)) in ({int}, {str}):
+            known = {value: basis_bytes(value) for value in set(values)}
+            return [known[value] for value in values]
+    return _each(basis_of_field, topic, bodies, first)
 
 
 def _each(

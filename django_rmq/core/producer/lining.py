@@ -1,29 +1,32 @@
-"""Bodies for a fifo topic in bulk: each becomes a message of its own, with a generated key and an envelope."""
+"""Messages of fifo topics that are sent without a key: each is a message of its own, with a drawn member."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from operator import add
 
 from django_rmq.core.producer.checks import check_stored_basis
+from django_rmq.core.words.contents import LARGEST_HELD, draw_members
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.topics import Topic
 
 
-def lined_up(
-    topic: Topic, raws: Sequence[bytes], bases: Sequence[bytes]
-) -> tuple[list[bytes], Sequence[bytes], list[bytes]]:
-    """Return the generated key, the slot basis and the envelope of each of ``raws``.
+def line_basis(topic: Topic) -> bytes | None:
+    """Return the slot basis of messages that name no entity. None: their body (SLOT_BASIS) or their member decides.
 
-    ``bases`` are those of the SLOT_BASIS of ``topic``. Without one, the messages of a strict topic stand in one line.
+    On a strict topic they stand in one line; their drawn members would scatter them.
     """
-    drawn = os.urandom(16 * len(raws)).hex().encode()
-    keys = [drawn[at : at + 32] for at in range(0, len(drawn), 32)]
-    if topic.slot_basis is None and not topic.is_strict:
-        return keys, keys, enveloped(raws)
-    if topic.slot_basis is None:
-        bases = [topic.name.encode()] * len(raws)
-    return keys, bases, enveloped(raws, bases)
+    return topic.name.encode() if topic.is_strict and topic.slot_basis is None else None
+
+
+def lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the members of messages with these bodies, and their envelopes. No envelopes: the members hold them."""
+    line = line_basis(topic)
+    head = encode_envelope(Envelope(b"", slot_basis=None if line is None else line.decode()))
+    members, envelopes = draw_members(len(raws)), [head + raw for raw in raws]
+    if max(map(len, envelopes)) > LARGEST_HELD:
+        return members, envelopes
+    return list(map(add, members, envelopes)), []
 
 
 def enveloped(raws: Sequence[bytes], bases: Sequence[bytes] | None = None) -> list[bytes]:

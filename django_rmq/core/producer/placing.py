@@ -19,8 +19,10 @@ from django_rmq.core.producer.checks import (
     check_stored_basis,
     check_timeout,
 )
+from django_rmq.core.producer.lining import line_basis
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import MAX_PRIORITY, shown
+from django_rmq.core.words.contents import LARGEST_HELD, draw_members
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope, new_origin
 from django_rmq.core.words.topics import Topic, TopicType, slot_counts
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -180,9 +182,8 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
     basis = basis_of(topic, body, given("slot_basis"))
     key, headers, expires = given("key"), given("headers"), given("expires")
     retries, timeout = given("max_retries"), given("timeout")
-    if topic.is_strict and basis is None and key is None:
-        # Messages that name no entity stand in one line; their generated keys would scatter them.
-        basis = topic.name.encode()
+    if (is_alone := topic.is_fifo and key is None) and basis is None:
+        basis = line_basis(topic)
     if topic.identity == "body":
         if key is not None or headers or expires is not None or retries is not None or timeout is not None:
             raise InvalidMessage(
@@ -190,18 +191,21 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
         return places.outgoing(topic, basis, raw, score)
-    member = check_key(key)
-    envelope = Envelope(
+    content = Envelope(
         raw,
         0 if expires is None else check_fixed_time(expires, name="expires"),
-        None if basis is None else check_stored_basis(basis),
+        None if basis is None or (is_alone and topic.slot_basis) else check_stored_basis(basis),
         check_headers(headers),
         new_origin() if topic.origin else None,
         (raw,) if topic.accumulate else None,
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
+    (member,), envelope = draw_members(1) if is_alone else [check_key(key)], encode_envelope(content)
+    # Scripts look for expiries and limits beside the member only.
+    if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:
+        return places.outgoing(topic, basis, member + envelope, score)
+    return places.outgoing(topic, basis, member, score, envelope)
 
 
 def member_of(topic: Topic, body: object, key: object) -> bytes:

@@ -81,7 +81,18 @@ class Producer:
         slot_basis: object = None,
     ) -> Outgoing:
         """Return a message with the slot and the member from ``address``, and this score and envelope."""
-        member = member_of(topic, body, key)
+        return self.again(topic, body, member_of(topic, body, key), score, envelope, slot_basis)
+
+    def again(
+        self,
+        topic: Topic,
+        body: object,
+        member: bytes,
+        score: int,
+        envelope: bytes | None,
+        slot_basis: object = None,
+    ) -> Outgoing:
+        """Return a message that exists as it is sent again: in the slot of ``body``, with this member."""
         basis = basis_of(topic, body, slot_basis, names=True)
         return self._places.outgoing(topic, basis, member, score, envelope)
 

@@ -102,17 +102,17 @@ class Mixed:
         return self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values())
 
     def trips(self) -> Iterator[list[list[int]]]:
-        """Yield, per round trip, groups of indexes that one script takes: same slot, range and kind.
+        """Yield, per round trip, groups of indexes that one script takes: same slot, range, kind and form.
 
         Within a slot they keep their order, because the first of two sends of a member decides its time.
         """
         for start in range(0, len(self._messages), ROUND_TRIP):
             groups: list[list[int]] = []
-            latest: dict[tuple[str, int], tuple[tuple[int, str], list[int]]] = {}
+            latest: dict[tuple[str, int], tuple[tuple[int, str, bool], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(self._messages))):
-                topic, slot, _, score, _, act, _ = self._messages[i]
+                topic, slot, _, score, envelope, act, _ = self._messages[i]
                 shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
-                manner = (score if shares else 0, act)
+                manner = (score if shares else 0, act, envelope is None)
                 found = latest.get((topic.name, slot))
                 if found is not None and found[0] == manner and len(found[1]) < BATCH:
                     found[1].append(i)
@@ -165,7 +165,7 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
         return people.remove(topic, slot, members, "live")
     if act == "cancel":
         return people.cancel(topic, slot, members)
-    bodies = [envelope or b"" for envelope in envelopes] if topic.keyed else ()
+    bodies = [envelope for envelope in envelopes if envelope is not None]
     if topic.is_fifo:
         return sending.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")
     if act == "ensure":

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django_rmq.core.words.bodies import decode_body, encode_json
+from django_rmq.core.words.bodies import encode_json
 from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 
 
@@ -117,6 +116,28 @@ def decode_envelope(raw: bytes) -> Envelope:
         return Envelope(raw)
 
 
+def is_envelope(raw: bytes) -> bool:
+    """Return whether ``raw`` begins as an envelope does."""
+    head, newline, _ = raw.partition(b"\n")
+    return bool(newline) and _is_head(head)
+
+
+def body_of(raw: bytes) -> bytes:
+    """Return the body of ``decode_envelope``, in less time."""
+    head, newline, body = raw.partition(b"\n")
+    # An additional 0 says that bodies are collected.
+    return body if newline and not raw.startswith(b"00") and _is_head(head) else decode_envelope(raw).body
+
+
+@lru_cache(1024)
+def _is_head(head: bytes) -> bool:
+    try:
+        _head(head)
+    except ValueError:
+        return False
+    return True
+
+
 @lru_cache(1024)
 def _head(head: bytes) -> tuple[int, bool, dict[str, Any]]:
     """Return when the message expires, whether it collects bodies, and the rest. Raises ``ValueError`` for anything else.
@@ -155,16 +176,3 @@ def basis_bytes(value: object) -> bytes:
     except UnicodeEncodeError:
         raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None
     return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
-
-
-def stored_basis(topic: Topic, member: bytes, envelope: bytes | None) -> bytes | None:
-    """Return the slot basis of a stored message. None: it has none, or none that can be computed again."""
-    if topic.keyed:
-        basis = None if envelope is None else decode_envelope(envelope).slot_basis
-        return member if basis is None else basis.encode()
-    if topic.slot_basis is None:
-        return member
-    try:
-        return basis_bytes(decode_body(topic, member)[topic.slot_basis])
-    except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
-        return None

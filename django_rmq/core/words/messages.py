@@ -11,7 +11,8 @@ from django_rmq.core.words import discretion
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.bodies import decode_body
 from django_rmq.core.words.bounds import delay_ms
-from django_rmq.core.words.envelopes import Envelope, decode_envelope
+from django_rmq.core.words.contents import content_of, key_of, raw_body
+from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.held import Held, Holder
 from django_rmq.core.words.topics import Topic
@@ -85,15 +86,13 @@ class Message(Held, Generic[Body]):
     def envelope(self) -> Envelope:
         """The body with its headers and expiry (unkeyed messages: the body alone)."""
         if self._envelope is None:
-            raw = self.delivery.envelope
-            self._envelope = Envelope(self.delivery.member) if raw is None else decode_envelope(raw)
+            self._envelope = content_of(self.topic, self.delivery.member, self.delivery.envelope)
         return self._envelope
 
     @property
     def raw(self) -> bytes:
         """The body as it was stored."""
-        delivery = self.delivery
-        return delivery.member if delivery.envelope is None else self.envelope.body
+        return raw_body(self.topic, self.delivery.member, self.delivery.envelope)
 
     @property
     def body(self) -> Body:
@@ -136,8 +135,8 @@ class Message(Held, Generic[Body]):
 
     @property
     def key(self) -> str | None:
-        """The key of a keyed message; None on other topics."""
-        return self.delivery.member.decode("utf-8", "replace") if self.topic.keyed else None
+        """The key of the message. None: it has none, because its topic is not keyed, or it was sent without one (fifo)."""
+        return key_of(self.topic, self.delivery.member)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.topics.definitions import messages_held
 from django_rmq.core.words.answers import Entry
-from django_rmq.core.words.envelopes import stored_basis
+from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.failures import Death
 from django_rmq.core.words.keys import check_slots, slot_of
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts

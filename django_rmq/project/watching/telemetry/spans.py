@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.words import discretion
+from django_rmq.core.words.contents import key_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.watching.telemetry import names
@@ -64,10 +65,9 @@ def _recorded(
 
 
 def message_name(topic: Topic, slot: int, member: bytes) -> str:
-    """Return how a span names a message of a keyed topic: by its key, if that may be revealed."""
-    if discretion.hides(topic.name):
-        return discretion.name(topic.name, slot, member)
-    return member.decode("utf-8", "replace")
+    """Return how a span names a message of a keyed topic: by its key, if it has one that may be revealed."""
+    key = None if discretion.hides(topic.name) else key_of(topic, member)
+    return discretion.name(topic.name, slot, member) if key is None else key
 
 
 def creator(headers: Mapping[str, str]) -> SpanContext | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django_rmq.core.calls import looking, people
-from django_rmq.core.producer.placing import score_at_once
+from django_rmq.core.producer.checks import check_stored_basis
+from django_rmq.core.producer.placing import basis_of_field, score_at_once
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origin
@@ -81,10 +82,13 @@ def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) ->
     """
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
     origin = new_origin() if topic.origin else None
+    basis = dead.slot_basis
+    if basis is not None and topic.slot_basis is not None:
+        basis = check_stored_basis(basis_of_field(topic, body))
     envelope = Envelope(
         encode_body(topic, body),
         expires_ms,
-        dead.slot_basis,
+        basis,
         dead.headers or None,
         origin,
         max_retries=dead.max_retries,

@@ -11,6 +11,7 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import record
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.project.settings import get_config
+from django_rmq.spark.bodies import KEY_TEXT
 from django_rmq.spark.session import stored_files
 
 YOUNGEST_MS = 1_000
@@ -112,7 +113,7 @@ def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
     counts = " ".join(f"when '{name}' then {count}" for name, count in slots.items())
     return dead.selectExpr(
         *("topic", "slot", f"case topic {counts} end as slots", "value", "coalesce(key, value) as member"),
-        "cast(key as string) as key",
+        KEY_TEXT,
         *("envelope", "scored", "reason", "failures", "error", "died_at", "cast(score as bigint) as died_ms"),
         "date_format(died_at, 'yyyy-MM-dd') as date",
     )

@@ -11,11 +11,11 @@ from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.spark.bodies import decoded
+from django_rmq.spark.bodies import KEY_TEXT, decoded
 from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
 
 METADATA = (
-    *("value", "score", "topic", "slot", "cast(key as string) as key", "due", "failures"),
+    *("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"),
     "current_timestamp() as taken",
 )
 """The columns with ``--metadata``. Spark records the time of a batch, so one that runs again has the same."""

@@ -9,6 +9,9 @@ from django_rmq.exceptions import InvalidRequest
 MALFORMED = "malformed"
 """The column of the bodies that do not fit; NULL if the body was read."""
 
+KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
+"""The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
+
 BATCH_COLUMNS = ("query", "batch")
 """The columns that identify a batch in files and tables: the query's id, which its checkpoint keeps, and the
 batch number."""

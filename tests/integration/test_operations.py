@@ -17,9 +17,11 @@ from django.conf import settings
 from django.test import override_settings
 
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
+from django_rmq.core.words.messages import Message
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
@@ -47,6 +49,7 @@ TOPICS = {
     "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"},
     "by-shop": {"TYPE": "priority", "SLOTS": 64, "SLOT_BASIS": "shop"},
+    "lines": {"TYPE": "fifo", "SLOTS": 64, "SLOT_BASIS": "shop"},
     "raw": {"TYPE": "fixed_time", "SLOTS": 2, "BODY": "bytes"},
     "wide": {"TYPE": "fixed_time", "SLOTS": 8_192},
     "shared": {"TYPE": "fixed_time", "SLOTS": 2, "SERIAL": False},
@@ -554,6 +557,26 @@ def test_an_edited_slot_basis_moves_the_message(broker: Any, operations: Operati
     (moved,) = operations.listing("by-shop", "store").copies
     assert (moved.slot, moved.priority) == (slot_of(str(other).encode(), 64), 500)
     assert operations.listing("by-shop", "dead").copies == []
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_edited_fifo_message_is_in_the_line_of_its_new_body(
+    broker: Any, operations: Operations, key: str | None, moves: bool
+) -> None:
+    topic = topic_of("lines")
+    sent = operations.send("lines", {"shop": 1, "n": 1}, key=key)
+    operations.bury("lines", [sent.id])
+    other = next(n for n in range(2, 99) if slot_of(str(n).encode(), 64) != sent.slot) if moves else 1
+    body = {"shop": other, "n": 2}
+    assert operations.replay_edited("lines", sent.id, body).outcomes == {"replayed": 1}
+    (waiting,) = operations.listing("lines", "store").copies
+    assert (waiting.slot, waiting.key, waiting.body()) == (slot_of(str(other).encode(), 64), key, body)
+    assert operations.listing("lines", "dead").copies == []
+    (delivery,) = broker.prepare(topic, waiting.slot, "W", None, 1).deliveries
+    assert Message(topic, waiting.slot, 1, delivery).body == body
+    # Where it would be with another number of slots.
+    assert stored_basis(topic, delivery.member, delivery.envelope) == str(other).encode()
 
 
 # --- many

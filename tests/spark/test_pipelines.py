@@ -167,6 +167,30 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     assert len(archived(spark, out)) == 75 and dead(broker, "007") == 0
 
 
+def test_fifo_messages_are_archived_and_come_back_with_and_without_a_key(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
+) -> None:
+    send_messages("queue", [{"n": n} for n in range(5)])
+    send_message("queue", {"n": 5}, key="five")
+    send_message("queue", {"n": 6, "much": "x" * 2_000})
+    assert kill(broker, "queue") == 7
+    assert "7 deleted" in run("archive", tmp_path / "out")
+    rows = archived(spark, tmp_path / "out")
+    assert sorted((json.loads(row.value)["n"], row.key) for row in rows) == [
+        *((n, None) for n in range(5)),
+        (5, "five"),
+        (6, None),
+    ]
+    assert "7 stored" in run("replay", "queue", "--archive", tmp_path / "out")
+    out, checkpoint = tmp_path / "consumed", tmp_path / "checkpoint"
+    run(
+        *("consume", "queue", "--metadata", "--parquet", out, "--checkpoint", checkpoint),
+        *("--available-now", "--schema", "n int"),
+    )
+    consumed = {(row.n, row.key) for row in spark.read.parquet(str(out)).collect()}
+    assert consumed == {*((n, None) for n in (0, 1, 2, 3, 4, 6)), (5, "five")}
+
+
 def test_an_archive_that_was_killed_before_it_deleted_has_nothing_twice(
     run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
 ) -> None:

@@ -381,6 +381,10 @@ class Lockstep(RuleBasedStateMachine):
             # A newer copy behind what runs: where bodies can be mistaken for each other.
             names[0] = data.draw(st.sampled_from(running))
         envelopes = self.envelopes(data, len(names))
+        if self.topic.is_fifo and data.draw(st.sampled_from([False, False, True])):
+            # Sent without keys: each is new, and holds its envelope.
+            names = [b"\xff%015d0 {}\n1" % (self.bodies + n) for n in range(len(names))]
+            envelopes = []
         moved = data.draw(st.sampled_from([False] * 30 + [True]))
         return names, envelopes, self.elsewhere() if moved else self.topic
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.envelopes import Envelope, basis_bytes, body_of, decode_envelope, is_envelope
+from django_rmq.core.words.envelopes import Envelope, basis_bytes, body_of, decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 
@@ -37,7 +37,7 @@ def key_of(topic: Topic, member: bytes) -> str | None:
 
 def envelope_of(topic: Topic, member: bytes, stored: bytes | None) -> bytes | None:
     """Return the envelope of a message: the ``stored`` one, or else the one that its member holds. None: it has none."""
-    if stored is None and topic.is_fifo and member.startswith(MARK) and is_envelope(member[WIDTH:]):
+    if stored is None and topic.is_fifo and member.startswith(MARK) and member.startswith(b"0 {", WIDTH):
         return member[WIDTH:]
     return stored if topic.keyed else None
 

@@ -116,12 +116,6 @@ def decode_envelope(raw: bytes) -> Envelope:
         return Envelope(raw)
 
 
-def is_envelope(raw: bytes) -> bool:
-    """Return whether ``raw`` begins as an envelope does."""
-    head, newline, _ = raw.partition(b"\n")
-    return bool(newline) and _is_head(head)
-
-
 def body_of(raw: bytes) -> bytes:
     """Return the body of ``decode_envelope``, in less time."""
     head, newline, body = raw.partition(b"\n")

@@ -27,7 +27,7 @@ from django_rmq.core.words.contents import (
     raw_body,
     stored_basis,
 )
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.envelopes import Envelope, body_of, decode_envelope, encode_envelope
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 
@@ -115,6 +115,17 @@ def test_an_envelope_that_was_stored_since_counts() -> None:
 def test_a_value_of_another_program_is_a_body(member: bytes) -> None:
     assert envelope_of(LINES, member, None) is None
     assert raw_body(LINES, member, None) == member
+
+
+@given(
+    st.sampled_from([b"0 ", b"5 ", b"00 ", b"", b"x "]),
+    st.sampled_from([b"{}", b"5", b"[]", b'{"headers":1}', b'{"basis":"a"}', b'{"!":"1 2"}', b"{", b""]),
+    st.sampled_from([b"\n", b""]),
+    st.sampled_from([b"", b"x", b"a\nb", b"000000001 1:x", b"000000002 1:x1:y"]),
+)
+def test_the_quick_way_to_a_body_finds_the_same(start: bytes, meta: bytes, end: bytes, body: bytes) -> None:
+    raw = start + meta + end + body
+    assert body_of(raw) == decode_envelope(raw).body
 
 
 def test_other_topics_hold_nothing_in_members() -> None:

@@ -201,7 +201,8 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    (member,), envelope = draw_members(1) if is_alone else [check_key(key)], encode_envelope(content)
+    member = draw_members(1)[0] if is_alone else check_key(key)
+    envelope = encode_envelope(content)
     # Scripts look for expiries and limits beside the member only.
     if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:
         return places.outgoing(topic, basis, member + envelope, score)

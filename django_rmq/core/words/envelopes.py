@@ -119,17 +119,13 @@ def decode_envelope(raw: bytes) -> Envelope:
 def body_of(raw: bytes) -> bytes:
     """Return the body of ``decode_envelope``, in less time."""
     head, newline, body = raw.partition(b"\n")
-    # An additional 0 says that bodies are collected.
-    return body if newline and not raw.startswith(b"00") and _is_head(head) else decode_envelope(raw).body
+    return body if newline and _is_plain(head) else decode_envelope(raw).body
 
 
 @lru_cache(1024)
-def _is_head(head: bytes) -> bool:
-    try:
-        _head(head)
-    except ValueError:
-        return False
-    return True
+def _is_plain(head: bytes) -> bool:
+    """Return whether what follows ``head`` is one body."""
+    return not decode_envelope(head + b"\n").body
 
 
 @lru_cache(1024)

@@ -32,6 +32,13 @@ COLLECTING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5_000, "IDENTITY"
 TOPICS = {
     "views": {**COLLECTING, "ACCUMULATE": 3},
     "lines": {**COLLECTING, "ACCUMULATE": 3, "BODY": "text"},
+    "paced": {
+        "TYPE": "range_merge",
+        "SLOTS": 2,
+        "TIME_RANGE": 1,
+        "SLOT_BASIS": "shop",
+        "MAX_RATE": {"rate": 2, "per": "slot"},
+    },
     "index": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 2_000, "DEBOUNCE": True, "MAX_WAIT": 10_000},
 }
 
@@ -102,6 +109,21 @@ def test_over_rest_each_delivery_has_its_bodies(clock: Clock) -> None:
     assert (taken["body"], taken["bodies"]) == (2, [1, 2])
     consumer.settle("release", taken)
     assert Operations(Actor("shell", "test")).listing("views", "store").copies[0].raw == b"[1,2]"
+
+
+def test_over_rest_each_slot_keeps_its_rate(clock: Clock) -> None:
+    consumer = Consumer("paced")
+    shops = [{"body": {"shop": shop, "n": n}} for shop in range(8) for n in range(3)]
+    consumer.ok("POST", "topics/paced/messages/", {"messages": shops}, 202)
+    clock.advance(seconds=1)
+    taken = [0, 0]
+    while found := consumer.take(100):
+        consumer.settle("commit", *found)
+        for one in found:
+            taken[one["slot"]] += 1
+    assert taken == [1, 1]
+    clock.advance(seconds=0.5)
+    assert sorted(one["slot"] for _ in range(2) for one in consumer.take(100)) == [0, 1]
 
 
 def test_a_message_that_holds_several_bodies_is_replayed_and_not_edited(clock: Clock) -> None:

@@ -235,7 +235,10 @@ def test_values_at_their_bounds_are_accepted(options: dict[str, Any]) -> None:
     assert not topic_problems(**{"TYPE": "range_merge", **options})
 
 
-@pytest.mark.parametrize("given", [{"rate": 0, "per": "slot"}, {"rate": 1e-7, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}])
+@pytest.mark.parametrize(
+    "given",
+    [{"rate": 0, "per": "slot"}, {"rate": 1e-7, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}],
+)
 def test_a_rate_per_slot_is_a_number_and_per_slot(given: dict[str, Any]) -> None:
     (problem,) = topic_problems(MAX_RATE=given)
     assert 'or {"rate": this number, "per": "slot"}; or None' in problem.message

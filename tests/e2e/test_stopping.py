@@ -72,6 +72,20 @@ def test_listeners_that_hang_are_ended_and_their_neighbours_are_neither_charged_
     assert ("a listener exceeded HARD_TIMEOUT" in worker.output) == (not is_async)
 
 
+def test_a_listener_that_hangs_because_nobody_reads_what_it_prints_is_ended(
+    start: Start, broker: Broker
+) -> None:
+    send(broker, HANGING, [{"name": "printing", "ms": 1, "do": "print"}])
+    worker = start(
+        "hanging", "--processes", "2", "-t", "2", "--shutdown-timeout", "1", WORKER_LISTENERS="stopping"
+    )
+    eventually(lambda: live(broker, HANGING) == 0, "the end of the message", 30)
+    worker.signal()
+    assert worker.wait() == 0
+    assert (total(broker, HANGING, "overran"), total(broker, HANGING, "committed")) == (1, 1)
+    assert "a listener exceeded HARD_TIMEOUT" in worker.output
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
 def test_a_listener_that_lets_no_other_thread_work_is_ended_by_the_watchdog(
     start: Start, broker: Broker, tmp_path: Path, is_async: bool

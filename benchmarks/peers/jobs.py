@@ -1,14 +1,17 @@
 """The job of every queue: none; in ``benchmarks.overlap`` a sleep in the event loop, or a call of a server that answers as late.
 
-PEER_SLEEP gives the seconds; PEER_WEB the port of that server, which ``python jobs.py`` runs. None: the job sleeps.
+PEER_SLEEP gives the seconds; PEER_WEB the port of that server, which ``python jobs.py`` runs. None: the job sleeps. Each such job
+adds one to the number in the file PEER_ENDED when it ends; one process runs all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import sys
 from functools import cache
+from pathlib import Path
 
 import redis
 
@@ -26,14 +29,26 @@ def ran() -> None:
     redis.Redis(port=int(os.environ["PEER_REDIS_PORT"])).set(RAN, 1)
 
 
+@cache
+def ended() -> memoryview:
+    """Return the memory of the file that has the number of jobs that have ended."""
+    with Path(os.environ["PEER_ENDED"]).open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+
+
 async def job() -> None:
     """Sleep, or call the server on a connection that is kept; without PEER_SLEEP, do nothing."""
     ran()
     if not SLEEP:
         return
-    if not WEB:
+    if WEB:
+        await _call()
+    else:
         await asyncio.sleep(SLEEP)
-        return
+    ended()[0] += 1
+
+
+async def _call() -> None:
     reader, writer = _idle.pop() if _idle else await asyncio.open_connection("127.0.0.1", WEB)
     writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head = await reader.readuntil(b"\r\n\r\n")

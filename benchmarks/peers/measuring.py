@@ -5,17 +5,20 @@ A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (
 command lines of its worker processes). It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and
 prints one line of JSON. The server's port is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For
 ``benchmarks.overlap`` PEER_SLEEP says how many seconds a job takes in asyncio (see ``jobs``), PEER_CONCURRENCY how many
-overlap, and PEER_PROCESSES how many worker processes there are.
+overlap, and PEER_PROCESSES how many worker processes there are. Then each job counts its end, and a queue whose jobs have not
+all run exactly once has no figure.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +80,7 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
     """
     looker = client()
     looker.delete(RAN)
-    with workers(driver) as processes:
+    with counting() as ended, workers(driver) as processes:
         end = time.monotonic() + PATIENCE_SECONDS
         first: tuple[float, int] | None = None
         last: tuple[float, int] | None = None
@@ -96,7 +99,32 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
         if not looker.exists(RAN):
             raise RuntimeError("what was consumed has not run")
         memory = sum(resident(process.pid) for process in processes)
+        if ended is not None:
+            check_each_ran_once(driver, looker, count, ended)
         return (first[1] - last[1]) / (last[0] - first[0]), memory
+
+
+@contextmanager
+def counting() -> Iterator[memoryview | None]:
+    """Give the number of jobs that have ended, where jobs sleep or call a server; else None."""
+    if not SLEEP:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(8))
+        file.flush()
+        os.environ["PEER_ENDED"] = file.name
+        with memoryview(mmap.mmap(file.fileno(), 8)).cast("Q") as ended:
+            yield ended
+
+
+def check_each_ran_once(driver: Any, looker: Any, count: int, ended: memoryview) -> None:
+    """Wait for the last jobs; raise ``RuntimeError`` if other than ``count`` jobs have run, whatever the queue says."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while driver.left(looker) > 0 and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    if ended[0] != count:
+        raise RuntimeError(f"{ended[0]} jobs have run, {count} were sent")
 
 
 def resident(group: int) -> float:

@@ -158,6 +158,18 @@ class SendForm(BodyForm):
         max_value=MAX_DURATION_MS,
         help_text=_("Leave empty to deliver it as soon as its turn comes."),
     )
+    max_retries = forms.IntegerField(
+        label=_("Retries at most"),
+        required=False,
+        min_value=0,
+        help_text=_("Leave empty for the topic's MAX_RETRIES."),
+    )
+    timeout = forms.IntegerField(
+        label=_("Time-out in s"),
+        required=False,
+        min_value=1,
+        help_text=_("Leave empty for the topic's TIMEOUT."),
+    )
     fixed_time = forms.DateTimeField(
         label=_("Due"),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
@@ -167,7 +179,8 @@ class SendForm(BodyForm):
     def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
         super().__init__(topic, data, initial)
         if not topic.keyed:
-            del self.fields["key"], self.fields["fresh_key"]
+            for name in ("key", "fresh_key", "max_retries", "timeout"):
+                del self.fields[name]
         wanted = {
             TopicType.RANGE_MERGE: "time_range",
             TopicType.PRIORITY: "priority",

@@ -72,6 +72,38 @@ def test_listeners_that_hang_are_ended_and_their_neighbours_are_neither_charged_
     assert ("a listener exceeded HARD_TIMEOUT" in worker.output) == (not is_async)
 
 
+def test_a_listener_that_hangs_because_nobody_reads_what_it_prints_is_ended(
+    start: Start, broker: Broker
+) -> None:
+    send(broker, HANGING, [{"name": "printing", "ms": 1, "do": "print"}])
+    worker = start(
+        "hanging", "--processes", "2", "-t", "2", "--shutdown-timeout", "1", WORKER_LISTENERS="stopping"
+    )
+    eventually(lambda: live(broker, HANGING) == 0, "the end of the message", 30)
+    worker.signal()
+    assert worker.wait() == 0
+    assert (total(broker, HANGING, "overran"), total(broker, HANGING, "committed")) == (1, 1)
+    assert "a listener exceeded HARD_TIMEOUT" in worker.output
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
+def test_a_listener_that_lets_no_other_thread_work_is_ended_by_the_watchdog(
+    start: Start, broker: Broker, tmp_path: Path, is_async: bool
+) -> None:
+    messages = [{"name": "holding", "ms": 1, "do": "hold"}, *({"name": f"n{n}", "ms": 20} for n in range(20))]
+    send(broker, HANGING, messages)
+    more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async))}
+    worker = start("hanging", "--processes", "2", "-t", "2", "--watchdog", "3", **more)
+    eventually(lambda: live(broker, HANGING) == 0, "everything", 60)
+    worker.signal()
+    worker.wait()
+    assert {line.name for line in ledger.read(tmp_path / "ledger") if line.word == "end"} == {
+        message["name"] for message in messages
+    }
+    assert (total(broker, HANGING, "committed"), total(broker, HANGING, "died")) == (21, 0)
+    assert "has made no progress for 3 s and is killed" in worker.output
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
 def test_a_command_cancels_what_runs_in_another_process(
     start: Start, broker: Broker, tmp_path: Path, redis_url: str, prefix: str, is_async: bool

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
@@ -503,6 +504,11 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
     assert program.ok("POST", "topics/ranked/extend/", held)["outcomes"] == {"cancelled": 1}
     assert program.ok("POST", "topics/ranked/rollback/", held)["outcomes"] == {"cancelled": 1}
     program.refused(404, "message_gone", "GET", f"topics/ranked/messages/{other}/")
+    recorded = [str(entry.get_change_message()) for entry in LogEntry.objects.order_by("pk")]
+    ends = ("deleted", "gone", "notified")
+    assert [one for one in recorded if "Cancel" in one] == [
+        f"Cancel (1 chosen): 1 {end} (rest)" for end in ends
+    ]
     topic = get_config().topic("ranked")
     assert sum(broker.audit(topic, slot)["cancelled"] for slot in range(topic.slots)) == 1
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +115,31 @@ def test_a_job_that_overtakes_one_that_has_failed_is_noticed(monkeypatch: pytest
     early = [*first, "7 4 done", *rest]
     assert ordering.judged(early) == {"overtaken": 1, "out_of_order": 1, "complete": True}
     assert not ordering.judged(early[:-1])["complete"]
+
+
+@pytest.mark.parametrize("number", [9, 10, 11])
+def test_a_queue_whose_jobs_have_not_each_run_once_has_no_figure(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PEER_ENDED", "")
+    jobs, measuring = map(importlib.import_module, ("jobs", "measuring"))
+    for module in (jobs, measuring):
+        monkeypatch.setattr(module, "SLEEP", 0.001)
+    monkeypatch.setattr(jobs, "ran", lambda: None)
+    jobs.ended.cache_clear()
+    driver = SimpleNamespace(left=lambda client: 0)
+
+    async def run_all() -> None:
+        await asyncio.gather(*(jobs.job() for _ in range(number)))
+
+    with measuring.counting() as ended:
+        asyncio.run(run_all())
+        if number == 10:
+            measuring.check_each_ran_once(driver, None, 10, ended)
+        else:
+            with pytest.raises(RuntimeError, match=f"{number} jobs have run, 10 were sent"):
+                measuring.check_each_ran_once(driver, None, 10, ended)
 
 
 def test_the_table_of_orders_says_the_worst_of_all_rounds() -> None:

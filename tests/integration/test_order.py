@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core.calls import ending, sending, taking
+from django_rmq.core.calls import ending, looking, sending, taking
 from django_rmq.core.consumer import calling, threads
 from django_rmq.core.producer.placing import Send
 from django_rmq.core.producer.sending import Producer
@@ -76,6 +76,50 @@ def test_the_highest_priority_runs_first_within_a_slot(broker: Any) -> None:
     topic = Topic("urgent", TopicType.PRIORITY, slots=1)
     broker.run(sending.send_replace(topic, 0, [100, 300, 200], [b"1", b"3", b"2"]))
     assert order_of(broker, topic) == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        Topic("times", TopicType.RANGE_MERGE, slots=1, backoff=QUICK),
+        Topic("moments", TopicType.FIXED_TIME, slots=1, backoff=QUICK),
+        Topic("urgent", TopicType.PRIORITY, slots=1, backoff=QUICK),
+        fifo(order="loose"),
+    ],
+    ids=lambda topic: topic.type.value,
+)
+def test_on_all_but_strict_topics_messages_overtake_one_that_failed(broker: Any, topic: Topic) -> None:
+    heard = Entities(lambda body, times: body == 1 and times == 1)
+    if topic.is_fifo:
+        send(broker, topic, [1, 2, 3])
+    elif topic.type is TopicType.RANGE_MERGE:
+        for body in (1, 2, 3):
+            broker.run(sending.send_merge(topic, 0, body, [b"%d" % body]))
+    else:
+        scores = [300, 200, 100] if topic.is_priority else [1_000, 2_000, 3_000]
+        broker.run(sending.send_replace(topic, 0, scores, [b"1", b"2", b"3"]))
+    with Worker(broker, topic, heard, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "the end of all")
+    assert heard.begun[0] == 1 and heard.succeeded == [2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores"), [(TopicType.FIXED_TIME, [1_000, 2_000, 3_000]), (TopicType.PRIORITY, [300, 200, 100])]
+)
+def test_a_merged_message_has_the_place_of_its_last_send(
+    broker: Any, kind: TopicType, scores: list[int]
+) -> None:
+    topic = Topic("merged", kind, slots=1)
+    broker.run(sending.send_replace(topic, 0, scores[:2], [b"1", b"2"]))
+    broker.run(sending.send_replace(topic, 0, scores[2:], [b"1"]))
+    assert order_of(broker, topic) == [2, 1]
+
+
+def test_on_range_merge_topics_it_has_that_of_its_first_send(broker: Any) -> None:
+    topic = Topic("merged", TopicType.RANGE_MERGE, slots=1)
+    for body, wait_ms in ((b"1", 0), (b"2", 5), (b"1", 50)):
+        broker.run(sending.send_merge(topic, 0, wait_ms, [body]))
+    assert [entry.member for entry in broker.run(looking.peek(topic, 0, "store")).entries] == [b"1", b"2"]
 
 
 def test_fifo_messages_run_in_the_order_of_sending(broker: Any) -> None:
@@ -313,6 +357,10 @@ def test_a_list_commits_only_what_comes_before_its_first_failure(broker: Any, si
     finish(broker, topic, getattr(heard, way), 30, batch_size=size)
     firsts = list(dict.fromkeys(heard.succeeded))
     assert firsts == list(range(30))
+    if size > 1:
+        assert max(heard.times[n] for n in range(30) if n % 5 != 2) > 1, (
+            "what is behind a failure is seen again"
+        )
     if way == "many":
         assert total(broker, topic, "failed") <= 12
         assert sum(ledger.dead for ledger in audit(broker, topic)) == 0

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from importlib.util import find_spec
 from queue import SimpleQueue
 from typing import Any
 
@@ -86,6 +87,19 @@ def test_calls_overlap_up_to_the_concurrency_and_one_at_a_time_per_slot(broker: 
     assert seen.most_of_a_slot == 1
     assert total(broker, TOPIC, "committed") == 80
     audit(broker, TOPIC)
+
+
+def test_the_event_loop_is_that_of_uvloop_where_it_is_installed(broker: Any) -> None:
+    loops: list[str] = []
+
+    async def listener(message: Message) -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener):
+        eventually(lambda: loops)
+    # `make lowest` runs these tests with uvloop, `make test` without.
+    assert loops == ["uvloop" if find_spec("uvloop") else "asyncio"]
 
 
 def test_without_serial_calls_of_one_slot_overlap(broker: Any) -> None:

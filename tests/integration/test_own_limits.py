@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import reverse
 
 from django_rmq import (
     InvalidMessage,
@@ -136,6 +137,21 @@ def test_rmqsend_takes_them_for_one_message_and_by_line(
     monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": iter(lines.splitlines())}))
     call_command("rmqsend", "bookings", "--jsonl", "--options", "--timeout=9", stdout=StringIO())
     assert limits("bookings") == {"a": (3, 4), "b": (0, 9), "c": (None, 9)}
+
+
+def test_the_admin_sends_them_within_the_bounds_of_the_topic(
+    clock: Clock, staff: Callable[..., Client]
+) -> None:
+    person = staff("view_topic", "send_messages")
+    address = reverse("admin:django_rmq_topic_send", args=["bookings"])
+    person.post(address, {"body": "1", "key": "a", "max_retries": "3", "timeout": "4"})
+    person.post(address, {"body": "1", "key": "b", "max_retries": "", "timeout": ""})
+    assert limits("bookings") == {"a": (3, 4), "b": (None, None)}
+    for wrong in ({"max_retries": "17"}, {"max_retries": "-1"}, {"timeout": "31"}, {"timeout": "0"}):
+        assert "errorlist" in person.post(address, {"body": "1", "key": "c", **wrong}).content.decode()
+    assert set(limits("bookings")) == {"a", "b"}
+    without_keys = person.get(reverse("admin:django_rmq_topic_send", args=["prices"])).content.decode()
+    assert 'name="priority"' in without_keys and 'name="max_retries"' not in without_keys
 
 
 def test_a_delivery_is_shown_with_the_time_it_was_handed_out(clock: Clock) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import reverse
 
 from django_rmq import (
     ConfigurationError,
@@ -32,6 +34,15 @@ COLLECTING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5_000, "IDENTITY"
 TOPICS = {
     "views": {**COLLECTING, "ACCUMULATE": 3},
     "lines": {**COLLECTING, "ACCUMULATE": 3, "BODY": "text"},
+    "paced": {
+        "TYPE": "range_merge",
+        "SLOTS": 2,
+        "TIME_RANGE": 1,
+        "SLOT_BASIS": "shop",
+        "MAX_RATE": {"rate": 2, "per": "slot"},
+    },
+    "slow": {"TYPE": "priority", "MAX_RATE": 0.5, "MAX_IN_FLIGHT": 3},
+    "line": {"TYPE": "fifo"},
     "index": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 2_000, "DEBOUNCE": True, "MAX_WAIT": 10_000},
 }
 
@@ -102,6 +113,37 @@ def test_over_rest_each_delivery_has_its_bodies(clock: Clock) -> None:
     assert (taken["body"], taken["bodies"]) == (2, [1, 2])
     consumer.settle("release", taken)
     assert Operations(Actor("shell", "test")).listing("views", "store").copies[0].raw == b"[1,2]"
+
+
+def test_over_rest_each_slot_keeps_its_rate(clock: Clock) -> None:
+    consumer = Consumer("paced")
+    shops = [{"body": {"shop": shop, "n": n}} for shop in range(8) for n in range(3)]
+    consumer.ok("POST", "topics/paced/messages/", {"messages": shops}, 202)
+    clock.advance(seconds=1)
+    taken = [0, 0]
+    while found := consumer.take(100):
+        consumer.settle("commit", *found)
+        for one in found:
+            taken[one["slot"]] += 1
+    assert taken == [1, 1]
+    clock.advance(seconds=0.5)
+    assert sorted(one["slot"] for _ in range(2) for one in consumer.take(100)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("topic", "badges"),
+    [
+        ("paced", ["at most 2/s per slot"]),
+        ("slow", ["at most 0.5/s", "at most 3 in flight"]),
+        ("line", ["strict order"]),
+        ("index", []),
+    ],
+)
+def test_the_admin_shows_what_holds_messages_back(
+    clock: Clock, staff: Callable[..., Client], topic: str, badges: list[str]
+) -> None:
+    page = staff("view_topic").get(reverse("admin:django_rmq_topic_change", args=[topic])).content.decode()
+    assert re.findall(r'<span class="rmq-badge">((?:at most|strict) [^<]*)</span>', page) == badges
 
 
 def test_a_message_that_holds_several_bodies_is_replayed_and_not_edited(clock: Clock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -477,6 +478,27 @@ def test_a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is
     assert live(broker, works) + len(set(done)) == 20
     for topic in (hangs, works, slow):
         audit(broker, topic)
+
+
+def test_a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the_same(broker: Any) -> None:
+    # As a handler does that sends its lines over a network, while it waits for an answer.
+    topic, release, handler = replace(TOPIC, hard_timeout=0.3), threading.Event(), logging.StreamHandler()
+
+    def hanging(message: Message) -> None:
+        handler.acquire()
+        release.wait(LONG)
+        handler.release()
+
+    logger = logging.getLogger("django_rmq.consumer")
+    logger.addHandler(handler)
+    try:
+        send(broker, topic, numbered(1))
+        notes = Notes(2)
+        replaced(broker, [topic], {"work": hanging}, notes)
+        assert settle(broker, [topic], notes).overran == 1
+    finally:
+        logger.removeHandler(handler)
+        release.set()
 
 
 def test_if_the_process_crashes_on_the_way_what_ran_is_charged_as_after_any_crash(broker: Any) -> None:

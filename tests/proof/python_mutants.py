@@ -388,6 +388,18 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-True]",
         ),
     ),
+    "logs_before_it_ends_a_call": PythonMutant(
+        "core/consumer/heartbeat.py",
+        """            if batch.steps is None:
+                self._unending(batch)
+            else:""",
+        """            if batch.steps is None:
+                logger.error("HARD_TIMEOUT")
+                self._unending(batch)
+            else:""",
+        "A listener that holds the lock of a log handler is ended, too.",
+        (STOPPING + "a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the_same[memory]",),
+    ),
     "charges_the_neighbours_of_what_ran_too_long": PythonMutant(
         "core/consumer/notes.py",
         "if is_done is None or self._is_replaced else",

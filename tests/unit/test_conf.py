@@ -216,10 +216,29 @@ def test_a_debounced_topic_has_a_longest_wait() -> None:
 def test_a_debounce_that_cannot_be_says_why(options: dict[str, Any], said: str) -> None:
     (problem,) = topic_problems(**{"TYPE": "range_merge", **options})
     assert problem.id == "django_rmq.E006"
-    assert said in problem.message
+    assert said in problem.message and problem.hint
 
 
-@pytest.mark.parametrize("given", [{"rate": 0, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"TIME_RANGE": 1, "DEBOUNCE": True, "MAX_WAIT": 1},
+        {"TIME_RANGE": 31_622_400_000, "DEBOUNCE": True, "MAX_WAIT": timedelta(days=366)},
+        {"IDENTITY": "key", "ACCUMULATE": 2, "MAX_RATE": 0.000_001},
+        {"IDENTITY": "key", "ACCUMULATE": 10_000, "MAX_RATE": {"rate": 1_000_000, "per": "slot"}},
+        {"CONCURRENCY": 1, "HARD_TIMEOUT": 1},
+        {"CONCURRENCY": 10_000},
+    ],
+    ids=str,
+)
+def test_values_at_their_bounds_are_accepted(options: dict[str, Any]) -> None:
+    assert not topic_problems(**{"TYPE": "range_merge", **options})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"rate": 0, "per": "slot"}, {"rate": 1e-7, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}],
+)
 def test_a_rate_per_slot_is_a_number_and_per_slot(given: dict[str, Any]) -> None:
     (problem,) = topic_problems(MAX_RATE=given)
     assert 'or {"rate": this number, "per": "slot"}; or None' in problem.message
@@ -435,7 +454,14 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"SLOTS": 2**21}, "a power of two"),
         ({"TYPE": "lifo"}, "'range_merge', 'priority', 'fixed_time' or 'fifo'"),
         ({"TYPE": None}, "'range_merge', 'priority', 'fixed_time' or 'fifo'"),
-        ({"TIME_RANGE": 0}, "a timedelta or a whole number of ms"),
+        ({"TIME_RANGE": 0}, "a timedelta or a whole number of ms, from 1 ms to 366 days"),
+        ({"TIME_RANGE": 31_622_400_001}, "from 1 ms to 366 days"),
+        ({"MAX_WAIT": 0}, "from 1 ms to 366 days"),
+        ({"MAX_WAIT": timedelta(days=367)}, "from 1 ms to 366 days"),
+        ({"ACCUMULATE": 1}, "a whole number from 2 to 10000; or None"),
+        ({"ACCUMULATE": 10_001}, "a whole number from 2 to 10000; or None"),
+        ({"ORDER": "any"}, "'strict' or 'loose'"),
+        ({"ON_DUPLICATE": "merge"}, "'keep' or 'replace'"),
         ({"TIME_RANGE": -1}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": 0.5}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": "5s"}, "a timedelta or a whole number of ms"),
@@ -464,11 +490,14 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"PREFETCH": 0}, "a whole number from 1 to 1000"),
         ({"MAX_BODY": 0}, "a whole number from 1"),
         ({"MAX_BACKLOG": 0}, "at least 1; or None"),
-        ({"MAX_RATE": 0}, "messages per second, more than 0, or {"),
+        ({"MAX_RATE": 0}, "messages per second from 0.000001 to 1000000, or {"),
+        ({"MAX_RATE": 0.000_000_9}, "from 0.000001 to 1000000"),
+        ({"MAX_RATE": 1_000_001}, "from 0.000001 to 1000000"),
         ({"MAX_IN_FLIGHT": 0}, "at least 1; or None"),
         ({"MAX_PREPARED": 0}, "a whole number from 1"),
         ({"FLOW": "on"}, "'auto'; or None"),
         ({"CONCURRENCY": 0}, "a whole number from 1 to 10000"),
+        ({"CONCURRENCY": 10_001}, "a whole number from 1 to 10000"),
         ({"DEAD_RETENTION": 0}, "at least 1; or None"),
         ({"KEEP_DONE": 0.5}, "a time from 1 second to 30 days"),
         ({"KEEP_DONE": "31d"}, "a time from 1 second to 30 days"),
@@ -588,7 +617,7 @@ def test_a_topic_needs_a_type() -> None:
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
     (problem,) = problems(TOPICS={"orders": options})
-    assert problem.id == "django_rmq.E006"
+    assert problem.id == "django_rmq.E006" and problem.hint
     assert all(name in problem.message for name in options if name != "TYPE")
 
 

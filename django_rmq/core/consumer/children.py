@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ after the server is back."""
 
 OLD_ENOUGH = 30.0
 """Seconds after which a child's death says nothing about the next one's."""
+
+FLUSH_SECONDS = 1.0
+"""Seconds for which a child that ends waits until what it has printed is written."""
 
 DUMP_SECONDS = 0.5
 """Seconds that a hung child has to write down where it hangs."""
@@ -102,8 +106,10 @@ class Child:
             logger.exception("A worker process failed")
         finally:
             with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+                # A listener that hangs in a write to a stream that nobody reads holds the lock of that stream.
+                flushing = threading.Thread(target=_flush, daemon=True)
+                flushing.start()
+                flushing.join(FLUSH_SECONDS)
             os._exit(code)
 
     def wait(self) -> int | None:
@@ -146,6 +152,12 @@ class Child:
             )
             self.send(signal.SIGUSR1)
             self.kill_at = now + DUMP_SECONDS
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def is_clean_end(code: int) -> bool:

@@ -142,32 +142,34 @@ class Heartbeat(threading.Thread):
         """End a call that has exceeded HARD_TIMEOUT: a coroutine by cancelling it, another one with its process."""
         if batch.overran_at is None:
             batch.overran_at = uptime()
+            stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
+            # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
+            if batch.steps is None:
+                self._unending(batch)
+            else:
+                for message in batch.running():
+                    message.stopped = message.stopped or "overran"
+                batch.steps.stop("overran")
             logger.error(
                 "A listener of topic %s has run for %.0f s, longer than HARD_TIMEOUT; %s. Its stack:\n%s",
                 batch.topic.name,
                 seconds,
                 "its process is replaced" if batch.steps is None else "it is cancelled",
-                batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)",
+                stack,
                 extra={
                     "rmq_event": "hard_timeout",
                     "rmq_topic": batch.topic.name,
                     "rmq_slot": batch.place.slot,
                 },
             )
-            if batch.steps is None:
-                self._unending(batch)
-                return
-            for message in batch.running():
-                message.stopped = message.stopped or "overran"
-            batch.steps.stop("overran")
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
+            self._unending(batch)
             logger.error(
                 "A listener of topic %s does not end though it was cancelled; its process is replaced",
                 batch.topic.name,
                 extra={"rmq_event": "hard_timeout", "rmq_topic": batch.topic.name},
             )
-            self._unending(batch)
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True

@@ -28,6 +28,7 @@ def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mappi
         problems.report(
             "E006",
             f"{place} has MAX_WAIT {wait_ms} ms and TIME_RANGE {range_ms} ms: MAX_WAIT is the shorter one.",
+            "Set MAX_WAIT to at least TIME_RANGE.",
         )
 
 

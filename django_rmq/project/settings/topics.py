@@ -46,8 +46,12 @@ def time_range(value: object) -> int:
     """Return TIME_RANGE or MAX_WAIT in ms."""
     try:
         return check_time_range(value)
-    except InvalidMessage as error:
-        raise Wanted(f"a timedelta or a whole number of ms ({error})") from None
+    except InvalidMessage:
+        raise Wanted("a timedelta or a whole number of ms, from 1 ms to 366 days") from None
+
+
+SLOWEST, FASTEST = 1e-6, 1e6
+"""The bounds of MAX_RATE. A slot counts its rate in whole µs from one delivery to the next."""
 
 
 class PerSlot(NamedTuple):
@@ -62,8 +66,11 @@ def rate(value: object) -> float | PerSlot:
     per_slot = isinstance(value, Mapping) and value.keys() == {"rate", "per"} and value["per"] == "slot"
     if isinstance(value, Mapping) and per_slot:
         given = value["rate"]
-    if not is_number(given) or not given > 0:
-        raise Wanted('a number of messages per second, more than 0, or {"rate": this number, "per": "slot"}')
+    if not is_number(given) or not SLOWEST <= given <= FASTEST:
+        raise Wanted(
+            "a number of messages per second from 0.000001 to 1000000, or "
+            '{"rate": this number, "per": "slot"}'
+        )
     return PerSlot(float(given)) if per_slot else float(given)
 
 
@@ -207,6 +214,7 @@ def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: 
                 problems.report(
                     "E006",
                     f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
+                    f'Remove {key}, or set TYPE "{only.value}".',
                 )
 
 

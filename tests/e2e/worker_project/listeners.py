@@ -45,6 +45,8 @@ def work(message: Message) -> None:
         sys.exit(1)
     elif do == "abort":
         os.abort()
+    elif do == "raise":
+        raise ConnectionError("the database is down")
     elif do == "insert":
         insert(body["name"])
         time.sleep(0.005)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,11 @@ def rounds(message: Message) -> Iterator[None]:
     """Yield as long as the listener of this message runs, and write down each time that it still does."""
     entry, body, end = entered(message), message.body, time.monotonic() + message.body["ms"] / 1000
     is_first = message.retries_left == message.topic.max_retries
+    if body.get("do") == "hold" and is_first:
+        ctypes.PyDLL(None).sleep(1_000)  # unlike time.sleep it keeps the interpreter's lock
+    if body.get("do") == "print" and is_first:
+        sys.stdout = os.fdopen(os.pipe()[1], "w")
+        print("x" * 1_000_000, flush=True)  # nobody reads it
     while (body.get("do") == "hang" and is_first) or body.get("do") == "wait" or time.monotonic() < end:
         ledger.write(LEDGER, "alive", 0, *entry)
         yield

@@ -184,6 +184,44 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
     assert all(ledger.balanced for ledger in audit(broker, TOPIC))
 
 
+LINES = Topic("lines", TopicType.FIFO, slots=2, identity="key")
+
+
+def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two trips have connections of their own, and Redis may run the later one first."""
+    monkeypatch.setattr(asking, "TURN_MESSAGES", 1)
+    names = [[b"%d.%d" % (slot, n) for n in range(600)] for slot in range(2)]
+    for slot in range(2):
+        broker.send_fifo(LINES, slot, 0, names[slot], names[slot])
+    dispatcher = Dispatcher(
+        broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, Terms(threads=1)
+    )
+    dispatcher.own((LINES.name, slot) for slot in range(2))
+    dispatcher._inbox.hear()
+    turn_until_idle(dispatcher)
+    first, second = (batch for batch in dispatcher._hand.batches.values())
+    for batch in (first, second):
+        members = [message.delivery.member for message in batch.messages]
+        dispatcher._feeding.finished(Slice(batch, members, [], [], 0.1, True))
+    # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
+    sent = dispatcher._trips.send()
+    assert sent is not None
+    (asked,) = sent.asked.places
+    dispatcher._trips.under_way = sent
+    assert len(sent.told) == 2
+    assert dispatcher._trips.send() is None
+    dispatcher._trips.receive_rest()
+    later = dispatcher._trips.send()
+    assert later is not None
+    assert later.asked.places.keys() == {first.place, second.place} - {asked}
+    dispatcher._trips.receive(later)
+    held = {batch.place for batch in dispatcher._hand.batches.values()}
+    assert held == {first.place, second.place}
+    assert all(ledger.balanced for ledger in audit(broker, LINES))
+
+
 def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:

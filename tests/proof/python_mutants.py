@@ -231,6 +231,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "A thread begins nothing behind a message of a strict topic that failed.",
         (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed[memory]",),
     ),
+    "asks_beside_a_commit": PythonMutant(
+        "core/consumer/trips.py",
+        "held = {place for place, _ in told_before if place.topic.is_strict}",
+        "held = set()",
+        "A strict slot is asked again only once Redis has answered its commit, which a later trip may overtake.",
+        (TRIPS + "a_strict_slot_is_not_asked_before_its_commit_is_known",),
+    ),
     "goes_on_behind_what_it_lost": PythonMutant(
         "core/consumer/threads.py",
         "is_held = batch.topic.is_strict\n",

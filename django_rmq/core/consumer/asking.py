@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Container
 from itertools import islice
 from operator import add
 
@@ -103,12 +104,12 @@ class Asking:
         load = self._hand.load
         return Asked(load if coming is None else list(map(add, load, coming.work)))
 
-    def queue(self, pipeline: Pipeline, coming: Asked | None) -> Asked:
-        """Queue prepares of waiting slots; return what they may return."""
+    def queue(self, pipeline: Pipeline, coming: Asked | None, left_out: Container[Place] = ()) -> Asked:
+        """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         asked, room = self.nothing(coming), self._room
         parked: list[Place] = []
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
-        for place in self._schedule.waiting:
+        for place in (each for each in self._schedule.waiting if each not in left_out):
             topic = place.topic
             overlaps = topic.name in room.overlap
             is_bounded = room.overlap.needs_room(place) if overlaps else topic.flow

@@ -59,8 +59,10 @@ class Trips:
         """Send what is to be settled and, if it ``takes``, what is asked. None: nothing."""
         pipeline = self._broker.pipeline()
         told, parts = self._settling.queue(pipeline)
-        coming = None if self.under_way is None else self.under_way.asked
-        asked = self._asking.queue(pipeline, coming) if takes else self._asking.nothing()
+        coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
+        # This trip may overtake the one under way, and a strict slot would answer that it is busy.
+        held = {place for place, _ in told_before if place.topic.is_strict}
+        asked = self._asking.queue(pipeline, coming, held) if takes else self._asking.nothing()
         if not len(pipeline):
             return None
         trip = Trip(pipeline, told, parts, asked, uptime())

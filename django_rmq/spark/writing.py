@@ -236,18 +236,16 @@ class Sending:
 
     def _of_texts(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[list[bytes], list[Any] | None]:
         """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
+        parsed: list[Any] | None = None
         if self._topic.slot_basis is not None:
             parsed = self._each(batch, decode_json, column.to_pylist())
-            if self._canonical:
-                return self._each(batch, encode_decoded, parsed), parsed
-            return column.cast(pa.binary()).to_pylist(), parsed
-        known = canonical_texts(column)
+        known = canonical_texts(column) if self._canonical else column
         found: list[bytes] = known.cast(pa.binary()).to_pylist()
         rest = pc.indices_nonzero(known.is_null())
         built = self._each(batch.take(rest), _reencoded, column.take(rest).to_pylist())
         for row, body in zip(rest.to_pylist(), built, strict=True):
             found[row] = body
-        return found, None
+        return found, parsed
 
     @staticmethod
     def _each(batch: pa.RecordBatch, work: Callable[[Any], Value], values: Iterable[Any]) -> list[Value]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -10,10 +12,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
 
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.spark.canonical import SAMPLE, canonical_rows, canonical_texts
+from django_rmq.spark.options import WRITE, Options
+from django_rmq.spark.writing import Writer
+from tests.spark.conftest import Queue
+
+MakeQueue = Callable[..., Queue]
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["é", "\u2028", "\x7f", 'a"b', "back\\slash", "line\nfeed", "\x00", " ", "null", "12", "{}"]
@@ -190,3 +201,60 @@ def test_only_the_columns_that_are_named_enter_the_object() -> None:
 def test_a_column_that_json_cannot_represent_raises() -> None:
     with pytest.raises(InvalidMessage, match="NaN"):
         canonical_rows(pa.RecordBatch.from_pydict({"a": [1.0, float("nan")]}), ["a"])
+
+
+def write(topic: Queue, batch: pa.RecordBatch, **options: str) -> None:
+    fields = [
+        StructField(name, from_arrow_type(batch.schema.field(name).type)) for name in batch.schema.names
+    ]
+    given = Options({**topic.options, **options}, WRITE, "a test")
+    Writer(given, StructType(fields), overwrite=False).write(iter([batch]))
+
+
+def stored(topic: Queue) -> set[tuple[int, bytes]]:
+    return {
+        (slot, entry.member)
+        for slot, page in enumerate(topic.each("peek", "store"))
+        for entry in page.entries
+    }
+
+
+def sent(topic: Queue, bodies: Sequence[Any]) -> set[tuple[int, bytes]]:
+    """Return slot and member that any other send of these bodies makes."""
+    built = [Producer(topic.broker).build(topic.topic, body, priority=500) for body in bodies]
+    return {(out.slot, out.member) for out in built}
+
+
+@pytest.mark.parametrize("basis", [None, "shop"])
+def test_texts_that_the_pattern_rewrites_and_others_are_stored_side_by_side(
+    queue: MakeQueue, basis: str | None
+) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4, slot_basis=basis)
+    rows = [f'{{"shop": {number}, "change": "x"}}' for number in range(200)]
+    rows[120:123] = ['{"shop":-0,"change":"x"}', '{"shop":"b","change":"\\n"}', '{"shop":"b","list":[1, 2]}']
+    write(topic, pa.RecordBatch.from_pydict({"value": rows, "priority": [500] * len(rows)}))
+    assert stored(topic) == sent(topic, [json.loads(row) for row in rows])
+
+
+def test_a_bad_text_among_those_that_the_pattern_rewrites_is_named(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4)
+    rows = [f'{{"b":{number},"a":2}}' for number in range(200)]
+    rows[150] = '{"b":NaN,"a":2}'
+    with pytest.raises(InvalidMessage, match=r"row \{'value': .*NaN.*NaN or infinity"):
+        write(topic, pa.RecordBatch.from_pydict({"value": rows, "priority": [500] * len(rows)}))
+    assert stored(topic) == set()
+
+
+def test_columns_become_the_body_and_the_slot_basis_in_it(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4, slot_basis="shop")
+    rows: list[dict[str, Any]] = [{"shop": "a", "n": 1.5}, {"shop": "b", "n": None}, {"shop": "c", "n": 3.0}]
+    write(topic, pa.RecordBatch.from_pylist([{**row, "priority": 500} for row in rows]), bodyColumns="shop,n")
+    assert stored(topic) == sent(topic, rows)
+
+
+def test_a_row_whose_columns_json_cannot_represent_is_named(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4)
+    rows = [{"n": 1.5, "shop": "a", "priority": 500}, {"n": math.nan, "shop": "b", "priority": 500}]
+    with pytest.raises(InvalidMessage, match=r"row \{'n': nan, 'shop': 'b'.*NaN or infinity"):
+        write(topic, pa.RecordBatch.from_pylist(rows), bodyColumns="shop,n")
+    assert stored(topic) == set()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -24,6 +25,7 @@ from django_rmq.core.producer.sending import Producer, takes_bodies
 from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
+from django_rmq.spark.canonical import canonical_rows, canonical_texts
 from django_rmq.spark.columns import rows_of, values
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
@@ -207,8 +209,7 @@ class Sending:
         """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
         topic = self._topic
         if self._body_columns:
-            rows = batch.select(self._body_columns).to_pylist()
-            return self._each(batch, encode_json, rows), rows
+            return self._of_columns(batch)
         column = batch.column("value")
         if column.null_count:
             row = next(i for i, value in enumerate(column) if not value.is_valid)
@@ -219,12 +220,31 @@ class Sending:
             except pa.ArrowInvalid:
                 self._each(batch, bytes.decode, column.to_pylist())
                 raise
-        parsed = None
         if topic.body == "json" and (self._canonical or topic.slot_basis is not None):
+            return self._of_texts(batch, column)
+        return column.cast(pa.binary()).to_pylist(), None
+
+    def _of_columns(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[Any] | None]:
+        basis = self._topic.slot_basis
+        try:
+            found = canonical_rows(batch, self._body_columns)
+        except InvalidMessage:
+            self._each(batch, encode_json, batch.select(self._body_columns).to_pylist())
+            raise
+        parsed = batch.select([basis]).to_pylist() if basis in self._body_columns else None
+        return found.cast(pa.binary()).to_pylist(), parsed
+
+    def _of_texts(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[list[bytes], list[Any] | None]:
+        """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
+        parsed: list[Any] | None = None
+        if self._topic.slot_basis is not None:
             parsed = self._each(batch, decode_json, column.to_pylist())
-            if self._canonical:
-                return self._each(batch, encode_decoded, parsed), parsed
-        found: list[bytes] = column.cast(pa.binary()).to_pylist()
+        known = canonical_texts(column) if self._canonical else column
+        found: list[bytes] = known.cast(pa.binary()).to_pylist()
+        rest = pc.indices_nonzero(known.is_null())
+        built = self._each(batch.take(rest), _reencoded, column.take(rest).to_pylist())
+        for row, body in zip(rest.to_pylist(), built, strict=True):
+            found[row] = body
         return found, parsed
 
     @staticmethod
@@ -236,6 +256,10 @@ class Sending:
         except (RmqError, ValueError) as error:
             raise InvalidMessage(f"row {_shown(batch, len(found))}: {error}") from None
         return found
+
+
+def _reencoded(text: str) -> bytes:
+    return encode_decoded(decode_json(text))
 
 
 def _shown(batch: pa.RecordBatch, row: int) -> str:

@@ -1,0 +1,143 @@
+"""Canonical JSON of many rows at once: the same bytes as ``encode_json`` makes of each.
+
+Most texts of a topic have the same keys in the same order. A pattern made from the first one takes their values
+out, and these are joined in the canonical order. It matches only texts of which this is the whole difference; all
+others are parsed and encoded one by one. Columns are written as JSON one by one and then joined.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from django_rmq.core.words.bodies import decode_json, encode_json
+from django_rmq.exceptions import InvalidMessage
+
+MOST_VALUES, MEAN_SIZE, MOST_SIZE = 12, 40, 4_096
+"""The number of values in an object, the mean number of bytes for each, and the size of a text beyond which
+parsing is faster than a pattern."""
+
+SAMPLE = 100
+"""The number of texts of which nearly all must match before the pattern is used for the others."""
+
+_TEXT = r'"[^"\\\x00-\x1f]*"|null'
+"""A text without escapes: it is written as it is read."""
+_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|null"
+_FLAG = "true|false|null"
+
+_ESCAPED = r'["\\\x00-\x1f]'
+
+_REWRITTEN = r"\A-0\z|\A-?0\.0000|\.[0-9]+0\z|\A.{17}"
+"""Numbers that may be written in another way than they are read. Up to 15 digits a float keeps them all."""
+
+
+class Shape(NamedTuple):
+    """What texts have in common: a pattern of them, and their canonical form."""
+
+    pattern: str
+    form: list[str | int]
+    """Literal texts, and the numbers of values in the pattern."""
+    numbers: list[int]
+    """Which of the values are numbers."""
+    values: int
+
+
+def shape_of(text: str) -> Shape | None:
+    """Return the shape of a JSON text. None: it is not an object of texts, numbers, flags and such objects."""
+    try:
+        found = decode_json(text)
+        if not isinstance(found, dict):
+            return None
+        kinds: list[str] = []
+        pattern, form = _described(found, kinds)
+    except (ValueError, TypeError, RecursionError, InvalidMessage):
+        return None
+    numbers = [index for index, kind in enumerate(kinds) if kind is _NUMBER]
+    return Shape(rf"\A{pattern}\z", form, numbers, len(kinds))
+
+
+def _described(value: object, kinds: list[str]) -> tuple[str, list[str | int]]:
+    """Return the pattern of values like this one, and their canonical form; add the kinds of its parts to ``kinds``.
+
+    Raises ``TypeError`` for a list.
+    """
+    if isinstance(value, dict):
+        names = {key: encode_json(key).decode() for key in value}
+        parts = {key: _described(item, kinds) for key, item in value.items()}
+        pattern = ", ?".join(f"{re.escape(names[key])}: ?{parts[key][0]}" for key in value)
+        form: list[str | int] = []
+        for key in sorted(value):
+            form += [f"{',' if form else '{'}{names[key]}:", *parts[key][1]]
+        return rf"\{{{pattern}\}}", [*form, "}" if form else "{}"]
+    if isinstance(value, list):
+        raise TypeError("the length of a list differs from text to text")
+    kind = _FLAG if isinstance(value, bool) else _NUMBER if isinstance(value, (int, float)) else _TEXT
+    kinds.append(kind)
+    return f"(?P<v{len(kinds)}>{kind})", [len(kinds) - 1]
+
+
+def canonical_texts(column: pa.Array) -> pa.Array:
+    """Return the canonical form of JSON texts; null for each that has to be parsed."""
+    shape = shape_of(column[0].as_py()) if len(column) and _is_valid(column) else None
+    if shape is None or not _pays(column, shape):
+        return pa.nulls(len(column), pa.string())
+    return _reshaped(column, shape)
+
+
+def _pays(column: pa.Array, shape: Shape) -> bool:
+    """Return whether the pattern is faster than parsing, and matches nearly all of the first texts."""
+    sizes = pc.binary_length(column)
+    fits = pc.max(sizes).as_py() <= MOST_SIZE and pc.mean(sizes).as_py() <= MEAN_SIZE * (shape.values + 1)
+    if not fits or not 0 < shape.values <= MOST_VALUES:
+        return False
+    sample = column.slice(0, SAMPLE)
+    return bool(_reshaped(sample, shape).null_count <= len(sample) // 10)
+
+
+def canonical_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """Return each row as a JSON object of some columns. Raises ``InvalidMessage`` for what JSON cannot represent."""
+    parts: list[Any] = []
+    for name in sorted(set(columns)):
+        parts += [f"{',' if parts else '{'}{encode_json(name).decode()}:", _written(batch.column(name))]
+    return _joined([*parts, "}"])
+
+
+def _written(column: pa.Array) -> pa.Array:
+    """Return the values of a column as JSON texts."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return pc.coalesce(column.cast(pa.string()), "null")
+    if pa.types.is_string(kind) and _is_plain(column):
+        return pc.coalesce(_joined(['"', column, '"']), "null")
+    return pa.array([encode_json(value).decode() for value in column.to_pylist()], pa.string())
+
+
+def _is_plain(column: pa.Array) -> bool:
+    """Return whether no text has to be escaped."""
+    return _is_valid(column) and not pc.any(pc.match_substring_regex(column, _ESCAPED)).as_py()
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        # It is not UTF-8, which patterns overlook in part.
+        return False
+    return True
+
+
+def _reshaped(column: pa.Array, shape: Shape) -> pa.Array:
+    values = pc.extract_regex(column, shape.pattern).flatten()
+    for number in shape.numbers:
+        rewritten = pc.match_substring_regex(values[number], _REWRITTEN)
+        values[number] = pc.if_else(rewritten, None, values[number])
+    return _joined([part if isinstance(part, str) else values[part] for part in shape.form])
+
+
+def _joined(parts: Sequence[Any]) -> pa.Array:
+    """Return rows of parts, each of which is a text or a column of texts; null if one of its parts is null."""
+    return pc.binary_join_element_wise(*parts, "")

@@ -1,0 +1,260 @@
+"""The canonical JSON of many rows at once is what each row alone has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
+from django_rmq.core.words.topics import TopicType
+from django_rmq.exceptions import InvalidMessage
+from django_rmq.spark.canonical import SAMPLE, canonical_rows, canonical_texts
+from django_rmq.spark.options import WRITE, Options
+from django_rmq.spark.writing import Writer
+from tests.spark.conftest import Queue
+
+MakeQueue = Callable[..., Queue]
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["é", "\u2028", "\x7f", 'a"b', "back\\slash", "line\nfeed", "\x00", " ", "null", "12", "{}"]
+)
+numbers = st.from_regex(r"\A-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,3})?\Z")
+literals = numbers | st.sampled_from(
+    [
+        "true",
+        "false",
+        "null",
+        "NaN",
+        "Infinity",
+        "-",
+        "01",
+        "1.",
+        ".5",
+        "+1",
+        "-0",
+        "-0.0",
+        "0.0001",
+        "0.00001",
+        "1.50",
+    ]
+)
+spaces = st.sampled_from(["", "", "", " ", "  ", "\n", "\t"])
+
+
+def alone(text: str) -> bytes | None:
+    """Return what a text becomes if it is parsed and encoded by itself. None: it is invalid."""
+    try:
+        return encode_decoded(decode_json(text))
+    except (ValueError, InvalidMessage):
+        return None
+
+
+@st.composite
+def values(draw: st.DrawFn, depth: int = 1) -> str:
+    if depth and draw(st.integers(0, 4)) == 0:
+        return draw(objects(draw(st.lists(words, max_size=3, unique=True)), depth=depth - 1))
+    word = draw(words)
+    quoted = [json.dumps(word), json.dumps(word, ensure_ascii=False), f'"{word}"']
+    return draw(literals | st.sampled_from([*quoted, "[1, 2]"]))
+
+
+@st.composite
+def objects(draw: st.DrawFn, keys: list[str], depth: int = 1) -> str:
+    space = draw(spaces)
+    written = [
+        f"{json.dumps(key, ensure_ascii=draw(st.booleans()))}:{space}{draw(values(depth))}" for key in keys
+    ]
+    return "{" + f",{space}".join(written) + "}"
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[str]:
+    keys = draw(st.lists(words, min_size=1, max_size=5))
+    like = objects(keys)
+    other = objects(draw(st.permutations(keys))) | objects(keys[:-1]) | literals
+    return [draw(like), *draw(st.lists(like | like | like | other, max_size=6))]
+
+
+@settings(max_examples=400, deadline=None)
+@given(columns())
+def test_a_text_is_rewritten_to_its_canonical_form_or_left_to_the_parser(texts: list[str]) -> None:
+    # All by itself, so that a text like no other does not keep the others from the pattern.
+    for text in texts:
+        found = canonical_texts(pa.array([texts[0]] * SAMPLE + [text])).to_pylist()
+        assert found[-1] is None or found[-1].encode() == alone(text)
+        assert found[0] is None or found[0].encode() == alone(texts[0])
+
+
+@settings(max_examples=400, deadline=None)
+@given(literals)
+def test_a_number_keeps_its_text_only_if_python_writes_it_so(literal: str) -> None:
+    text = f'{{"b":{literal},"a":2}}'
+    found = canonical_texts(pa.array(['{"b":1,"a":2}'] * SAMPLE + [text]))[-1].as_py()
+    assert found is None or found.encode() == alone(text)
+
+
+PLAIN = (
+    '{"sku":7,"change":"é","price":12.95,"sold":true,"by":{"shop":"b","city":null}}',
+    '{"sku":-8,"change":"","price":-0.0,"sold":false,"by":{"shop":null,"city":"a"}}',
+    '{"sku":0, "change":"\x7f", "price":0.0001, "sold":null, "by":{"shop":"{}", "city":"a b"}}',
+    '{"sku":123456789012345,"change":null,"price":1.0,"sold":true,"by":{"shop":"x","city":"y"}}',
+)
+SPECIAL = (
+    '{"sku":7,"change":"\\u00e9","price":1.5,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"change":"x\n","price":1.5,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"change":"x","price":1.50,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"change":"x","price":1e5,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":-0,"change":"x","price":0.00001,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"change":"x","price":1234567890.1234567,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"sku":8,"change":"x","price":1.5,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"change":"x","sku":7,"price":1.5,"sold":true,"by":{"shop":"b","city":"c"}}',
+    '{"sku":7,"change":"x","price":1.5,"sold":true,"by":["b"]}',
+)
+
+
+def test_plain_texts_are_all_rewritten_and_the_others_are_not() -> None:
+    found = canonical_texts(pa.array([*PLAIN * 30, *SPECIAL])).to_pylist()
+    assert [text.encode() for text in found[: -len(SPECIAL)]] == [alone(text) for text in PLAIN] * 30
+    assert found[-len(SPECIAL) :] == [None] * len(SPECIAL)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param(["[1]", '{"a":1}'], id="no object"),
+        pytest.param(["{}", "{}"], id="nothing in it"),
+        pytest.param(['{"a":[1]}'], id="a list"),
+        pytest.param(['{"a":1}', '{"b":1}'], id="each text is another"),
+        pytest.param(['{"a":"%s"}' % ("x" * 200)], id="long texts"),
+        pytest.param(["{" + ",".join(f'"{n}":1' for n in range(13)) + "}"], id="many values"),
+        pytest.param(['{"\\ud800":1}'], id="a key that is no Unicode"),
+    ],
+)
+def test_texts_without_a_common_pattern_are_all_left_to_the_parser(texts: list[str]) -> None:
+    assert canonical_texts(pa.array(texts)).null_count == len(texts)
+
+
+def test_a_column_that_is_not_utf_8_is_left_to_the_parser() -> None:
+    raw = pa.array([b'{"b":1,"a":"\xed\xa0\x80"}'])
+    column = pa.StringArray.from_buffers(1, raw.buffers()[1], raw.buffers()[2])
+    assert canonical_texts(column).null_count == 1
+
+
+def test_a_column_without_rows_stays_empty() -> None:
+    assert canonical_texts(pa.array([], pa.string())).to_pylist() == []
+
+
+EARLY, LATE = datetime.fromisoformat("1970-01-01"), datetime.fromisoformat("9000-01-01")
+KINDS: dict[pa.DataType, Any] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): words,
+    pa.float32(): st.floats(width=32, allow_nan=False, allow_infinity=False),
+    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+    pa.decimal128(20, 4): st.decimals(-1000, 1000, places=4),
+    pa.date32(): st.dates(),
+    pa.timestamp("us"): st.datetimes(EARLY, LATE),
+    pa.timestamp("us", "UTC"): st.datetimes(EARLY, LATE, timezones=st.just(UTC)),
+    pa.list_(pa.int32()): st.lists(st.integers(0, 9), max_size=3),
+    pa.struct([("z", pa.string()), ("a", pa.int32())]): st.fixed_dictionaries(
+        {"z": words, "a": st.integers(0, 9)}
+    ),
+}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pa.RecordBatch:
+    names = draw(st.lists(words, min_size=1, max_size=4, unique=True))
+    count = draw(st.integers(0, 4))
+    arrays = []
+    for _ in names:
+        kind = draw(st.sampled_from(list(KINDS)))
+        rows = st.lists(st.none() | KINDS[kind], min_size=count, max_size=count)
+        arrays.append(pa.array(draw(rows), kind))
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+@settings(max_examples=400, deadline=None)
+@given(batches())
+def test_rows_become_the_objects_that_the_encoder_makes_of_them(batch: pa.RecordBatch) -> None:
+    found = [text.encode() for text in canonical_rows(batch, batch.schema.names).to_pylist()]
+    assert found == [encode_json(row) for row in batch.to_pylist()]
+
+
+def test_only_the_columns_that_are_named_enter_the_object() -> None:
+    batch = pa.RecordBatch.from_pydict({"b": [1], "c": ["x"], "a": [date(2026, 1, 2)]})
+    assert canonical_rows(batch, ["b", "a"]).to_pylist() == ['{"a":"2026-01-02","b":1}']
+
+
+def test_a_column_that_json_cannot_represent_raises() -> None:
+    with pytest.raises(InvalidMessage, match="NaN"):
+        canonical_rows(pa.RecordBatch.from_pydict({"a": [1.0, float("nan")]}), ["a"])
+
+
+def write(topic: Queue, batch: pa.RecordBatch, **options: str) -> None:
+    fields = [
+        StructField(name, from_arrow_type(batch.schema.field(name).type)) for name in batch.schema.names
+    ]
+    given = Options({**topic.options, **options}, WRITE, "a test")
+    Writer(given, StructType(fields), overwrite=False).write(iter([batch]))
+
+
+def stored(topic: Queue) -> set[tuple[int, bytes]]:
+    return {
+        (slot, entry.member)
+        for slot, page in enumerate(topic.each("peek", "store"))
+        for entry in page.entries
+    }
+
+
+def sent(topic: Queue, bodies: Sequence[Any]) -> set[tuple[int, bytes]]:
+    """Return slot and member that any other send of these bodies makes."""
+    built = [Producer(topic.broker).build(topic.topic, body, priority=500) for body in bodies]
+    return {(out.slot, out.member) for out in built}
+
+
+@pytest.mark.parametrize("basis", [None, "shop"])
+def test_texts_that_the_pattern_rewrites_and_others_are_stored_side_by_side(
+    queue: MakeQueue, basis: str | None
+) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4, slot_basis=basis)
+    rows = [f'{{"shop": {number}, "change": "x"}}' for number in range(200)]
+    rows[120:123] = ['{"shop":-0,"change":"x"}', '{"shop":"b","change":"\\n"}', '{"shop":"b","list":[1, 2]}']
+    write(topic, pa.RecordBatch.from_pydict({"value": rows, "priority": [500] * len(rows)}))
+    assert stored(topic) == sent(topic, [json.loads(row) for row in rows])
+
+
+def test_a_bad_text_among_those_that_the_pattern_rewrites_is_named(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4)
+    rows = [f'{{"b":{number},"a":2}}' for number in range(200)]
+    rows[150] = '{"b":NaN,"a":2}'
+    with pytest.raises(InvalidMessage, match=r"row \{'value': .*NaN.*NaN or infinity"):
+        write(topic, pa.RecordBatch.from_pydict({"value": rows, "priority": [500] * len(rows)}))
+    assert stored(topic) == set()
+
+
+def test_columns_become_the_body_and_the_slot_basis_in_it(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4, slot_basis="shop")
+    rows: list[dict[str, Any]] = [{"shop": "a", "n": 1.5}, {"shop": "b", "n": None}, {"shop": "c", "n": 3.0}]
+    write(topic, pa.RecordBatch.from_pylist([{**row, "priority": 500} for row in rows]), bodyColumns="shop,n")
+    assert stored(topic) == sent(topic, rows)
+
+
+def test_a_row_whose_columns_json_cannot_represent_is_named(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=4)
+    rows = [{"n": 1.5, "shop": "a", "priority": 500}, {"n": math.nan, "shop": "b", "priority": 500}]
+    with pytest.raises(InvalidMessage, match=r"row \{'n': nan, 'shop': 'b'.*NaN or infinity"):
+        write(topic, pa.RecordBatch.from_pylist(rows), bodyColumns="shop,n")
+    assert stored(topic) == set()

@@ -71,10 +71,15 @@ class RmqDataSource(DataSource):
         return METADATA if options.metadata else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check(schema)
+        options = Options(dict(self.options), READ, "spark.read")
+        if options.pushes_filters:
+            from django_rmq.spark.pushing import PushingReader
+
+            return PushingReader(options, schema)
         from django_rmq.spark.reading import Reader
 
-        self._check(schema)
-        return Reader(Options(dict(self.options), READ, "spark.read"), schema)
+        return Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from django_rmq.spark.streaming import StreamReader

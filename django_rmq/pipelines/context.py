@@ -79,7 +79,7 @@ class Context:
         """Return the options of ``format("rmq")`` for these topics, for reads and streams."""
         return {**self.connection(), "topic": ",".join(self.topic(name).name for name in topics)}
 
-    def sending_options(self, name: str) -> dict[str, str]:
+    def sending_options(self, name: str, **options: object) -> dict[str, str]:
         """Return the options of a write, which include settings of a topic that are not in Redis."""
         topic = self.topic(name)
         local = {
@@ -87,7 +87,7 @@ class Context:
             "maxBody": topic.max_body,
             "maxBacklog": topic.max_backlog,
         }
-        return {**self.options(name), **_texts(local)}
+        return {**self.options(name), **_texts(local), **_texts(options)}
 
     # --- Spark
 
@@ -112,7 +112,7 @@ class Context:
     def write(self, frame: Any, topic: str, **options: object) -> None:
         """Send the rows of a frame: ``value``, and depending on the topic ``priority``, ``fixed_time``, ``key`` …"""
         with self.watching():
-            writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
+            writer = frame.write.format("rmq").options(**self.sending_options(topic, **options))
             writer.mode("append").save()
 
     @contextmanager

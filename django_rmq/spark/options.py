@@ -53,7 +53,15 @@ STREAM = CONNECTION | {
     "pollInterval",
     "includeMetadata",
 }
-WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
+WRITE = CONNECTION | {
+    "bodyColumns",
+    "timeRange",
+    "canonical",
+    "maxBody",
+    "maxBacklog",
+    "allowOverwrite",
+    "pastTimes",
+}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
 """Options of Spark itself, which it also passes to sources and sinks."""
 

@@ -65,7 +65,7 @@ class RmqDataSource(DataSource):
         # Spark calls it at load(), on the driver, so errors in options are raised there.
         from django_rmq.spark.connection import broker_of
 
-        options = Options(dict(self.options), READ | STREAM, "format rmq")
+        options = Options(dict(self.options), READ | STREAM, "load()")
         options.check()
         broker_of(options)  # connects to nothing
         return METADATA if options.metadata else COLUMNS

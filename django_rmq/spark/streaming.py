@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.spark.backlog import Backlog
 from django_rmq.spark.claims import Claims
 from django_rmq.spark.connection import broker_of, topic_of
@@ -181,6 +181,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"])))
 
     def _check(self, offset: dict[str, Any]) -> None:
+        # Offsets of older checkpoints do not name their topic.
+        if (named := offset.get("topic", self._name)) != self._name:
+            raise ConfigurationError(
+                f"the checkpoint is that of a query on topic {named}, and option topic is {self._name}: "
+                "start with a new checkpoint"
+            )
         if int(offset["slots"]) != self._topic.slots:
             raise SlotMoved(
                 f"topic {self._name} now has {self._topic.slots} slots, but the checkpoint was started "

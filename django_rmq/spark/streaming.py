@@ -133,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Acknowledge what is committed, claim more, and return the offset of the new claim or ``start`` itself."""
         self._check(start)
-        return self._repeated(lambda: self._next(start, self._budget(limit)))
+        return self._repeated(lambda: self._next(start, limit))
 
     def _repeated(self, work: Callable[[], Result]) -> Result:
         """Repeat an operation on claims while Redis is unavailable; the effect of a failed request is looked up."""
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return self._patience(attempt)
 
-    def _next(self, start: dict[str, Any], budget: int) -> dict[str, Any]:
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         consumer, committed = start["consumer"], int(start["claim"])
         newest = self._claims.settle(consumer, committed)
         rows = self._claims.seal(consumer, newest) if newest > committed else 0
@@ -156,9 +156,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offset(consumer, newest, rows)
         self._pause()
         number = max(newest, committed) + 1
-        # With AvailableNow there is nothing to wait for.
-        may_begin = self._rest is not None or self._gathering.is_enough(self._claims.due)
-        if may_begin and self._claims.claim(consumer, number, self._sizing.within(budget)):
+        # With AvailableNow, and with Once, there is nothing to wait for.
+        is_last = self._rest is not None or isinstance(limit, ReadAllAvailable)
+        may_begin = is_last or self._gathering.is_enough(self._claims.due)
+        if may_begin and self._claims.claim(consumer, number, self._sizing.within(self._budget(limit))):
             rows = self._claims.seal(consumer, number)
             if rows:
                 if self._rest is not None:

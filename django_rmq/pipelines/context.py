@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +80,7 @@ class Context:
         """Return the options of ``format("rmq")`` for these topics, for reads and streams."""
         return {**self.connection(), "topic": ",".join(self.topic(name).name for name in topics)}
 
-    def sending_options(self, name: str) -> dict[str, str]:
+    def sending_options(self, name: str, **options: object) -> dict[str, str]:
         """Return the options of a write, which include settings of a topic that are not in Redis."""
         topic = self.topic(name)
         local = {
@@ -87,7 +88,7 @@ class Context:
             "maxBody": topic.max_body,
             "maxBacklog": topic.max_backlog,
         }
-        return {**self.options(name), **_texts(local)}
+        return {**self.options(name), **_texts(local), **_texts(options)}
 
     # --- Spark
 
@@ -112,7 +113,7 @@ class Context:
     def write(self, frame: Any, topic: str, **options: object) -> None:
         """Send the rows of a frame: ``value``, and depending on the topic ``priority``, ``fixed_time``, ``key`` …"""
         with self.watching():
-            writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
+            writer = frame.write.format("rmq").options(**self.sending_options(topic, **options))
             writer.mode("append").save()
 
     @contextmanager
@@ -232,7 +233,8 @@ class Context:
                 told = progress["batchId"]
                 seen += rows
                 rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
-                self.say(f"batch {told}: {rows} messages, {rate:.0f}/s")
+                waiting = [_waiting(source["latestOffset"]) for source in progress["sources"]]
+                self.say(f"batch {told}: {rows} messages, {rate:.0f}/s{''.join(waiting)}")
                 observed = progress["observedMetrics"].get(MALFORMED)
                 # The progress of a Spark Connect server has the metric without its value.
                 bodies = 0 if observed is None else observed.asDict().get("bodies", 0)
@@ -258,6 +260,14 @@ class Context:
             from django_rmq.spark.session import close_session
 
             close_session(session)
+
+
+def _waiting(backlog: str | None) -> str:
+    """Return what a source of ours reports as its latest offset, in words."""
+    found = None
+    with suppress(ValueError):  # another source may report any text
+        found = json.loads(backlog or "null")
+    return f", {found['waiting']} wait" if isinstance(found, dict) and "waiting" in found else ""
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:

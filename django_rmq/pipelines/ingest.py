@@ -12,6 +12,7 @@ from django_rmq.pipelines.pieces import Pieces
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
+PAST = ("refuse", "now")
 OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
 CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", "merge", "limit")
 """The arguments that choose the messages; those of an ingest that goes on must be the same."""
@@ -63,6 +64,9 @@ class Ingest(Pipeline):
             metavar="N",
             help="wait while more than N messages would wait in the topic; needs --checkpoint",
         )
+        parser.add_argument(
+            "--past-times", choices=PAST, help="what to do with a --fixed-time that has passed"
+        )
         parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 
     def run(self, context: Context, **options: Any) -> None:
@@ -74,7 +78,8 @@ class Ingest(Pipeline):
             self._send(context, topic, given, options)
             return
         pace = {"rate": options["rate"], "max_backlog": options["max_backlog"]}
-        pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING})
+        sending = context.sending_options(topic.name, pastTimes=options["past_times"])
+        pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING}, sending)
         planned = pieces.planned()
         if planned is None:
             with context.kept(_chosen(context, topic, given, options)) as kept:
@@ -100,7 +105,7 @@ class Ingest(Pipeline):
                     context.say(str(row.asDict()))
                 context.say(f"nothing was sent to {topic.name}")
                 return
-            context.write(kept, topic.name)
+            context.write(kept, topic.name, pastTimes=options["past_times"])
             context.say(f"{sent} messages sent to {topic.name}")
 
 

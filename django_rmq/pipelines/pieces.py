@@ -38,12 +38,15 @@ SECRET = re.compile(r"secret|password|token|access\.?key", re.IGNORECASE)
 
 
 class Pieces:
-    """The pieces of one ingest. ``arguments`` are those that choose its messages."""
+    """The pieces of one ingest. ``arguments`` choose its messages, ``sending`` are the options of a write."""
 
-    def __init__(self, context: Context, topic: Topic, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: Context, topic: Topic, arguments: Mapping[str, Any], sending: Mapping[str, str]
+    ) -> None:
         self._context = context
         self._topic = topic
         self._arguments = fingerprint(topic.name, arguments)
+        self._sending = sending
         self._folder = (context.checkpoint or "").rstrip("/")
 
     def planned(self) -> dict[int, int] | None:
@@ -110,8 +113,7 @@ class Pieces:
         # A stop that is requested meanwhile does not cancel this: a piece is short, and would be sent again.
         context = self._context
         messages = context.spark.read.parquet(f"{self._folder}/messages/piece={piece}")
-        options = context.sending_options(self._topic.name)
-        messages.write.format("rmq").options(**options).mode("append").save()
+        messages.write.format("rmq").options(**self._sending).mode("append").save()
         record = context.spark.range(piece, piece + 1, 1, 1).selectExpr("id as piece")
         record.write.mode("append").parquet(f"{self._folder}/sent")
 

@@ -129,7 +129,8 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
     """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
     if definition is None:
         raise UnknownTopic(
-            f"topic {name} is not registered in Redis: start the project that declares it first"
+            f"topic {name} is not registered in Redis: first start the project that declares it, or call "
+            "django_rmq.spark.declaring.declare"
         )
     # Settings that a later version has registered are ignored.
     known = {field.name for field in fields(Topic)}

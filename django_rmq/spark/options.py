@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -31,7 +32,15 @@ CONNECTION = {
     "topic",
 }
 TASKS = ("minPartitions", "messagesPerTask")
-READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", *TASKS}
+READ = CONNECTION | {
+    "queues",
+    "slots",
+    "minScore",
+    "maxScore",
+    "includeMetadata",
+    "pushDownPredicate",
+    *TASKS,
+}
 STREAM = CONNECTION | {
     "maxMessagesPerTrigger",
     "minMessagesPerTrigger",
@@ -44,13 +53,26 @@ STREAM = CONNECTION | {
     "pollInterval",
     "includeMetadata",
 }
-WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
+WRITE = CONNECTION | {
+    "bodyColumns",
+    "timeRange",
+    "canonical",
+    "maxBody",
+    "maxBacklog",
+    "allowOverwrite",
+    "pastTimes",
+}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
 """Options of Spark itself, which it also passes to sources and sinks."""
 
 
+DAY = 86_400.0
+
 PATIENCE = 60.0
 """Seconds to wait for a Redis that is unavailable."""
+
+UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+"""Unit of a time -> seconds. Spark's own options have the same."""
 
 MESSAGES_PER_TASK = 50_000
 """The number of messages per task; a task costs some 50 ms before its first row."""
@@ -72,10 +94,14 @@ class Options:
         self.username = self.text("username")
         self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")
-        self.socket_timeout = self.number("socketTimeout", 30.0, low=0.1)
+        self.socket_timeout = self.seconds("socketTimeout", 30.0, low=0.1)
         self.metadata = self.flag("includeMetadata", default=False)
         """Whether rows have all that is known of their messages."""
-        self.patience = self.number("patience", PATIENCE, low=0.0, high=86_400.0)
+        self.pushes_filters = self.flag("pushDownPredicate", default=False)
+        """Whether filters of a query narrow what is read from Redis."""
+        self.fails_on_loss = self.flag("failOnDataLoss", default=False)
+        """Whether a batch that cannot be read as a whole ends the query."""
+        self.patience = self.seconds("patience", PATIENCE)
 
     def text(self, name: str) -> str | None:
         """Return an option unchanged. None: not given."""
@@ -92,6 +118,19 @@ class Options:
             value = math.nan
         if not low <= value <= high:
             raise ConfigurationError(f"option {name} must be a number from {low} to {high}, got {given!r}")
+        return value
+
+    def seconds(self, name: str, default: float, *, low: float = 0.0, high: float = DAY) -> float:
+        """Return an option that is a time in seconds within its bounds, written as ``90``, ``90s`` or ``15m``."""
+        given = self.text(name)
+        if given is None:
+            return default
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", given.lower())
+        value = float(match[1]) * UNITS.get(match[2], math.nan) if match else math.nan
+        if not low <= value <= high:
+            raise ConfigurationError(
+                f"option {name} must be a time from {low:g} to {high:g} seconds, such as 90, 90s or 15m, got {given!r}"
+            )
         return value
 
     def whole(self, name: str, default: int, *, low: int = 0, high: int = 1 << 53) -> int:
@@ -187,17 +226,12 @@ class Options:
     @property
     def lease_ms(self) -> int:
         """How long a claim is valid without being renewed, in ms."""
-        return round(self.number("claimTimeout", 120.0, low=1.0, high=86_400.0) * 1000)
+        return round(self.seconds("claimTimeout", 120.0, low=1.0) * 1000)
 
     @property
     def poll_seconds(self) -> float:
         """Seconds between two checks of an empty topic."""
-        return self.number("pollInterval", 0.5, low=0.0, high=3_600.0)
-
-    @property
-    def fails_on_loss(self) -> bool:
-        """Whether a batch that cannot be read as a whole ends the query."""
-        return self.flag("failOnDataLoss", default=False)
+        return self.seconds("pollInterval", 0.5, high=3_600.0)
 
     @property
     def consumer(self) -> str:
@@ -221,7 +255,6 @@ class Options:
             most_bytes(self),
             self.lease_ms,
             self.poll_seconds,
-            self.fails_on_loss,
             self.consumer,
         )
 
@@ -233,7 +266,7 @@ def gathering(options: Options) -> tuple[int, float]:
         raise ConfigurationError(
             f"option minMessagesPerTrigger must be at most maxMessagesPerTrigger, {options.most}, got {least}"
         )
-    return least, options.number("maxTriggerDelay", 900.0, low=0.0, high=86_400.0)
+    return least, options.seconds("maxTriggerDelay", 900.0)
 
 
 def most_bytes(options: Options) -> int | None:

@@ -65,16 +65,21 @@ class RmqDataSource(DataSource):
         # Spark calls it at load(), on the driver, so errors in options are raised there.
         from django_rmq.spark.connection import broker_of
 
-        options = Options(dict(self.options), READ | STREAM, "format rmq")
+        options = Options(dict(self.options), READ | STREAM, "load()")
         options.check()
         broker_of(options)  # connects to nothing
         return METADATA if options.metadata else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check(schema)
+        options = Options(dict(self.options), READ, "spark.read")
+        if options.pushes_filters:
+            from django_rmq.spark.pushing import PushingReader
+
+            return PushingReader(options, schema)
         from django_rmq.spark.reading import Reader
 
-        self._check(schema)
-        return Reader(Options(dict(self.options), READ, "spark.read"), schema)
+        return Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from django_rmq.spark.streaming import StreamReader

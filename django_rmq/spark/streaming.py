@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.spark.backlog import Backlog
 from django_rmq.spark.claims import Claims
 from django_rmq.spark.connection import broker_of, topic_of
@@ -133,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Acknowledge what is committed, claim more, and return the offset of the new claim or ``start`` itself."""
         self._check(start)
-        return self._repeated(lambda: self._next(start, self._budget(limit)))
+        return self._repeated(lambda: self._next(start, limit))
 
     def _repeated(self, work: Callable[[], Result]) -> Result:
         """Repeat an operation on claims while Redis is unavailable; the effect of a failed request is looked up."""
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return self._patience(attempt)
 
-    def _next(self, start: dict[str, Any], budget: int) -> dict[str, Any]:
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         consumer, committed = start["consumer"], int(start["claim"])
         newest = self._claims.settle(consumer, committed)
         rows = self._claims.seal(consumer, newest) if newest > committed else 0
@@ -156,9 +156,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offset(consumer, newest, rows)
         self._pause()
         number = max(newest, committed) + 1
-        # With AvailableNow there is nothing to wait for.
-        may_begin = self._rest is not None or self._gathering.is_enough(self._claims.due)
-        if may_begin and self._claims.claim(consumer, number, self._sizing.within(budget)):
+        # With AvailableNow, and with Once, there is nothing to wait for.
+        is_last = self._rest is not None or isinstance(limit, ReadAllAvailable)
+        may_begin = is_last or self._gathering.is_enough(self._claims.due)
+        if may_begin and self._claims.claim(consumer, number, self._sizing.within(self._budget(limit))):
             rows = self._claims.seal(consumer, number)
             if rows:
                 if self._rest is not None:
@@ -181,6 +182,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"])))
 
     def _check(self, offset: dict[str, Any]) -> None:
+        # Offsets of older checkpoints do not name their topic.
+        if (named := offset.get("topic", self._name)) != self._name:
+            raise ConfigurationError(
+                f"the checkpoint is that of a query on topic {named}, and option topic is {self._name}: "
+                "start with a new checkpoint"
+            )
         if int(offset["slots"]) != self._topic.slots:
             raise SlotMoved(
                 f"topic {self._name} now has {self._topic.slots} slots, but the checkpoint was started "

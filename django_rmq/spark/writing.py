@@ -30,6 +30,7 @@ from django_rmq.spark.columns import rows_of, values
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.packing import Bulk
+from django_rmq.spark.past import moved_up
 from django_rmq.spark.patience import Patience
 
 Value = TypeVar("Value")
@@ -109,6 +110,7 @@ class Sending:
                 "in bodyColumns, or drop them"
             )
         self._check_columns()
+        self._moves_up = self._topic.type is TopicType.FIXED_TIME and _moves_up(options)
         if overwrite:
             if not options.flag("allowOverwrite", default=False):
                 raise ConfigurationError(
@@ -156,6 +158,7 @@ class Sending:
 
     def _send_chunk(self, producer: Producer, bulk: Bulk, batch: pa.RecordBatch) -> Counter[str]:
         topic = self._topic
+        batch = moved_up(batch) if self._moves_up else batch
         bodies, parsed = self._bodies(batch)
 
         def build(chosen: Sequence[int]) -> list[Outgoing]:
@@ -260,6 +263,13 @@ class Sending:
 
 def _reencoded(text: str) -> bytes:
     return encode_decoded(decode_json(text))
+
+
+def _moves_up(options: Options) -> bool:
+    given = options.text("pastTimes") or "refuse"
+    if given not in ("refuse", "now"):
+        raise ConfigurationError(f"option pastTimes must be refuse or now, got {given!r}")
+    return given == "now"
 
 
 def _shown(batch: pa.RecordBatch, row: int) -> str:

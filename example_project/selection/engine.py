@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from django.db import connection
+from django.db import connection, connections, router
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark program calls it
 
 from example_project.selection.changes import KEY_ACCOUNT_WAIT, MOST_ITEMS, key_accounts
 from example_project.selection.columns import column_of
 from example_project.selection.facts import LARGEST_SKU, Event, is_noted, note, take_in
+from example_project.selection.fetching import COLUMNS, FACTS, fetching
 from example_project.selection.models import Item, ProductSet, Work
-from example_project.selection.rules import RuleError
+from example_project.selection.rules import FIELDS, Facts, RuleError
 from example_project.selection.sets import Evaluation, settle
 from example_project.selection.sources import SOURCES, Source
 
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILES_PER_BATCH = 100
-
-FACTS = pa.schema(
-    [
-        pa.field("sku", pa.int64(), nullable=False),
-        pa.field("price", pa.decimal128(9, 2)),
-        pa.field("stock", pa.int64()),
-        pa.field("rating", pa.decimal128(2, 1)),
-        pa.field("title", pa.string()),
-    ]
-)
 
 Options = Mapping[str, Any]
 """Of format("rmq"): the server, and the topic."""
@@ -137,18 +128,29 @@ def evaluate(spark: SparkSession, skus: list[int]) -> Evaluation:
             )
             continue
         revisions[product_set.pk] = product_set.revision
-    items = Item.objects.in_bulk(skus)
-    known = {sku: item.facts for sku, item in items.items()}
-    found = Evaluation(list(items), revisions, {pk: set() for pk in rules}, known)
-    if not items or not rules:
-        return found
-    facts = pa.Table.from_pylist([{"sku": sku, **facts} for sku, facts in known.items()], FACTS)
-    belonging = [column_of(rule).alias(str(pk)) for pk, rule in rules.items()]
-    for row in spark.createDataFrame(facts).select("sku", *belonging).collect():
-        for pk in rules:
-            if row[str(pk)]:
-                found.belonging[pk].add(row.sku)
-    return found
+    known: dict[int, Facts] = {}
+    belonging: dict[int, set[int]] = {pk: set() for pk in rules}
+    if skus:
+        columns = [column_of(rule).alias(str(pk)) for pk, rule in rules.items()]
+        for row in facts_of(spark, skus).select("*", *columns).collect():
+            known[row.sku] = {field: row[field] for field in FIELDS}
+            for pk in rules:
+                if row[str(pk)]:
+                    belonging[pk].add(row.sku)
+    return Evaluation(list(known), revisions, belonging, known)
+
+
+def facts_of(spark: SparkSession, skus: list[int]) -> DataFrame:
+    """Return what is known of these items: tasks read it from a PostgreSQL, and the driver reads any other database."""
+    database = connections[router.db_for_read(Item)]
+    if database.vendor != "postgresql":
+        known = [{"sku": sku, **item.facts} for sku, item in Item.objects.in_bulk(skus).items()]
+        return spark.createDataFrame(pa.Table.from_pylist(known, FACTS))
+    # What Django passes to psycopg besides is of its own connections.
+    parameters = database.get_connection_params()
+    address = {name: value for name, value in parameters.items() if isinstance(value, str | int)}
+    asked = spark.createDataFrame(pa.table({"sku": pa.array(skus, pa.int64())}))
+    return asked.mapInArrow(fetching(address, Item._meta.db_table), COLUMNS)
 
 
 def _events(spark: SparkSession, source: Source, feeds: Path) -> DataFrame:

@@ -43,7 +43,7 @@ class Item(models.Model):
             "price": self.price,
             "stock": self.stock,
             "rating": self.rating,
-            "title": self.title.casefold() or None,
+            "title": rules.folded(self.title),
         }
 
 

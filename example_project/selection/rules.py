@@ -24,6 +24,12 @@ NUMBERS = ("price", "stock", "rating")
 TEXTS = ("title",)
 FIELDS = NUMBERS + TEXTS
 
+
+def folded(text: str) -> str | None:
+    """Return a text as rules compare it; nothing is known of an empty one."""
+    return text.casefold() or None
+
+
 LONGEST = 1_000
 DEEPEST = 16
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
+
+FIRST_BATCH_SECONDS = 60.0
+"""How long a query of Spark may take to begin with its first batch."""
 
 PLAIN_SETTINGS = """
 from pathlib import Path
@@ -135,6 +139,32 @@ def names() -> dict[str, Any]:
     }
 
 
+def recorded() -> list[Any]:
+    """Return a list to which each query of Spark that is started from now on is added."""
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    found: list[Any] = []
+    start = DataStreamWriter.start
+
+    def starting(writer: Any, *arguments: Any, **options: Any) -> Any:
+        found.append(start(writer, *arguments, **options))
+        return found[-1]
+
+    patch.object(DataStreamWriter, "start", starting).start()
+    return found
+
+
+def end(query: Any) -> None:
+    """Let a query have its first batch, if there is anything for it, and stop it. Raises what went wrong in it."""
+    until = time.monotonic() + FIRST_BATCH_SECONDS
+    while query.isActive and not query.recentProgress and time.monotonic() < until:
+        time.sleep(0.1)
+    error = query.exception()
+    query.stop()
+    if error is not None:
+        raise error
+
+
 def main(files: list[str]) -> int:
     """Run each file; say what failed, and return how many did."""
     import django
@@ -149,6 +179,7 @@ def main(files: list[str]) -> int:
         connections.agree(topic)
     found: dict[str, Any] = {"__name__": "snippet", **names()}
     failed = 0
+    queries = recorded() if any("pyspark" in Path(file).read_text() for file in files) else []
     for file in files:
         text = Path(file).read_text()
         before = set(found)
@@ -167,8 +198,12 @@ def main(files: list[str]) -> int:
         except Exception:  # noqa: BLE001 - whatever a snippet raises is told with its traceback
             traceback.print_exc()
             failed += 1
-    for query in [value for value in found.values() if hasattr(value, "awaitTermination")]:
-        query.stop()
+    for query in queries:
+        try:
+            end(query)
+        except Exception:  # noqa: BLE001 - as above
+            traceback.print_exc()
+            failed += 1
     return failed
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from django_rmq.spark import gathering
 from django_rmq.spark.gathering import Gathering
@@ -44,6 +45,10 @@ def test_too_few_messages_are_a_batch_when_they_have_waited_long_enough(queue: M
 
 
 def test_what_is_due_now_waits_for_no_more(queue: MakeQueue) -> None:
+    topic = queue()
+    topic.send([1])
+    source = reader(topic, minMessagesPerTrigger="5")
+    assert source.latestOffset(source.initialOffset(), ReadAllAvailable())["rows"] == 1
     topic = queue()
     topic.send([1])
     source = reader(topic, minMessagesPerTrigger="5")

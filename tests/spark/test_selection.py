@@ -52,7 +52,7 @@ FACTS: list[dict[str, Any]] = [
 
 def test_spark_and_plain_python_give_the_same_answers(spark: Any) -> None:
     from example_project.selection.columns import column_of
-    from example_project.selection.engine import FACTS as SCHEMA
+    from example_project.selection.fetching import FACTS as SCHEMA
 
     parsed = [rules.parse(text) for text in RULES]
     table = pa.Table.from_pylist([{"sku": sku, **facts} for sku, facts in enumerate(FACTS)], SCHEMA)

@@ -541,6 +541,22 @@ def test_another_slot_count_stops_the_query(begun: Any) -> None:
         source.latestOffset({**start, "slots": 64}, ALL)
 
 
+def test_a_checkpoint_of_another_topic_is_refused(begun: Any, queue: MakeQueue) -> None:
+    topic, source, start = begun()
+    end = source.latestOffset(start, ALL)
+    other = reader(queue())
+    with pytest.raises(
+        ConfigurationError, match=f"the checkpoint is that of a query on topic {topic.topic.name}"
+    ):
+        other.latestOffset(end, ALL)
+    with pytest.raises(ConfigurationError, match="start with a new checkpoint"):
+        other.partitions(start, end)
+    # One of before offsets had the name goes on.
+    del end["topic"]
+    assert reader(topic).latestOffset(end, ALL) == end
+    assert topic.total("acked") == 10
+
+
 @pytest.mark.parametrize("left_over", [True, False])
 def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
     begun: Any, monkeypatch: pytest.MonkeyPatch, left_over: bool

@@ -30,12 +30,10 @@ settings.register_profile(
     deadline=None,
     max_examples=50,
     stateful_step_count=30,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile(
-    "proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100, print_blob=True
-)
-settings.register_profile("check", settings.get_profile("proof"), max_examples=150)
+settings.register_profile("proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100)
 settings.load_profile("slice")
 
 
@@ -52,11 +50,26 @@ SLOW = {"browser", "clients", "e2e", "spark"}
 """Folders in which every test is slow."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow because of where it is."""
+BROKERS = {"redis", "memory", "cluster"}
+"""What tests call the brokers that they run on."""
+UNASKED = BROKERS - set(os.environ.get("BROKERS", " ".join(BROKERS)).split())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is slow because of where it is, and leave out the brokers that BROKERS does not name."""
     for item in items:
         if SLOW & set(item.path.parts[-3:-1]):
             item.add_marker(pytest.mark.slow)
+    left_out = [item for item in items if UNASKED & _texts(item)] if UNASKED else []
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not UNASKED & _texts(item)]
+
+
+def _texts(item: pytest.Item) -> set[str]:
+    """Return the texts among the parameters of a case."""
+    given = getattr(item, "callspec", None)
+    return {value for value in given.params.values() if isinstance(value, str)} if given else set()
 
 
 _complaints: dict[str, list[Complaints]] = {}

@@ -116,7 +116,7 @@ def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Pat
     with RedisCluster(replicas=False) as server, broker_on(server, prefix) as broker:
         load = Load(broker, tmp_path, CHAOS)
         started = workers(start, broker, RMQ_TEST_CLUSTER=urls(server))
-        moving = [key_slot(slot_keys(prefix, CHAOS.name, slot).store) for slot in range(0, 64, 2)]
+        moving = [key_slot(slot_keys(prefix, CHAOS.name, slot).store) for slot in range(0, 64, 4)]
         moving.append(key_slot(worker_keys(prefix).sessions))
         stop, moves = threading.Event(), 0
 

@@ -2,20 +2,18 @@
 
     python -m tests.proof.mutants NAME PYTEST-ARGUMENT...
 
-runs pytest in a process whose scripts are those of the mutant; without a word it serves runs (see `serve`). Nothing
+runs pytest in a process whose scripts are those of the mutant; `serve FILE...` instead serves runs (see `serve`). Nothing
 of this is in the package: the texts that `django_rmq.core.scripts` reads are changed on their way in.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import re
 import sys
-import tempfile
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pytest
 
@@ -2098,8 +2096,22 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+def switch_off(name: str) -> None:
+    """Let this process, and no other, read the scripts with one rule switched off; ``name`` empty: as they are."""
+    from django_rmq.core import scripts
+
+    read = scripts._read
+
+    def read_mutated(file: str) -> str:
+        return switched_off(name, read(file)) if name else read(file)
+
+    scripts._read = read_mutated
+    scripts.load.cache_clear()
+    scripts.declaration.cache_clear()
+
+
 class Mutation:
-    """A plugin of pytest: lets this process, and no other, read the scripts with one rule switched off."""
+    """A plugin of pytest: its tests meet the scripts of a mutant."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -2109,17 +2121,7 @@ class Mutation:
         # Not earlier: pytest wants to be the first to import what has plugins for it.
         from hypothesis import HealthCheck, Phase, settings
 
-        from django_rmq.core import scripts
-
-        read = scripts._read
-
-        def read_mutated(name: str) -> str:
-            text = read(name)
-            return switched_off(self.name, text) if self.name else text
-
-        scripts._read = read_mutated
-        scripts.load.cache_clear()
-        scripts.declaration.cache_clear()
+        switch_off(self.name)
         # The first failure is enough: nobody wants to read the shortest one.
         settings.register_profile(
             "mutants",
@@ -2132,45 +2134,66 @@ class Mutation:
         )
 
 
-def run(name: str, arguments: list[str]) -> int:
-    """Run pytest against a mutant (or, with no name, against the scripts as they are) in this process."""
-    plugins = [Mutation(name)]
-    # Already imported by `serve`: the rewriting of their assertions is for tests of those plugins.
-    quiet = ["-q", "--tb=no", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    unused = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]
-    return int(pytest.main(["-x", *quiet, *unused, *arguments], plugins=plugins))
+class Serving:
+    """A plugin of pytest: once all is collected, tests run when they are asked for, each time in a child of this process."""
 
+    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
+        self.requests, self.answers = requests, answers
+        self.failed: list[str] = []
 
-def serve() -> None:
-    """Answer each line [name, argument, ...] of the input with a line [exit code, output], in JSON.
-
-    Each run is a child of this process, which has imported what takes long: a tenth of a second instead of seconds.
-    """
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
-    importlib.import_module("django").setup()
-    for module in ("django.test", "hypothesis.stateful", "redis", "django_rmq.testing"):
-        importlib.import_module(module)
-    gc.freeze()
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        with tempfile.TemporaryFile() as output:
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.freeze()
+        for line in self.requests:
+            name, test = json.loads(line)
+            items = [item for item in session.items if test in named(item.nodeid)]
             child = os.fork()
             if child == 0:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-                code = 70
-                try:
-                    code = run(name, arguments)
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
+                os._exit(self._judge(name, items))
             _, status = os.waitpid(child, 0)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-        print(json.dumps([os.waitstatus_to_exitcode(status), text]), flush=True)
+            if status:
+                self._answer(len(items), f"died with {os.waitstatus_to_exitcode(status)}")
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def _judge(self, name: str, items: list[pytest.Item]) -> int:
+        switch_off(name)
+        for item in items:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            if self.failed:
+                break
+        self._answer(len(items), *self.failed[:1])
+        return 0
+
+    def _answer(self, asked: int, killer: str = "") -> None:
+        print(json.dumps([asked, killer]), file=self.answers, flush=True)
+
+
+def named(case: str) -> tuple[str, str, str]:
+    """Return a case, its test and its file."""
+    return case, case.partition("[")[0], case.partition("::")[0]
+
+
+QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run pytest against a mutant (or, with no name, against the scripts as they are) in this process."""
+    return int(pytest.main(["-x", *QUIET, *arguments], plugins=[Mutation(name)]))
+
+
+def serve(files: list[str]) -> int:
+    """Collect the tests of these files once; then answer each line [mutant, test] with a line [number of tests, who failed].
+
+    What is asked for on the input may be a case, a test with all its cases, or a file.
+    """
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # The answers are alone on their way: what pytest says of the tests goes elsewhere.
+    os.dup2(2, 1)
+    return int(pytest.main([*QUIET, *files], plugins=[Serving(requests, answers)]))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(run(sys.argv[1], sys.argv[2:]))
-    serve()
+    sys.exit(serve(sys.argv[2:]) if sys.argv[1] == "serve" else run(sys.argv[1], sys.argv[2:]))

@@ -48,33 +48,35 @@ class Verdict(NamedTuple):
 
 
 class Runner:
-    """A process that runs pytest against mutants, with its own Redis."""
+    """A process that has collected the tests that mutants name, and runs them against mutants, with its own Redis."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, files: list[str]) -> None:
+        self.url = url
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.proof.mutants"],
+            [sys.executable, "-m", "tests.proof.mutants", "serve", *files],
             cwd=ROOT,
-            env={**os.environ, "REDIS_URL": url},
+            env={**os.environ, "REDIS_URL": url, "BROKERS": "redis"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, name: str, arguments: list[str]) -> tuple[int, str]:
-        """Return pytest's exit code and output; ``name`` empty: the scripts as they are."""
+    def verdict(self, name: str) -> Verdict:
+        """Return what the test says that the mutant names; if it sees nothing, what the suites say."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self.process.stdin.write(json.dumps([name, MUTANTS[name].caught_by]) + "\n")
         self.process.stdin.flush()
-        code, output = json.loads(self.process.stdout.readline())
-        return code, output
-
-    def verdict(self, name: str) -> Verdict:
-        for arguments in asked(MUTANTS[name]):
-            code, output = self.run(name, arguments)
-            killer = KILLED.search(output)
-            if code == pytest.ExitCode.TESTS_FAILED and killer:
-                return Verdict(killer[1])
+        asked, killer = json.loads(self.process.stdout.readline())
+        if killer.startswith("tests/"):
+            return Verdict(killer)
+        if killer or not asked:
+            return Verdict("", f"{MUTANTS[name].caught_by}: {killer or 'there is no such test'}")
+        for suite in SUITES.values():
+            code, output = run(name, suite, self.url)
+            found = KILLED.search(output)
+            if code == pytest.ExitCode.TESTS_FAILED and found:
+                return Verdict(found[1])
             if code != pytest.ExitCode.OK:
                 return Verdict("", output[-4_000:])
         return Verdict("")
@@ -87,13 +89,18 @@ class Runner:
         self.process.stdout.close()
 
 
-def asked(mutant: Mutant) -> list[list[str]]:
-    """Return whom to ask in their order."""
-    file = mutant.caught_by.partition("::")[0]
-    first = [mutant.caught_by, *(["-k", "redis"] if mutant.caught_by.startswith(CONTRACT) else [])]
-    if file == SUITES["lockstep"][0]:
-        first = [mutant.caught_by, *SUITES["lockstep"][1:]]
-    return [first, *(suite for suite in SUITES.values() if suite != first)]
+def run(name: str, arguments: list[str], url: str) -> tuple[int, str]:
+    """Run a suite against a mutant; return pytest's exit code and output. ``name`` empty: the scripts as they are."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.proof.mutants", name, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "REDIS_URL": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,7 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]
         for item in request.session.items
         if "name" in getattr(getattr(item, "callspec", None), "params", {}) and item.module is request.module  # type: ignore[attr-defined]
     }
+    files = sorted({MUTANTS[name].caught_by.partition("::")[0] for name in chosen})
     idle: SimpleQueue[Runner] = SimpleQueue()
     servers = [RedisServer() for _ in range(PROCESSES)]
     runners: list[Runner] = []
@@ -118,7 +126,7 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]
     try:
         for server in servers:
             server.__enter__()
-            runners.append(Runner(server.url))
+            runners.append(Runner(server.url, files))
             idle.put(runners[-1])
         with ThreadPoolExecutor(PROCESSES) as pool:
             yield {name: pool.submit(judge, name) for name in MUTANTS if name in chosen}
@@ -144,11 +152,7 @@ def test_a_rule_that_is_switched_off_is_noticed(name: str, verdicts: dict[str, F
 @pytest.mark.deep
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, redis_url: str) -> None:
-    runner = Runner(redis_url)
-    try:
-        code, output = runner.run("", SUITES[suite])
-    finally:
-        runner.close()
+    code, output = run("", SUITES[suite], redis_url)
     assert code == pytest.ExitCode.OK, output[-4_000:]
 
 

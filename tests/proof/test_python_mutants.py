@@ -5,6 +5,7 @@ These tests wait more than they compute, so a few copies are worked on ahead; a 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -32,75 +33,84 @@ Outcome = tuple[int, str]
 """Pytest's exit code and its output."""
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> SimpleQueue[Path]:
-    """Copies of the package and its tests that nobody works on; who has changed one restores it."""
-    idle: SimpleQueue[Path] = SimpleQueue()
-    for _ in range(COPIES):
-        root = tmp_path_factory.mktemp("mutants")
+class Copy:
+    """A copy of the package and its tests, and a process that runs tests there."""
+
+    def __init__(self, root: Path, redis_url: str) -> None:
+        self.root = root
         for name in COPIED:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, root / name, symlinks=True)
             else:
                 shutil.copy2(ROOT / name, root / name)
-        idle.put(root)
-    return idle
+        # Without bytecode of its own, a changed file cannot be mistaken for the one before it.
+        ours = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "REDIS_URL": redis_url}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.proof.copies"],
+            cwd=root,
+            env={**os.environ, **ours},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, tests: Iterable[str]) -> Outcome:
+        """Run tests of the copy against the copy."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps([f"tests/{test}" for test in tests]) + "\n")
+        self.process.stdin.flush()
+        code, output = json.loads(self.process.stdout.readline())
+        return code, output
+
+    def try_mutant(self, mutant: PythonMutant) -> Outcome:
+        """Run the tests that guard a rule against the copy without it."""
+        path = self.root / "django_rmq" / mutant.file
+        text = path.read_text()
+        path.write_text(mutant.applied_to(text))
+        try:
+            return self.run(mutant.caught_by)
+        finally:
+            path.write_text(text)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[SimpleQueue[Copy]]:
+    """Copies that nobody works on; who has changed one restores it."""
+    made = [Copy(tmp_path_factory.mktemp("mutants"), redis_url) for _ in range(COPIES)]
+    idle: SimpleQueue[Copy] = SimpleQueue()
+    for copy in made:
+        idle.put(copy)
+    yield idle
+    for copy in made:
+        copy.close()
 
 
 @pytest.fixture(scope="module")
 def outcomes(
-    request: pytest.FixtureRequest, copies: SimpleQueue[Path], redis_url: str
+    request: pytest.FixtureRequest, copies: SimpleQueue[Copy]
 ) -> Iterator[dict[str, Future[Outcome]]]:
     """What will come of the mutants that were asked for."""
     items = [item for item in request.session.items if item.name.startswith("test_the_tests_of_a_rule_fail")]
     chosen = {item.callspec.params["name"] for item in items}  # type: ignore[attr-defined]
 
     def tried(name: str) -> Outcome:
-        root = copies.get()
+        copy = copies.get()
         try:
-            return try_mutant(root, PYTHON_MUTANTS[name], redis_url)
+            return copy.try_mutant(PYTHON_MUTANTS[name])
         finally:
-            copies.put(root)
+            copies.put(copy)
 
     with ThreadPoolExecutor(COPIES) as pool:
         yield {name: pool.submit(tried, name) for name in PYTHON_MUTANTS if name in chosen}
         pool.shutdown(cancel_futures=True)
-
-
-def try_mutant(root: Path, mutant: PythonMutant, redis_url: str) -> Outcome:
-    """Run the tests that guard a rule against a copy without it."""
-    path = root / "django_rmq" / mutant.file
-    text = path.read_text()
-    path.write_text(mutant.applied_to(text))
-    try:
-        return run(root, mutant.caught_by, redis_url)
-    finally:
-        path.write_text(text)
-
-
-def run(root: Path, tests: Iterable[str], redis_url: str) -> Outcome:
-    """Run tests of a copy against the copy."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:schemathesis",
-            *(f"tests/{test}" for test in tests),
-        ],
-        check=False,
-        cwd=root,
-        # Without bytecode of its own, a changed file cannot be mistaken for the one before it.
-        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "REDIS_URL": redis_url},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.proof
@@ -117,13 +127,13 @@ def test_the_tests_of_a_rule_fail_without_it(name: str, outcomes: dict[str, Futu
 
 @pytest.mark.proof
 @pytest.mark.deep
-def test_these_tests_pass_with_all_rules(copies: SimpleQueue[Path], redis_url: str) -> None:
+def test_these_tests_pass_with_all_rules(copies: SimpleQueue[Copy]) -> None:
     tests = {test for mutant in PYTHON_MUTANTS.values() for test in mutant.caught_by}
-    root = copies.get()
+    copy = copies.get()
     try:
-        code, output = run(root, sorted(tests), redis_url)
+        code, output = copy.run(sorted(tests))
     finally:
-        copies.put(root)
+        copies.put(copy)
     assert code == pytest.ExitCode.OK, output[-4_000:]
 
 

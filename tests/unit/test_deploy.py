@@ -99,6 +99,7 @@ def compose_check(path: Path) -> subprocess.CompletedProcess[str]:
     return run(*command, "--builtin-schema", "vendor.compose-spec", str(path))
 
 
+@pytest.mark.slow
 def test_compose_is_valid_by_the_schema_of_compose(tmp_path: Path) -> None:
     done = compose_check(DEPLOY / "compose.yaml")
     assert done.returncode == 0, done.stdout
@@ -111,6 +112,7 @@ def kubernetes_check(path: Path) -> subprocess.CompletedProcess[str]:
     return run(*module("kubernetes_validate", "kubernetes-validate"), "--strict", str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for path in KUBERNETES if path.stem != "keda"], ids=lambda path: path.stem
 )
@@ -314,6 +316,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run(program("promtool", "prometheus"), *arguments)
 
 
+@pytest.mark.slow
 def test_prometheus_accepts_the_alerts_and_each_fires_when_it_should(tmp_path: Path) -> None:
     folder = tmp_path / "monitoring"
     shutil.copytree(ROOT / "monitoring", folder)

@@ -2096,14 +2096,14 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-def switch_off(name: str) -> None:
-    """Let this process, and no other, read the scripts with one rule switched off; ``name`` empty: as they are."""
+def switch_off(mutant: str) -> None:
+    """Let this process, and no other, read the scripts with one rule switched off; ``mutant`` empty: as they are."""
     from django_rmq.core import scripts
 
     read = scripts._read
 
-    def read_mutated(file: str) -> str:
-        return switched_off(name, read(file)) if name else read(file)
+    def read_mutated(name: str) -> str:
+        return switched_off(mutant, read(name)) if mutant else read(name)
 
     scripts._read = read_mutated
     scripts.load.cache_clear()

@@ -31,10 +31,10 @@ class TopicView(RmqView):
 
     @documented("topic", answers={200: answers.OneTopicAnswer}, errors=[404])
     def get(self, request: Request, topic: str) -> Response:
-        """Show one topic with its figures, and the type of its bodies."""
+        """Show one topic with its figures, its order and limits, and the type of its bodies."""
         declared = self.topic(topic)
-        shown = answers.topic(self.operations.topic(declared.name))
-        return Response({**shown, "body_schema": body_schema(declared)})
+        figures = self.operations.topic(declared.name)
+        return Response(answers.one_topic(figures, body_schema(declared)))
 
 
 class StatsView(RmqView):

@@ -353,6 +353,44 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
 # --- looking
 
 
+SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "line": (
+        {"TYPE": "fifo", "MAX_IN_FLIGHT": 3},
+        {"order": "strict", "on_duplicate": "keep", "max_in_flight": 3},
+    ),
+    "loose": (
+        {
+            "TYPE": "fifo",
+            "ORDER": "loose",
+            "ON_DUPLICATE": "replace",
+            "MAX_RATE": {"rate": 10, "per": "slot"},
+        },
+        {"order": "loose", "on_duplicate": "replace", "slot_rate": 10.0},
+    ),
+    "debounced": (
+        {"TYPE": "range_merge", "TIME_RANGE": 50, "DEBOUNCE": True, "MAX_WAIT": 900, "MAX_RATE": 2},
+        {"max_wait_ms": 900, "max_rate": 2.0},
+    ),
+    "collecting": (
+        {"TYPE": "range_merge", "TIME_RANGE": 50, "IDENTITY": "key", "ACCUMULATE": 7},
+        {"accumulate": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_the_order_and_the_limits_of_a_topic_are_told(name: str) -> None:
+    given, told = SHAPED[name]
+    topics = {"it": {"SLOTS": 1, **given}}
+    with (
+        override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics}),
+        connections.replaced_broker(InMemoryBroker("m:")),
+    ):
+        answer = Program(user_with(*ALL)).ok("GET", "topics/it/")
+    fields = {"order", "on_duplicate", "max_wait_ms", "accumulate", "max_rate", "slot_rate", "max_in_flight"}
+    assert {field: answer[field] for field in fields} == {**dict.fromkeys(fields), **told}
+
+
 def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) -> None:
     program.ok("POST", "topics/ranked/messages/", {"body": 1, "priority": 50}, 202)
     names = [one["name"] for one in program.ok("GET", "topics/")["results"]]

@@ -42,8 +42,17 @@ class TopicAnswer(Answer):
 
 
 class OneTopicAnswer(TopicAnswer):
-    """A topic and its figures, and the type of its bodies."""
+    """A topic and its figures, its order and limits, and the type of its bodies."""
 
+    order = maybe(serializers.CharField, help_text="fifo: strict or loose")
+    on_duplicate = maybe(
+        serializers.CharField, help_text="fifo: what a second send with a key does: keep or replace"
+    )
+    max_wait_ms = maybe(help_text="DEBOUNCE: how long a message waits at most")
+    accumulate = maybe(help_text="How many bodies a message collects")
+    max_rate = maybe(serializers.FloatField, help_text="Deliveries per second of the topic")
+    slot_rate = maybe(serializers.FloatField, help_text="Deliveries per second of each slot")
+    max_in_flight = maybe(help_text="Messages that run at the same time")
     body_schema = serializers.DictField(
         allow_null=True,
         help_text="The JSON schema of a body that may be sent. null: the topic has no type of bodies, or the type no schema",
@@ -71,6 +80,21 @@ def topic(one: TopicFigures) -> dict[str, Any]:
         **{name: getattr(one, name) for name in _FIGURES},
         "partial": one.is_partial,
         "problems": one.troubles,
+    }
+
+
+def one_topic(one: TopicFigures, body_schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a topic's figures, its order and limits, and the JSON schema of its bodies."""
+    declared = one.topic
+    return {
+        **topic(one),
+        "order": declared.order if declared.is_fifo else None,
+        "on_duplicate": declared.on_duplicate if declared.is_fifo else None,
+        "max_wait_ms": declared.debounce_ms or None,
+        **{
+            name: getattr(declared, name) for name in ("accumulate", "max_rate", "slot_rate", "max_in_flight")
+        },
+        "body_schema": body_schema,
     }
 
 

@@ -97,7 +97,7 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_order_is_measured_and_kept_after_a_failure(tmp_path: Path) -> None:
-    few = ("--only", "--messages", "250", "--rounds", "1")
+    few = ("--only", "--messages", "2_500", "--rounds", "1")
     ours = run(tmp_path, "benchmarks.peers.order", *few)["queues"]["rmq"]
     assert "error" not in ours, ours
     assert min(ours["bulk"], ours["consume"]) > 0

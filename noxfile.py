@@ -113,7 +113,12 @@ def declare(cell: str) -> None:
         binary = binary or packaged(session, where)
         versions = str(session.run("python", "-c", VERSIONS, binary, silent=True)).strip()
         session.log(versions)
-        environment = {"REDIS_SERVER": binary, "BROKERS": "redis cluster", "PYTHONPATH": None, "REDIS_URL": None}
+        environment = {
+            "REDIS_SERVER": binary,
+            "BROKERS": "redis cluster",
+            "PYTHONPATH": None,
+            "REDIS_URL": None,
+        }
         command = ("python", "-m", "pytest", "-q", f"--junitxml={report}", *TESTS, *session.posargs)
         report.unlink(missing_ok=True)
         try:

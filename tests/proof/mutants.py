@@ -813,7 +813,8 @@ MUTANTS: dict[str, Mutant] = {
     "receipts_take_no_turns": Mutant(
         As("receipt = receipt + ahead"),
         "With a limit of one, retries take turns with fresh messages, however the clock goes.",
-        "tests/contract/test_gate.py::test_receipts_rise_with_every_prepare_and_not_with_anything_else[redis-range_merge]",
+        "tests/contract/test_time.py::"
+        "test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_goes[redis-2-range_merge]",
     ),
     "receipts_lose_digits": Mutant(
         As("local ticket, last_text, flight = receipt .. ' '"),
@@ -2096,14 +2097,14 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-def switch_off(name: str) -> None:
+def switch_off(mutant: str) -> None:
     """Let this process, and no other, read the scripts with one rule switched off."""
     from django_rmq.core import scripts
 
     read = scripts._read
 
-    def read_mutated(file: str) -> str:
-        return switched_off(name, read(file))
+    def read_mutated(name: str) -> str:
+        return switched_off(mutant, read(name))
 
     scripts._read = read_mutated
     scripts.load.cache_clear()

@@ -1,9 +1,9 @@
 """The scripts with one rule switched off each, and a way to run tests against them.
 
-    python -m tests.proof.mutants NAME PYTEST-ARGUMENT...
+    python -m tests.proof.mutants FILE...
 
-runs pytest in a process whose scripts are those of the mutant; `serve FILE...` instead serves runs (see `serve`). Nothing
-of this is in the package: the texts that `django_rmq.core.scripts` reads are changed on their way in.
+serves runs of the tests of these files (see `serve`). Nothing of this is in the package: the texts that
+`django_rmq.core.scripts` reads are changed on their way in.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Mutant(NamedTuple):
     rule: str
     """The rule that dies, in a sentence."""
     caught_by: str
-    """Who is asked first: a test, or a file of tests."""
+    """Who notices: a case, or some case of a test or of a file."""
     mark: str = ""
     """Its mark, where that is not its own name: several rules share a line."""
 
@@ -814,7 +814,7 @@ MUTANTS: dict[str, Mutant] = {
         As("receipt = receipt + ahead"),
         "With a limit of one, retries take turns with fresh messages, however the clock goes.",
         "tests/contract/test_time.py::"
-        "test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_goes[redis-0.137-range_merge]",
+        "test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_goes[redis-2-range_merge]",
     ),
     "receipts_lose_digits": Mutant(
         As("local ticket, last_text, flight = receipt .. ' '"),
@@ -860,7 +860,7 @@ MUTANTS: dict[str, Mutant] = {
     "lapses_at_once": Mutant(
         As("return expires and expires < now_ms"),
         "A message without a time to live never lapses.",
-        "tests/contract/test_persons.py::test_a_death_tells_why_how_often_when_and_with_what[redis-range_merge]",
+        "tests/contract/test_accumulate.py::test_bodies_are_kept_in_the_order_of_sending[redis]",
     ),
     "lapsed_stays": Mutant(
         GONE,
@@ -1350,7 +1350,8 @@ MUTANTS: dict[str, Mutant] = {
     "a_stale_writer_settles": Mutant(
         GONE,
         "Who settles an earlier tick changes nothing.",
-        "tests/unit/test_schedule_scripts.py::test_both_brokers_go_through_every_history_alike",
+        "tests/unit/test_schedule_scripts.py::"
+        "test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-spec]",
     ),
     "a_tick_taken_back_is_lost": Mutant(
         As("at = tonumber(known[4])"),
@@ -2097,31 +2098,31 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def switch_off(mutant: str) -> None:
-    """Let this process, and no other, read the scripts with one rule switched off; ``mutant`` empty: as they are."""
+    """Let this process, and no other, read the scripts with one rule switched off."""
     from django_rmq.core import scripts
 
     read = scripts._read
 
     def read_mutated(name: str) -> str:
-        return switched_off(mutant, read(name)) if mutant else read(name)
+        return switched_off(mutant, read(name))
 
     scripts._read = read_mutated
     scripts.load.cache_clear()
     scripts.declaration.cache_clear()
 
 
-class Mutation:
-    """A plugin of pytest: its tests meet the scripts of a mutant."""
+class Serving:
+    """A plugin of pytest: once all is collected, tests run when they are asked for, each time in a child of this process."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
+        self.requests, self.answers = requests, answers
+        self.failed: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self) -> None:
         # Not earlier: pytest wants to be the first to import what has plugins for it.
         from hypothesis import HealthCheck, Phase, settings
 
-        switch_off(self.name)
         # The first failure is enough: nobody wants to read the shortest one.
         settings.register_profile(
             "mutants",
@@ -2132,14 +2133,6 @@ class Mutation:
             database=None,
             suppress_health_check=list(HealthCheck),
         )
-
-
-class Serving:
-    """A plugin of pytest: once all is collected, tests run when they are asked for, each time in a child of this process."""
-
-    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
-        self.requests, self.answers = requests, answers
-        self.failed: list[str] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.freeze()
@@ -2176,16 +2169,11 @@ def named(case: str) -> tuple[str, str, str]:
     return case, case.partition("[")[0], case.partition("::")[0]
 
 
-QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
-
-
-def run(name: str, arguments: list[str]) -> int:
-    """Run pytest against a mutant (or, with no name, against the scripts as they are) in this process."""
-    return int(pytest.main(["-x", *QUIET, *arguments], plugins=[Mutation(name)]))
+QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "--hypothesis-profile=mutants"]
 
 
 def serve(files: list[str]) -> int:
-    """Collect the tests of these files once; then answer each line [mutant, test] with a line [number of tests, who failed].
+    """Collect the tests of these files once; then answer each line [mutant, test] with a line [number of cases, who failed].
 
     What is asked for on the input may be a case, a test with all its cases, or a file.
     """
@@ -2196,4 +2184,4 @@ def serve(files: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[2:]) if sys.argv[1] == "serve" else run(sys.argv[1], sys.argv[2:]))
+    sys.exit(serve(sys.argv[1:]))

@@ -1,6 +1,6 @@
-"""Each rule of the scripts, switched off, is noticed by a suite; a mutant that survives is a test that is missing.
+"""Each rule of the scripts, switched off, is noticed by the test that its mutant names; a survivor is a test that is missing.
 
-Two processes work ahead, each with a Redis of its own; a test waits for the verdict on its mutant.
+Two processes work ahead, each with a Redis of its own; a test waits for what came of its mutant.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,35 +24,13 @@ from tests.servers import RedisServer
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 
-CONTRACT = "tests/contract"
-SUITES: dict[str, list[str]] = {
-    "contract": [CONTRACT, "-k", "redis"],
-    "lockstep": ["tests/stateful/test_lockstep.py", "--hypothesis-profile=mutants"],
-    "faults": ["tests/integration/test_faults.py"],
-    "fairness": ["tests/integration/test_fairness.py"],
-    "quotas": ["tests/unit/test_quota_scripts.py"],
-    "schedules": ["tests/unit/test_schedule_scripts.py"],
-}
-"""Whom to ask when the suite that a mutant names does not see it, the cheapest first."""
-
-KILLED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+::\S+)", re.MULTILINE)
-"""A test that failed, or one whose books did not balance at its end."""
-
-
-class Verdict(NamedTuple):
-    killer: str
-    """The first test that failed; empty: the mutant survives."""
-    trouble: str = ""
-    """What came of a run that ended otherwise than by failed or passed tests."""
-
 
 class Runner:
     """A process that has collected the tests that mutants name, and runs them against mutants, with its own Redis."""
 
     def __init__(self, url: str, files: list[str]) -> None:
-        self.url = url
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.proof.mutants", "serve", *files],
+            [sys.executable, "-m", "tests.proof.mutants", *files],
             cwd=ROOT,
             env={**os.environ, "REDIS_URL": url, "BROKERS": "redis"},
             stdin=subprocess.PIPE,
@@ -61,25 +38,15 @@ class Runner:
             text=True,
         )
 
-    def verdict(self, name: str) -> Verdict:
-        """Return what the test says that the mutant names; if it sees nothing, what the suites say."""
+    def killer(self, name: str) -> str:
+        """Return the first case that fails without the rule, of those that the mutant names; empty: it survives."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps([name, MUTANTS[name].caught_by]) + "\n")
         self.process.stdin.flush()
         asked, killer = json.loads(self.process.stdout.readline())
-        if killer.startswith("tests/"):
-            return Verdict(killer)
-        if killer or not asked:
-            return Verdict("", f"{MUTANTS[name].caught_by}: {killer or 'there is no such test'}")
-        for suite in SUITES.values():
-            code, output = run(name, suite, self.url)
-            found = KILLED.search(output)
-            if code == pytest.ExitCode.TESTS_FAILED and found:
-                return Verdict(found[1])
-            if code != pytest.ExitCode.OK:
-                return Verdict("", output[-4_000:])
-        return Verdict("")
+        assert asked, f"there is no {MUTANTS[name].caught_by}"
+        return str(killer)
 
     def close(self) -> None:
         assert self.process.stdin
@@ -89,23 +56,9 @@ class Runner:
         self.process.stdout.close()
 
 
-def run(name: str, arguments: list[str], url: str) -> tuple[int, str]:
-    """Run a suite against a mutant; return pytest's exit code and output. ``name`` empty: the scripts as they are."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.mutants", name, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "REDIS_URL": url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
-
-
 @pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
-    """The verdicts to come on the mutants that were asked for; under "", what the suites say of the scripts."""
+def killers(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    """Who notices each of the mutants that were asked for."""
     chosen = {
         item.callspec.params["name"]  # type: ignore[attr-defined]
         for item in request.session.items
@@ -116,10 +69,10 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]
     servers = [RedisServer() for _ in range(PROCESSES)]
     runners: list[Runner] = []
 
-    def judge(name: str) -> Verdict:
+    def judge(name: str) -> str:
         runner = idle.get()
         try:
-            return runner.verdict(name)
+            return runner.killer(name)
         finally:
             idle.put(runner)
 
@@ -141,19 +94,9 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_rule_that_is_switched_off_is_noticed(name: str, verdicts: dict[str, Future[Verdict]]) -> None:
-    verdict = verdicts[name].result(timeout=600)
-    assert not verdict.trouble, verdict.trouble
-    assert verdict.killer, f"nothing notices: {MUTANTS[name].rule}"
-    print(f"\n{name}: {verdict.killer}", end="")
-
-
-@pytest.mark.proof
-@pytest.mark.deep
-@pytest.mark.parametrize("suite", SUITES)
-def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, redis_url: str) -> None:
-    code, output = run("", SUITES[suite], redis_url)
-    assert code == pytest.ExitCode.OK, output[-4_000:]
+def test_a_rule_that_is_switched_off_is_noticed(name: str, killers: dict[str, Future[str]]) -> None:
+    killer = killers[name].result(timeout=600)
+    assert killer.startswith("tests/"), f"{killer or 'nothing notices'}: {MUTANTS[name].rule}"
 
 
 def texts() -> dict[str, str]:

@@ -45,10 +45,12 @@ class InOrder:
 
     def run(self, seconds: float) -> dict[str, Any]:
         """Kill for so long at most, let the survivors finish, and return the verdict."""
+        commands = [self._another() for _ in range(2)]
+        for command in commands:
+            command.ready()
         began = time.monotonic()
         sender = threading.Thread(target=self._send, daemon=True)
         sender.start()
-        commands = [self._another() for _ in range(2)]
         next_kill, next_command = began + 2, began + 4
         while (sender.is_alive() or live(self._broker, IN_LINE)) and time.monotonic() < began + seconds:
             now = time.monotonic()

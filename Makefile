@@ -134,11 +134,12 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
 # All that CI runs, in parts. As many as PARTS_AT_ONCE run beside each other (more than a machine of two cores has: they
-# also wait), and as soon as one has ended, the next one begins. The longest are first. A part's output comes at its end.
+# also wait), and as soon as one has ended, the next one begins. The longest are first, so Spark's classes, which they need,
+# are there before. A part's output comes at its end.
 PARTS_AT_ONCE ?= 4
 PARTS := check-workers check-spark lowest check-rooms check-waits check-proofs check-rules check-deaths check-shown clients types wheel docs lint layers
 
-check: $(INSTALLED) ## all that CI runs: lint, types, and every test but the deepest proofs
+check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(PARTS)
 
 SHORT := $(BIN)/python -m pytest --durations=15 --durations-min=20

@@ -14,6 +14,8 @@ from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_server import free_port
 
 SECONDS = 60
+JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "")
+"""Those for a Java that lives for seconds: driver, master, workers and executors are such."""
 
 
 class Cluster:
@@ -34,7 +36,8 @@ class Cluster:
             "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HOME": str(self.folder),
-            "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
+            "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         }
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -83,6 +86,7 @@ class Cluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "600m",
+            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
             "spark.cores.max": "2",
             "spark.executor.cores": "1",
         }

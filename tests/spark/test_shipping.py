@@ -74,17 +74,18 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
 
 @pytest.mark.parametrize("names_driver", [False, True], ids=["spark", "platforms"])
 def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
-    machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path, names_driver: bool
+    machines: tuple[Cluster, Path], job: tuple[str, str], names_driver: bool
 ) -> None:
     cluster, _ = machines
     relative = "./environment/bin/python"
     python = cluster.folder / relative
     if not python.exists():
         environment(cluster.folder / "environment", ("pyarrow", "redis"))
-    archive = tmp_path / "environment.tar.gz"
-    # As venv-pack does.
-    with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
-        packed.add(python.parents[1], ".")
+    archive = cluster.folder / "environment.tar.gz"
+    if not archive.exists():
+        # As venv-pack does.
+        with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
+            packed.add(python.parents[1], ".")
     # Containers of YARN and of EMR Serverless have it where the driver runs, too.
     more: dict[str, Any] = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
     ran = cluster.submit(

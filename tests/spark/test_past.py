@@ -35,7 +35,7 @@ def test_only_what_has_passed_is_moved(zone: str | None) -> None:
     given = [now - HOUR, None, now + HOUR, now // 1000]
     early, empty, late, seconds = moved(pa.array(given, pa.int64()))
     assert now + MARGIN_MS <= early <= now + MARGIN_MS + 60_000
-    # What was meant in seconds is a mistake, which is told.
+    # An instant in seconds is a mistake, which raises an error.
     assert (empty, late, seconds) == (None, now + HOUR, now // 1000)
 
     column = pa.array([None if at is None else at * 1000 for at in given[:3]], pa.timestamp("us", zone))

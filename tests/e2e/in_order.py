@@ -51,7 +51,7 @@ class InOrder:
         began = time.monotonic()
         sender = threading.Thread(target=self._send, daemon=True)
         sender.start()
-        next_kill, next_command = began + 2, began + 4
+        next_kill, next_command = began + 0.2, began + 2
         while (sender.is_alive() or live(self._broker, IN_LINE)) and time.monotonic() < began + seconds:
             now = time.monotonic()
             if now >= next_kill:

@@ -13,7 +13,7 @@ from tests.e2e.processes import Start
 def test_each_entity_is_served_in_order_while_workers_are_killed(
     start: Start, broker: Broker, tmp_path: Path
 ) -> None:
-    verdict = InOrder(start, broker, tmp_path, messages=20_000).run(seconds=8)
+    verdict = InOrder(start, broker, tmp_path, messages=60_000).run(seconds=8)
     print(verdict)
     assert verdict["in order"], verdict
     assert verdict["failed"] >= 100

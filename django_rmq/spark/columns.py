@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from django_rmq.core.producer.lining import enveloped
+from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
-from django_rmq.core.words.envelopes import basis_bytes
+from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.spark.packing import Rows
@@ -60,13 +60,27 @@ def rows_of(
     if ranges is not None and len(set(members)) < len(members):
         return None
     if topic.slot_basis is None and "slot_basis" not in given:
-        return Rows(members, build, scores, ranges, enveloped(bodies) if topic.keyed else None)
+        return Rows(members, build, scores, ranges, _enveloped(bodies) if topic.keyed else None)
     try:
         bases = _bases(topic, batch, given, parsed)
-        envelopes = enveloped(bodies, bases) if topic.keyed and bases is not None else None
+        envelopes = _enveloped(bodies, bases) if topic.keyed and bases is not None else None
     except InvalidMessage:
         return None
     return None if bases is None else Rows(members, build, scores, ranges, envelopes, bases)
+
+
+def _enveloped(raws: Sequence[bytes], bases: Sequence[bytes] | None = None) -> list[bytes]:
+    """Return the envelopes of messages without options, with their slot bases if these are given.
+
+    Raises ``InvalidMessage`` for a basis that a keyed message cannot have.
+    """
+    if bases is None:
+        head = encode_envelope(Envelope(b""))
+        return [head + raw for raw in raws]
+    heads = {
+        basis: encode_envelope(Envelope(b"", slot_basis=check_stored_basis(basis))) for basis in set(bases)
+    }
+    return [heads[basis] + raw for basis, raw in zip(bases, raws, strict=True)]
 
 
 def _bases(

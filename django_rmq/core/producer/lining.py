@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import add
 
-from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.words.contents import LARGEST_HELD, draw_members
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.topics import Topic
@@ -27,17 +26,3 @@ def lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[byt
     if max(map(len, envelopes)) > LARGEST_HELD:
         return members, envelopes
     return list(map(add, members, envelopes)), []
-
-
-def enveloped(raws: Sequence[bytes], bases: Sequence[bytes] | None = None) -> list[bytes]:
-    """Return the envelopes of messages without options, with their slot bases if these are given.
-
-    Raises ``InvalidMessage`` for a basis that a keyed message cannot have.
-    """
-    if bases is None:
-        head = encode_envelope(Envelope(b""))
-        return [head + raw for raw in raws]
-    heads = {
-        basis: encode_envelope(Envelope(b"", slot_basis=check_stored_basis(basis))) for basis in set(bases)
-    }
-    return [heads[basis] + raw for basis, raw in zip(bases, raws, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -200,17 +200,17 @@ class Options:
             )
         return list(dict.fromkeys(found))
 
-    def slots(self, count: int) -> list[int]:
+    def slots(self, count: int) -> Sequence[int]:
         """Return the slots to read, of ``count``."""
         try:
-            found = [int(part) for part in self.names("slots")] or list(range(count))
+            found = [int(part) for part in self.names("slots")]
         except ValueError:
             found = [-1]
         if not all(0 <= slot < count for slot in found):
             raise ConfigurationError(
                 f"option slots must be numbers from 0 to {count - 1}, got {self.text('slots')!r}"
             )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found)) or range(count)
 
     def bounds(self) -> tuple[float, float]:
         """Return the scores between which to read."""

@@ -68,11 +68,11 @@ class RmqDataSource(DataSource):
         options = Options(dict(self.options), READ | STREAM, "load()")
         options.check()
         broker_of(options)  # connects to nothing
-        return METADATA if options.metadata else COLUMNS
+        return _schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._check(schema)
         options = Options(dict(self.options), READ, "spark.read")
+        _check(schema, options)
         if options.pushes_filters:
             from django_rmq.spark.pushing import PushingReader
 
@@ -84,14 +84,9 @@ class RmqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from django_rmq.spark.streaming import StreamReader
 
-        self._check(schema)
-        return StreamReader(Options(dict(self.options), STREAM, "spark.readStream"), schema)
-
-    def _check(self, schema: StructType) -> None:
-        if schema.fieldNames() != self.schema().fieldNames():
-            raise ConfigurationError(
-                f"the schema of format rmq is fixed: {self.schema().simpleString()}; read value, then decode it"
-            )
+        options = Options(dict(self.options), STREAM, "spark.readStream")
+        _check(schema, options)
+        return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         from django_rmq.spark.writing import Writer
@@ -102,3 +97,14 @@ class RmqDataSource(DataSource):
         from django_rmq.spark.stream_writing import StreamWriter
 
         return StreamWriter(Options(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite)
+
+
+def _schema(options: Options) -> StructType:
+    return METADATA if options.metadata else COLUMNS
+
+
+def _check(schema: StructType, options: Options) -> None:
+    if schema.fieldNames() != _schema(options).fieldNames():
+        raise ConfigurationError(
+            f"the schema of format rmq is fixed: {_schema(options).simpleString()}; read value, then decode it"
+        )

@@ -43,6 +43,14 @@ CONNECT_SECONDS = 10.0
 AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """Settings of a local master, which communicates only with itself."""
 
+ON_A_DISK = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    )
+}
+"""Settings of a local master that streams: its checkpoints are on a local disk, where Spark's default manager starts
+processes (``readlink``, ``chmod``) for each file, some twenty per micro-batch."""
+
 
 def check_installed(remote: str | None = None) -> None:
     """Check that a session can be made. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java.
@@ -115,7 +123,9 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
         return {**DEFAULTS, **conf}
     # Otherwise Spark looks up the name of this machine, which may have no address in a container.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return {**DEFAULTS, **AT_HOME, **conf}
+    # The same versions of PySpark that read streams have that class.
+    streaming = ON_A_DISK if find_spec("pyspark.sql.streaming.datasource") else {}
+    return {**DEFAULTS, **AT_HOME, **streaming, **conf}
 
 
 def _check_answers(remote: str) -> None:

@@ -24,6 +24,7 @@ from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.java import find_java, prepare_environment
+from django_rmq.spark.session import open_session
 from tests.brokers import Broker
 from tests.e2e.processes import environment_of
 from tests.servers import absent
@@ -39,22 +40,14 @@ def java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    folder = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.local.dir", str(folder))
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    folder = str(tmp_path_factory.mktemp("spark"))
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.local.dir": folder,
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+    }
+    session = open_session("tests", master="local[2,4]", conf=conf)
     yield session
     session.stop()
 

@@ -158,6 +158,7 @@ class Sending:
 
     def _send_chunk(self, producer: Producer, bulk: Bulk, batch: pa.RecordBatch) -> Counter[str]:
         topic = self._topic
+        _check_texts(batch)
         batch = moved_up(batch) if self._moves_up else batch
         bodies, parsed = self._bodies(batch)
 
@@ -259,6 +260,14 @@ class Sending:
         except (RmqError, ValueError) as error:
             raise InvalidMessage(f"row {_shown(batch, len(found))}: {error}") from None
         return found
+
+
+def _check_texts(batch: pa.RecordBatch) -> None:
+    """Raise ``InvalidMessage`` for text that is not UTF-8, which Spark makes of bytes by a cast, and Python cannot read."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidMessage(f"text is not UTF-8: {error}") from None
 
 
 def _reencoded(text: str) -> bytes:

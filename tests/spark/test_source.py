@@ -164,6 +164,20 @@ def test_bad_values_are_refused_with_the_row(
     assert topic.depth("store") == 0
 
 
+@pytest.mark.parametrize("columns", [["value"], ["key", "value"], ["body"]])
+@pytest.mark.parametrize("body", ["json", "text"])
+def test_text_that_is_not_utf_8_is_refused(
+    spark: Any, queue: MakeQueue, columns: list[str], body: str
+) -> None:
+    topic = queue(TopicType.RANGE_MERGE, body=body, identity="key" if "key" in columns else "body")
+    frame = spark.createDataFrame([(bytearray(b'"\xff"'),)], "raw binary")
+    texts = frame.selectExpr(*(f"cast(raw as string) as {column}" for column in columns))
+    more = {"bodyColumns": "body"} if columns == ["body"] else {}
+    with pytest.raises(Exception, match=r"text is not UTF-8: In column 0: .*Invalid UTF8"):
+        texts.write.format("rmq").options(**topic.options, timeRange=1, **more).mode("append").save()
+    assert topic.depth("store") == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

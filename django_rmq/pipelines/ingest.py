@@ -9,10 +9,10 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.pieces import Pieces
+from django_rmq.spark.options import PAST_TIMES
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
-PAST = ("refuse", "now")
 OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
 CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", "merge", "limit")
 """The arguments that choose the messages; those of an ingest that goes on must be the same."""
@@ -65,7 +65,7 @@ class Ingest(Pipeline):
             help="wait while more than N messages would wait in the topic; needs --checkpoint",
         )
         parser.add_argument(
-            "--past-times", choices=PAST, help="what to do with a --fixed-time that has passed"
+            "--past-times", choices=PAST_TIMES, help="what to do with a --fixed-time that has passed"
         )
         parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 

@@ -62,6 +62,9 @@ WRITE = CONNECTION | {
     "allowOverwrite",
     "pastTimes",
 }
+PAST_TIMES = ("refuse", "now")
+"""What a write may do with a ``fixed_time`` that has passed."""
+
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
 """Options of Spark itself, which it also passes to sources and sinks."""
 

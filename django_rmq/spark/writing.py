@@ -28,7 +28,7 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, 
 from django_rmq.spark.canonical import canonical_rows, canonical_texts
 from django_rmq.spark.columns import rows_of, values
 from django_rmq.spark.connection import broker_of, topic_of
-from django_rmq.spark.options import Options
+from django_rmq.spark.options import PAST_TIMES, Options
 from django_rmq.spark.packing import Bulk
 from django_rmq.spark.past import moved_up
 from django_rmq.spark.patience import Patience
@@ -276,7 +276,7 @@ def _reencoded(text: str) -> bytes:
 
 def _moves_up(options: Options) -> bool:
     given = options.text("pastTimes") or "refuse"
-    if given not in ("refuse", "now"):
+    if given not in PAST_TIMES:
         raise ConfigurationError(f"option pastTimes must be refuse or now, got {given!r}")
     return given == "now"
 

@@ -652,7 +652,6 @@ def test_rest_lists_and_acts(broker: InMemoryBroker, staff: Callable[..., Client
 
 
 def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, clock: Clock) -> None:
-    pytest.importorskip("prometheus_client")
     from django_rmq.metrics.collector import RmqCollector
 
     def collected() -> dict[tuple[str, ...], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import redis
@@ -13,6 +14,12 @@ from tests.brokers import InMemoryBroker
 
 Dump = dict[bytes, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")
+_RECORD = re.compile(rb"(\d+ )(-?(?:inf|[\d.]+(?:e[+-]?\d+)?))")
+
+
+def in_one_form(record: bytes) -> bytes:
+    """Return a record of ``inflight_{K}`` with its score as the memory writes it. A server writes it in its own form."""
+    return _RECORD.sub(lambda found: found[1] + b"%.17g" % float(found[2]), record, count=1)
 
 
 class Keyspace(Protocol):
@@ -107,6 +114,8 @@ class RedisKeyspace:
                 pipeline.hgetall(key)
         existing, *values = pipeline.execute()
         found = {key: dict(value) for (_, key), value in zip(named, values, strict=True) if value}
+        for key in (keys.inflight for keys in slots if keys.inflight in found):
+            found[key] = {member: in_one_form(record) for member, record in found[key].items()}
         assert set(existing) == set(found)
         return found
 

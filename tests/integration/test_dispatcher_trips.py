@@ -222,6 +222,32 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     assert all(ledger.balanced for ledger in audit(broker, LINES))
 
 
+@pytest.mark.parametrize(("messages", "next_ones"), [(6_000, 2), (160, 9)])
+def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, messages: int, next_ones: int
+) -> None:
+    """So that one trip does not bring many times what it should, while the threads have nothing to do."""
+    monkeypatch.setattr(asking, "TURN_MESSAGES", 200)
+    topic = Topic("many", TopicType.RANGE_MERGE, slots=32, time_range_ms=0, prefetch=100)
+    send(broker, topic, range(messages))
+    dispatcher = Dispatcher(
+        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, Terms(threads=1)
+    )
+    dispatcher.own((topic.name, slot) for slot in range(topic.slots))
+    dispatcher._inbox.hear()
+    dispatcher._room.paces[topic.name].seconds = 1e-5
+    while dispatcher._acquire():
+        pass
+    begun = dispatcher._trips.send()
+    assert begun is not None
+    assert len(begun.asked.places) == 13  # of 16 messages each, as long as nothing is known
+    dispatcher._trips.receive(begun)
+    later = dispatcher._trips.send()
+    assert later is not None
+    assert len(later.asked.places) == next_ones
+    dispatcher._trips.receive(later)
+
+
 def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:

@@ -61,7 +61,8 @@ class Answering:
             trouble = self._acquiring.failed(place, reply)
         else:
             place.shut_until, place.away = 0.0, False
-            place.yielded = len(reply.deliveries)
+            has_more = reply.next_due is not None and reply.next_due <= self._schedule.clock.ms()
+            self._room.answered(place, len(reply.deliveries), has_more=has_more)
             if reply.status != "ok":
                 self._nothing(place, reply)
             elif recalled:

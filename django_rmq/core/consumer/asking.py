@@ -52,12 +52,12 @@ class Asked:
         self.slots_of_topic: Counter[str] = Counter()
         """Topic -> number of slots that lanes or the event loop need room for."""
 
-    def add(self, place: Place, limit: int, size: int, answer: Answer[Prepared]) -> None:
-        """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
+    def add(self, place: Place, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
+        """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, and ``expected`` to hand out fewer."""
         self.places[place] = answer
         self.messages += limit
         self.bytes += size
-        self.expected += min(limit, 2 * place.yielded + 16)
+        self.expected += min(limit, expected)
         self.of_topic[place.topic.name] += limit
 
     def burden(self, thread: int, seconds: float) -> None:
@@ -133,7 +133,7 @@ class Asking:
             if not size:
                 break
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
-            asked.add(place, limit, size, pipeline.add(call))
+            asked.add(place, limit, size, room.expected(place), pipeline.add(call))
             asked.slots_of_topic[topic.name] += bool(is_bounded)
             place.cursor = None
             if not overlaps:

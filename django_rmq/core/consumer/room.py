@@ -59,6 +59,8 @@ class Room:
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
         self.paces.update((name, Pace(FIRST_PACE)) for name in overlap.concurrency)
         self.places = places
+        self._expected: defaultdict[str, float] = defaultdict(lambda: 16.0)
+        """Topic -> what its slots were expected to hand out next, smoothed."""
 
     @property
     def is_limited(self) -> bool:
@@ -127,6 +129,17 @@ class Room:
         """Return how many messages of a topic all threads together can have in hand."""
         flow = self.lanes.flows.get(topic.name)
         return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
+
+    # --- what is asked
+
+    def expected(self, place: Place) -> int:
+        """Return how many messages the next prepare of a slot may hand out: one not asked yet is as full as the others."""
+        return int(self._expected[place.topic.name]) if place.expected is None else place.expected
+
+    def answered(self, place: Place, messages: int, *, has_more: bool) -> None:
+        """Record how many messages a prepare has handed out, and whether it left others that are due."""
+        place.expected = BATCH if messages and has_more else 2 * messages + 16
+        self._expected[place.topic.name] += (place.expected - self._expected[place.topic.name]) * 0.1
 
     # --- what takes room
 

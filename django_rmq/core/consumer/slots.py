@@ -32,6 +32,7 @@ class Place:
         "due",
         "entry",
         "epoch",
+        "expected",
         "fenced_at",
         "not_before",
         "owned",
@@ -42,7 +43,6 @@ class Place:
         "topic",
         "uncertain",
         "untaken_since",
-        "yielded",
     )
 
     def __init__(self, topic: Topic, slot: int, thread: int) -> None:
@@ -56,8 +56,8 @@ class Place:
         self.epoch: int | None = None
         self.uncertain = False
         """Whether a prepare of this worker may have run without its answer having arrived."""
-        self.yielded = 0
-        """How many messages the last prepare handed out."""
+        self.expected: int | None = None
+        """How many messages the next prepare is expected to hand out. None: this worker has not asked it yet."""
         self.asked = False
         """Whether a prepare of the slot is under way."""
         self.again = False

@@ -9,7 +9,7 @@ end
 local function text_of(number)
   return string.format('%.17g', number) -- rule: lossy_text
 end
--- Redis 7 formats some numbers differently from Redis 6; stored numbers have one form.
+-- Servers format some numbers differently; those of the dead have one form, because people read them.
 local function plain_score(score)
   if #score < 17 and not string.find(score, '%D') then return score end
   return text_of(tonumber(score))

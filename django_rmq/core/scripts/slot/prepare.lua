@@ -179,7 +179,7 @@ for i = 1, total do
     if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
     free[at], free[at + 1] = member, score
     prepared[at], prepared[at + 1] = dates[left], member
-    if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
+    if score ~= last_text then last_text, flight = score, ticket .. score end
     flights[at], flights[at + 1] = member, flight
     if seconds then -- rule: time_out_of_the_topic
       local short = math.min(seconds, timeout)

@@ -126,6 +126,45 @@ def test_at_the_end_each_thread_closes_its_connections_and_ends(monkeypatch: pyt
     assert closed == [used]
 
 
+def test_a_call_cancelled_twice_leaves_its_thread_to_what_runs_there_and_the_thread_ends(
+    threads: SyncThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(databases, "close_all", lambda: closed.append(threading.get_ident()))
+    used: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        used.append(threading.get_ident())
+        begun.set()
+        may_end.wait(30)
+
+    async def listen(message: Message) -> int:
+        if message.slot:
+            return await sync_to_async(threading.get_ident)()
+        return await sync_to_async(blocks)()  # type: ignore[func-returns-value]
+
+    async def cancel_twice() -> int:
+        call = threads.around(TOPIC, listen)
+        task = asyncio.create_task(call(message()))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        # The next call does not wait for what still runs.
+        other = await asyncio.wait_for(call(Message(TOPIC, 1, 1, Delivery(b"2", 1.0, 16))), 10)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return int(other)
+
+    other = asyncio.run(cancel_twice())
+    for each in [each for each in threading.enumerate() if each.ident == used[0]]:
+        each.join(10)
+    assert closed == used
+    assert other != used[0]
+
+
 def test_the_orm_without_await_is_refused_as_everywhere_in_django(threads: SyncThreads) -> None:
     async def listen(message: Message) -> None:
         connection.cursor()

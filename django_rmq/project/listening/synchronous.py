@@ -40,7 +40,11 @@ class SyncThreads:
                 await _close_old_connections(thread)
                 return await watched(argument)
             finally:
-                await _close_old_connections(thread)
+                try:
+                    await _close_old_connections(thread)
+                except asyncio.CancelledError:
+                    _end(thread)  # its code still runs, and the next call would wait for that
+                    raise
                 self._idle.append(thread)
 
         return call
@@ -48,16 +52,21 @@ class SyncThreads:
     def close(self) -> None:
         """Close the connections of the threads, and end these."""
         for thread in self._idle:
-            executor = _executor_of(thread)
-            if executor is not None:
-                executor.submit(databases.close_all)
-                executor.shutdown(wait=False)
+            _end(thread)
         self._idle.clear()
 
 
 def _executor_of(thread: ThreadSensitiveContext) -> Executor | None:
     """Return what runs the code of a thread. None: there was none to run."""
     return SyncToAsync.context_to_thread_executor.get(thread)
+
+
+def _end(thread: ThreadSensitiveContext) -> None:
+    """Close the connections of a thread once its code has returned, and end it."""
+    executor = _executor_of(thread)
+    if executor is not None:
+        executor.submit(databases.close_all)
+        executor.shutdown(wait=False)
 
 
 def hooks() -> Hooks:

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
@@ -356,25 +357,33 @@ def test_a_listener_may_ask_the_process_to_exit(broker: Any) -> None:
 
 
 def test_a_loop_that_dies_is_replaced(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A task that a listener has started ends the loop."""
-    runs: Counter[int] = Counter()
+    """A task that a listener has started ends the loop. What is sent while it ends begins in its successor."""
+    loops: defaultdict[int, list[asyncio.AbstractEventLoop]] = defaultdict(list)
+    ending = threading.Event()
 
     async def ends() -> None:
         raise SystemExit(1)
 
     async def listener(message: Message) -> None:
-        runs[message.body["n"]] += 1
-        if message.body["n"] == 0 and runs[0] == 1:
+        loops[message.body["n"]].append(asyncio.get_running_loop())
+        if message.body["n"] == 0 and len(loops[0]) == 1:
             asyncio.get_running_loop().create_task(ends())
-            await asyncio.sleep(30)
+            try:
+                await asyncio.sleep(30)
+            finally:
+                ending.set()
+                await asyncio.sleep(0.5)
 
     send(broker, TOPIC, numbered(1))
     with Worker(broker, TOPIC, listener, threads=1):
-        eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
+        assert ending.wait(LONG)
         send(broker, TOPIC, [{"n": n} for n in range(1, 20)])
+        eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
         eventually(lambda: live(broker, TOPIC) == 0, "all messages")
     assert total(broker, TOPIC, "committed") == 20
-    assert runs[0] == 2
+    (dead, successor) = loops.pop(0)
+    assert {*chain(*loops.values())} == {successor} != {dead}
+    assert {len(each) for each in loops.values()} == {1}
 
 
 def test_what_blocks_the_loop_is_logged(

@@ -74,6 +74,8 @@ class LoopThread(threading.Thread):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
         self._stopping = False
+        self._is_over = False
+        """Whether it has ended, and only cancels what still runs."""
         self._pulse = Pulse()
         self._silent_since = self._pulse.ticked
         self._complain = Complaints(logger)
@@ -169,7 +171,7 @@ class LoopThread(threading.Thread):
         """Begin as many batches as may run, and end the loop if it is told to and nothing is left."""
         with self._lock:
             self._is_woken = False
-            begun = [] if self.hangs else self._turns.take()
+            begun = [] if self.hangs or self._is_over else self._turns.take()
         for batch in begun:
             self._start(batch)
         if self._stopping and self._is_idle:
@@ -212,6 +214,7 @@ class LoopThread(threading.Thread):
 
     def _close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel what listeners have left running, and close the loop."""
+        self._is_over = True
         for batch in self._running:
             batch.halted = batch.dropped = True
         left = asyncio.all_tasks(loop)

@@ -53,7 +53,7 @@ class Asked:
         """Topic -> number of slots that lanes or the event loop need room for."""
 
     def add(self, place: Place, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
-        """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, and ``expected`` to hand out fewer."""
+        """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, of which about ``expected`` may come."""
         self.places[place] = answer
         self.messages += limit
         self.bytes += size

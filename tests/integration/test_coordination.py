@@ -322,7 +322,8 @@ def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all
 
 def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:
     with server_of_its_own(appendonly="yes", appendfsync="always") as (server, party):
-        workers = [party.add() for _ in range(3)]
+        # However slow the machine is, all are back before slots are assigned.
+        workers = [party.add(settle_seconds=1.0) for _ in range(3)]
         party.wait_until_shared_out()
         had = [member.serial() for member in workers]
         os.kill(server.pid, signal.SIGKILL)

@@ -222,9 +222,13 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     assert all(ledger.balanced for ledger in audit(broker, LINES))
 
 
-@pytest.mark.parametrize(("messages", "next_ones"), [(6_000, 2), (160, 9)])
+@pytest.mark.parametrize(
+    ("messages", "pace", "first", "next_ones"),
+    [(6_000, 1e-5, 13, 2), (160, 1e-5, 13, 9), (6_000, 0.005, 5, 2)],
+    ids=["full", "nearly empty", "full, and asked for little at first"],
+)
 def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, messages: int, next_ones: int
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, messages: int, pace: float, first: int, next_ones: int
 ) -> None:
     """So that one trip does not bring many times what it should, while the threads have nothing to do."""
     monkeypatch.setattr(asking, "TURN_MESSAGES", 200)
@@ -235,13 +239,17 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     )
     dispatcher.own((topic.name, slot) for slot in range(topic.slots))
     dispatcher._inbox.hear()
-    dispatcher._room.paces[topic.name].seconds = 1e-5
+    dispatcher._room.paces[topic.name].seconds = pace
     while dispatcher._acquire():
         pass
+    dispatcher._polling.poll()  # reads the clock of Redis
     begun = dispatcher._trips.send()
     assert begun is not None
-    assert len(begun.asked.places) == 13  # of 16 messages each, as long as nothing is known
+    assert len(begun.asked.places) == first
     dispatcher._trips.receive(begun)
+    # The thread has been quick.
+    dispatcher._room.paces[topic.name].seconds = 1e-5
+    dispatcher._hand.load[0] = 0.0
     later = dispatcher._trips.send()
     assert later is not None
     assert len(later.asked.places) == next_ones

@@ -111,7 +111,10 @@ def test_an_envelope_that_was_stored_since_counts() -> None:
     assert content_of(LINES, out.member, edited).body == b"second"
 
 
-@pytest.mark.parametrize("member", [b"\xff", b"\xff" * 40, MARK + b"a stranger's own value, without a head"])
+@pytest.mark.parametrize(
+    "member",
+    [b"\xff", b"\xff" * 40, MARK + b"a stranger's own value, without a head", b"sixteen letters!0 {}\nx"],
+)
 def test_a_value_of_another_program_is_a_body(member: bytes) -> None:
     assert envelope_of(LINES, member, None) is None
     assert raw_body(LINES, member, None) == member
@@ -128,8 +131,8 @@ def test_the_quick_way_to_a_body_finds_the_same(start: bytes, meta: bytes, end: 
     assert body_of(raw) == decode_envelope(raw).body
 
 
-def test_other_topics_hold_nothing_in_members() -> None:
-    member = build(LINES, "x").member
+@pytest.mark.parametrize("member", [build(LINES, "x").member, MARK + b"fifteen letters" + b"0 {}\nx"])
+def test_other_topics_hold_nothing_in_members(member: bytes) -> None:
     assert raw_body(PLAIN, member, None) == member
     assert raw_body(KEYED, member, None) == member
     assert envelope_of(PLAIN, member, b"0 {}\nx") is None

@@ -22,6 +22,9 @@ WORK_SECONDS = 0.05
 QUICK_SECONDS = 0.005
 """Seconds per message above which a priority slot has only one batch in hand, without a second one behind it."""
 
+LEAST_EXPECTED = 16
+"""How many messages a slot is expected to hand out after it had none."""
+
 
 class Pace:
     """The time that a topic's listener takes per message, smoothed; ``seconds`` is the first guess."""
@@ -59,7 +62,7 @@ class Room:
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
         self.paces.update((name, Pace(FIRST_PACE)) for name in overlap.concurrency)
         self.places = places
-        self._expected: defaultdict[str, float] = defaultdict(lambda: 16.0)
+        self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
         """Topic -> what its slots were expected to hand out next, smoothed."""
 
     @property
@@ -138,7 +141,7 @@ class Room:
 
     def answered(self, place: Place, messages: int, *, has_more: bool) -> None:
         """Record how many messages a prepare has handed out, and whether it left others that are due."""
-        place.expected = BATCH if messages and has_more else 2 * messages + 16
+        place.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
         self._expected[place.topic.name] += (place.expected - self._expected[place.topic.name]) * 0.1
 
     # --- what takes room

@@ -45,9 +45,9 @@ BEAT_SECONDS = 1.3
 """Seconds between two beats. With one read of the definitions per audit, a worker then sends at most one
 command per second."""
 
-RETRY_SECONDS = 0.15
-"""Seconds between two attempts while Redis is unavailable. Less than ``SETTLE_SECONDS``, so that all workers are back before
-slots are assigned, and keep theirs."""
+RETRY_SECONDS = 0.75 * SETTLE_SECONDS
+"""Seconds between two attempts while Redis is unavailable: few enough that all workers are back before slots are assigned,
+and keep theirs."""
 
 SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
 

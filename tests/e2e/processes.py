@@ -105,12 +105,22 @@ class WorkerProcess:
         return self.process.wait(seconds)
 
 
+def state_of(task: Path) -> str:
+    """The letter that Linux gives the state of a process or a thread, by its folder under ``/proc``."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, reaped or not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return state_of(Path(f"/proc/{pid}")) == "Z"
     except OSError:
         return True
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped by a signal."""
+    return {state_of(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}
 
 
 Start = Callable[..., WorkerProcess]

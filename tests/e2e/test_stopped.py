@@ -12,7 +12,7 @@ import pytest
 from tests.brokers import Broker
 from tests.e2e.ledger import Line, examine, read
 from tests.e2e.load import LEDGER, Load, shares
-from tests.e2e.processes import Start, WorkerProcess
+from tests.e2e.processes import Start, WorkerProcess, stands_still
 from tests.workers import eventually, total
 
 
@@ -38,6 +38,8 @@ def stopped_for(seconds: float, pid: int, running: Path) -> tuple[int, int]:
 
     eventually(runs, "running")
     os.kill(pid, signal.SIGSTOP)
+    # The signal takes its time on a busy machine, and threads run until it is there.
+    eventually(lambda: stands_still(pid), "standing still")
     stopped = time.monotonic_ns()
     time.sleep(seconds)
     resumed = time.monotonic_ns()

@@ -120,7 +120,10 @@ def is_gone(pid: int) -> bool:
 
 def stands_still(pid: int) -> bool:
     """Whether all threads of a process are stopped by a signal."""
-    return {state_of(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}
+    try:
+        return {state_of(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}
+    except OSError:  # a thread has just ended
+        return False
 
 
 Start = Callable[..., WorkerProcess]

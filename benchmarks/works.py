@@ -18,6 +18,7 @@ import redis
 
 from django_rmq.core.calls import ending, taking
 from django_rmq.core.consumer import Dispatcher, Terms, Watching
+from django_rmq.core.consumer.garbage import collect_less
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import RedisBroker
@@ -206,11 +207,12 @@ class Bench:
             watching=Watching(beat=beat),
         )
         dispatcher.own((topic.name, slot) for slot in range(SLOTS))
-        gc.collect()
-        gc.freeze()  # as runrmqconsumers does
+        thresholds = gc.get_threshold()
+        collect_less()  # as runrmqconsumers does
         begun = time.perf_counter()
         dispatcher.run()
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
         if dispatcher.processed != len(self.dicts) or not ended:
             raise RuntimeError(f"settled {dispatcher.processed} of {len(self.dicts)} messages")
         return len(self.dicts) / (ended - begun)

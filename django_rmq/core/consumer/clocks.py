@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
-
-def uptime() -> float:
-    """Return seconds on a clock that also counts while the machine is suspended."""
-    return time.clock_gettime(_UPTIME_CLOCK)
-
-
-_UPTIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+uptime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Return seconds on a clock that also counts while the machine is suspended."""
 
 
 class ServerClock:

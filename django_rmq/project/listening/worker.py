@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import socket
@@ -18,6 +17,7 @@ from uuid import uuid4
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.consumer.children import OVERRAN, RECYCLE
 from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
+from django_rmq.core.consumer.garbage import collect_less
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
@@ -169,9 +169,7 @@ class WorkerProcess:
     def run(self) -> int:
         """Join, work until told to stop or done, leave; return 0, 1 (something was left behind), ``OVERRAN`` or ``RECYCLE``."""
         self._beat()
-        # Everything loaded by now stays, so the garbage collector need not examine it again between messages.
-        gc.collect()
-        gc.freeze()
+        collect_less()
         self.coordinator.start()
         self._duties.start()
         try:

@@ -150,9 +150,9 @@ if total > 0 and redis.call('HLEN', body) > 0 then
   kept = redis.call('HMGET', body, unpack(names))
 end
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
-local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
-local bodies, shortest = {}, nil
-local ticket, last_text, flight = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
+local members, flights, prepared, lefts, envelopes, lapsed = {}, {}, {}, {}, {}, {}
+local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
+local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
   local is_over, is_limited = false, false
@@ -167,20 +167,20 @@ for i = 1, total do
       more = true
       break
     end
-    local is_retried = i <= retries or (wary and kind == 'fifo')
-    local most, seconds = max_retries, nil
-    if is_limited then most, seconds = own_limits(envelope) end -- rule: limits_of_the_topic
-    local left = is_retried and budget(tonumber(score), member, most) or most
+    local left, seconds = max_retries, nil
+    if is_limited then left, seconds = own_limits(envelope) end -- rule: limits_of_the_topic
+    if i <= retries or (wary and kind == 'fifo') then left = budget(tonumber(score), member, left) end
+    if left ~= last_left then last_left, date = left, text_of(stamp + left) end
     plain = plain and left == expected
-    dates[left] = dates[left] or text_of(stamp + left)
+    if score ~= last_text then last_text, flight = score, ticket .. score end
     local at = taken * 2 + 1
     taken = taken + 1
-    members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
-    if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
-    free[at], free[at + 1] = member, score
-    prepared[at], prepared[at + 1] = dates[left], member
-    if score ~= last_text then last_text, flight = score, ticket .. score end
+    members[taken], lefts[taken] = member, left
+    if taken < i then free[at], free[at + 1] = member, score end
+    prepared[at], prepared[at + 1] = date, member
     flights[at], flights[at + 1] = member, flight
+    if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
+    if #kept > 0 then envelopes[taken] = envelope or '' end
     if seconds then -- rule: time_out_of_the_topic
       local short = math.min(seconds, timeout)
       prepared[at] = text_of(stamp - (timeout - short) * 1000 + left)

@@ -1,0 +1,38 @@
+"""Garbage collection in a worker's process: rarer, unless the project has its own mind about it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from django_rmq.core.consumer.garbage import THRESHOLD, collect_less
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(700, THRESHOLD), (50_000, 50_000), (0, 0)], ids=["default", "rarer", "off"]
+)
+def test_collections_are_rarer_but_never_more_frequent_than_the_project_wants(
+    before: int, after: int
+) -> None:
+    gc.set_threshold(before, 7, 11)
+    others = gc.get_threshold()[1:]
+    collect_less()
+    assert gc.get_threshold() == (after, *others)
+
+
+def test_what_is_loaded_by_now_is_no_longer_looked_at() -> None:
+    kept: list[list[int]] = [[] for _ in range(100)]
+    collect_less()
+    assert gc.get_freeze_count() >= 100
+    frozen = {id(one) for one in gc.get_objects()}
+    assert not any(id(one) in frozen for one in kept)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_rmq.core.consumer.garbage import THRESHOLD, collect_less
+from django_rmq.project.listening import worker
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +37,18 @@ def test_what_is_loaded_by_now_is_no_longer_looked_at() -> None:
     assert gc.get_freeze_count() >= 100
     frozen = {id(one) for one in gc.get_objects()}
     assert not any(id(one) in frozen for one in kept)
+
+
+def test_a_worker_does_so_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collected(Exception):
+        pass
+
+    def collected() -> None:
+        raise Collected
+
+    monkeypatch.setattr(worker, "collect_less", collected)
+    monkeypatch.setattr(worker.WorkerProcess, "_beat", lambda _: None)
+    # Nothing of it is there yet that could be started.
+    process = object.__new__(worker.WorkerProcess)
+    with pytest.raises(Collected):
+        process.run()

@@ -6,7 +6,7 @@ import gc
 
 THRESHOLD = 10_000
 """How many more objects than at the last collection begin the next one. A worker has thousands of messages in hand,
-and Python's own 700 would have it look at each of them several times."""
+and the 700 of Python 3.11 would have it look at each of them several times."""
 
 
 def collect_less() -> None:

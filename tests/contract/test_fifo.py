@@ -461,3 +461,89 @@ def test_a_stranger_s_zadd_stands_where_its_score_puts_it(slot: Slot, keyspace: 
     slot.strangers = keyspace.zadd(slot.keys.store, b"a", 5.0)
     slot.strangers += keyspace.zadd(slot.keys.store, b"z", math.inf)
     assert take(slot) == [b"a", b"b"]
+
+
+# --- everything at once
+
+
+def plainly_taken(slot: Slot, *members: bytes) -> int:
+    """Send members that are their own bodies, take all; return the receipt."""
+    slot.send_fifo(0, list(members))
+    prepared = slot.prepare("A", None, 1_000)
+    assert [each.member for each in prepared.deliveries] == list(members)
+    assert prepared.is_plain
+    return int(prepared.receipt)
+
+
+def commits_nothing(slot: Slot, receipt: int, size: int) -> bool:
+    before = slot.snapshot()
+    return slot.commit_all(receipt, size) == [] and slot.snapshot() == before
+
+
+@pytest.mark.parametrize("size", [1, 2, 500])
+def test_everything_in_flight_is_committed_without_naming_it(slot: Slot, size: int) -> None:
+    receipt = plainly_taken(slot, *[b"\xff%015d" % n for n in range(size)])
+    slot.send_fifo(0, [b"later"])
+    assert slot.prepare("A", None, 10).status == "busy"
+    assert b"sleeping_until" in slot.hash("control")
+    assert slot.commit_all(receipt, size) == ["ok"] * size
+    assert (slot.zset("prepare"), slot.hash("inflight"), slot.counted("committed")) == ({}, {}, size)
+    assert b"sleeping_until" not in slot.hash("control")  # who waits at the gate is woken
+    assert commits_nothing(slot, receipt, size)
+    assert take(slot) == [b"later"]
+
+
+def test_what_was_handed_out_since_is_not_committed_with_what_was_before(slot: Slot, clock: Clock) -> None:
+    first = plainly_taken(slot, b"a", b"b")
+    slot.release(first, [b"a", b"b"])
+    second = slot.prepare("B", None, 10).receipt
+    assert commits_nothing(slot, first, 2)
+    assert slot.commit(first, [b"a", b"b"]) == ["stale", "stale"]
+    assert slot.commit_all(second, 2) == ["ok", "ok"]
+
+
+def test_what_has_ended_otherwise_is_not_committed_with_the_others(slot: Slot, clock: Clock) -> None:
+    receipt = plainly_taken(slot, b"a", b"b", b"c")
+    slot.release(receipt, [b"b"])
+    assert commits_nothing(slot, receipt, 3)
+    assert slot.commit(receipt, [b"a", b"b", b"c"]) == ["ok", "stale", "ok"]
+    clock.advance(ms=1)
+    receipt = slot.prepare("A", None, 10).receipt
+    clock.advance(ms=(slot.topic.timeout + 1) * 1_000)
+    slot.expire()
+    assert commits_nothing(slot, receipt, 1)
+
+
+@pytest.mark.parametrize("mark", ["remove", "bury", "cancel"])
+def test_what_is_marked_is_committed_by_name_only(slot: Slot, mark: str) -> None:
+    receipt = plainly_taken(slot, b"a", b"b")
+    getattr(slot, mark)([b"b"])
+    assert commits_nothing(slot, receipt, 2)
+    assert slot.commit(receipt, [b"a", b"b"]) == ["ok", "ok"]
+    ended = {"remove": "removed", "bury": "died", "cancel": "committed"}[mark]
+    assert slot.counted(ended) == 1 + (mark == "cancel")
+    assert slot.commit_all(plainly_taken(slot, b"c"), 1) == ["ok"]
+
+
+@pytest.mark.parametrize("what", ["body", "failure"])
+def test_what_has_a_body_or_a_failure_is_committed_by_name_only(fifo: Callable[..., Slot], what: str) -> None:
+    slot = fifo(backoff=NO_BACKOFF)
+    if what == "body":
+        send(slot, b"a", b"b")
+    else:
+        slot.rollback(plainly_taken(slot, b"a", b"b"), [Failure(b"a")])
+        slot.release(*taken_again(slot))
+    prepared = slot.prepare("A", None, 10)
+    assert not prepared.is_plain
+    assert commits_nothing(slot, prepared.receipt, 2)
+    slot.commit(prepared.receipt, [b"a", b"b"])
+
+
+def test_only_what_is_plain_is_said_to_be(slot: Slot) -> None:
+    slot.release(plainly_taken(slot, b"a"), [b"a"])
+    send(slot, b"b")
+    assert not slot.prepare("A", None, 1).is_plain
+    slot.commit(*taken_again(slot))
+    assert not slot.prepare("A", None, 1).is_plain
+    slot.commit(*taken_again(slot))
+    assert slot.commit_all(plainly_taken(slot, b"c"), 1) == ["ok"]

@@ -7,6 +7,7 @@ time, some of them a limited number of times. `check` reports the shortest trace
 ORDER   a listener starts a message while an earlier one of the slot has neither succeeded nor died
 CHARGE  a message that was never begun has lost a retry, and was not the first in line when it timed out
 STUCK   a state with work left that no sequence of steps without faults can finish
+LOSS    a message is done that no listener has done
 
 A rule switched off must be found by a property: a check that cannot fail proves nothing.
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-PROPERTIES = ("ORDER", "CHARGE", "STUCK")
+PROPERTIES = ("ORDER", "CHARGE", "STUCK", "LOSS")
 WAITING, RESTING, FLYING, DONE, DEAD = "waiting", "resting", "flying", "done", "dead"
 
 
@@ -35,6 +36,7 @@ class Rules:
     gives_back: bool = True  # off: what was taken with a failed message is charged like it
     blames_first: bool = True  # off: a time-out charges every message that was in flight
     promotes: bool = True  # off: a back-off never ends
+    is_last: bool = True  # off: what ends everything in flight also ends what was handed out later
 
     def without(self, rule: str) -> Rules:
         return replace(self, **{rule: False})
@@ -51,6 +53,11 @@ class Budget:
     timeouts: int = 1
     kills: int = 1
     lost: int = 1
+
+
+Telling = tuple[str, tuple[tuple[int, bool], ...], bool]
+"""What a worker tells Redis, messages and whether their receipts are good, and, where it ends everything that is in
+flight, whether nothing was handed out since."""
 
 
 class Message(NamedTuple):
@@ -71,7 +78,8 @@ class Worker(NamedTuple):
     hand: tuple[tuple[tuple[int, bool], ...], ...] = ()  # batches of (message, whether its receipt is good)
     is_begun: bool = False  # the first batch in hand is the rest of one that was begun
     running: tuple[int, bool] | None = None
-    told: tuple[tuple[str, int, bool], ...] = ()
+    told: tuple[Telling, ...] = ()
+    batch: tuple[int, ...] = ()  # the messages of the batch that was begun last
 
 
 class State(NamedTuple):
@@ -134,19 +142,37 @@ class Model:
         for w in s.workers:
             hand = tuple(tuple((m, good and m != i) for m, good in batch) for batch in w.hand)
             running = w.running and (w.running[0], w.running[1] and w.running[0] != i)
-            told = tuple((act, m, good and m != i) for act, m, good in w.told)
+            told = tuple(
+                (act, tuple((m, good and m != i) for m, good in named), is_last)
+                for act, named, is_last in w.told
+            )
             workers.append(w._replace(hand=hand, running=running, told=told))
         return s._replace(workers=(workers[0], workers[1]))
 
-    def told(self, s: State, act: str, i: int, good: bool) -> State:
-        if not good:
-            return s
+    def told(self, s: State, act: str, named: tuple[tuple[int, bool], ...]) -> State:
+        for i, good in named:
+            s = self.told_of(s, act, i) if good else s
+        return s
+
+    def told_of(self, s: State, act: str, i: int) -> State:
         s = self.stale(s, i)
         if act == "commit":
             return self.with_message(s, i, state=DONE, holder=-1)
         if act == "release":
             return self.with_message(s, i, state=WAITING, holder=-1)
         return self.failed(s, i)
+
+    def told_of_all(self, s: State, size: int, is_last: bool) -> State | None:
+        """End all that is in flight, or None: they have to be named."""
+        flying = tuple((i, True) for i, m in enumerate(s.messages) if m.state == FLYING)
+        if len(flying) != size or not (is_last or not self.rules.is_last):
+            return None
+        return self.told(s, "commit", flying)
+
+    def handed_out(self, s: State) -> State:
+        """Something is handed out: what was before is no longer the last."""
+        workers = [w._replace(told=tuple((act, named, False) for act, named, _ in w.told)) for w in s.workers]
+        return s._replace(workers=(workers[0], workers[1]))
 
     # --- what happens
 
@@ -155,9 +181,7 @@ class Model:
             yield from self.taking(s, j)
             yield from self.working(s, j, worker)
             if worker.told:
-                (act, i, good), rest = worker.told[0], worker.told[1:]
-                t = self.with_worker(s, j, worker._replace(told=rest))
-                yield f"w{j} tells: {act} {i}", self.told(t, act, i, good), None, True
+                yield self.telling(s, j, worker)
             if s.kills and worker != Worker():
                 yield from self.killed(s._replace(kills=s.kills - 1), j, worker)
         for i, message in enumerate(s.messages):
@@ -172,11 +196,30 @@ class Model:
                     message.holder == 2,
                 )
 
+    def telling(self, s: State, j: int, worker: Worker) -> Step:
+        (act, named, is_last), rest = worker.told[0], worker.told[1:]
+        t, label = (
+            self.with_worker(s, j, worker._replace(told=rest)),
+            f"w{j} tells: {act} {[i for i, _ in named]}",
+        )
+        if act != "commit all":
+            return label, self.told(t, act, named), None, True
+        ended = self.told_of_all(t, len(named), is_last)
+        if ended is not None:
+            return label, ended, None, True
+        again = (("commit", named, False), *rest)
+        return (
+            f"{label}, and has to name them",
+            self.with_worker(s, j, worker._replace(told=again)),
+            None,
+            True,
+        )
+
     def taking(self, s: State, j: int) -> Iterator[Step]:
         line = self.line(s)
         if not line or not self.is_open(s, j):
             return
-        t = s
+        t = self.handed_out(s)
         for i in line:
             t = self.with_message(t, i, state=FLYING, holder=j)
         worker = t.workers[j]
@@ -201,35 +244,46 @@ class Model:
             if good or self.budget.timeouts == 0:
                 t = self.with_message(s, i, begun=True)
                 hand = (behind, *rest) if behind else rest
-                t = self.with_worker(
-                    t, j, worker._replace(hand=hand, is_begun=bool(behind), running=(i, good))
-                )
+                begun = worker.batch if worker.is_begun else tuple(m for m, _ in batch)
+                worker = worker._replace(hand=hand, is_begun=bool(behind), running=(i, good), batch=begun)
+                t = self.with_worker(t, j, worker)
                 early = any(not m.succeeded and m.state != DEAD for m in s.messages[:i])
                 yield f"w{j} starts {i}", t, "ORDER" if early else None, True
             else:
                 # The heartbeat has found it stale: it is not begun.
-                released = tuple(("release", m, is_good) for m, is_good in behind)
+                released = (("release", behind, False),) if behind else ()
                 hand = rest if self.rules.stale_stops else ((behind, *rest) if behind else rest)
                 told = (*worker.told, *released) if self.rules.stale_stops else worker.told
                 is_begun = not self.rules.stale_stops and bool(behind)
-                t = self.with_worker(s, j, worker._replace(hand=hand, is_begun=is_begun, told=told))
+                begun = worker.batch if is_begun and worker.is_begun else ()
+                t = self.with_worker(
+                    s, j, worker._replace(hand=hand, is_begun=is_begun, told=told, batch=begun)
+                )
                 yield f"w{j} drops {i}", t, None, True
-            given = tuple(("release", m, is_good) for m, is_good in batch)
             t = self.with_worker(
-                s, j, worker._replace(hand=rest, is_begun=False, told=(*worker.told, *given))
+                s, j, Worker(rest, is_begun=False, told=(*worker.told, ("release", batch, False)))
             )
             yield f"w{j} gives back {[m for m, _ in batch]}", t, None, False
 
     def returning(self, s: State, j: int, worker: Worker, i: int, good: bool) -> Iterator[Step]:
-        done = worker._replace(running=None, told=(*worker.told, ("commit", i, good)))
-        yield f"{i} succeeds", self.with_worker(self.with_message(s, i, succeeded=True), j, done), None, True
+        told = (*worker.told, ("commit", ((i, good),), False))
+        begun = worker.batch if worker.is_begun else ()
+        t = self.with_message(s, i, succeeded=True)
+        done = worker._replace(running=None, told=told, batch=begun)
+        yield f"{i} succeeds", self.with_worker(t, j, done), None, True
+        # The whole batch has succeeded, and nothing of it is told yet.
+        of_batch = tuple(named[0] for act, named, _ in told[-len(worker.batch) :] if act == "commit")
+        is_plain = all(s.messages[m].left == self.budget.retries for m in worker.batch)
+        if not worker.is_begun and is_plain and tuple(m for m, _ in of_batch) == worker.batch:
+            whole = (*told[: -len(of_batch)], ("commit all", of_batch, all(ours for _, ours in of_batch)))
+            yield f"{i} succeeds, the last", self.with_worker(t, j, done._replace(told=whole)), None, True
         if not s.failures:
             return
-        told = (*worker.told, ("rollback", i, good))
+        told = (*worker.told, ("rollback", ((i, good),), False))
         hand, is_begun = worker.hand, worker.is_begun
         if self.rules.stops and is_begun:
             act = "release" if self.rules.gives_back else "rollback"
-            told = (*told, *((act, m, is_good) for m, is_good in hand[0]))
+            told = (*told, (act, hand[0], False))
             hand, is_begun = hand[1:], False
         t = self.with_worker(s, j, Worker(hand, is_begun, None, told))
         yield f"{i} fails", t._replace(failures=s.failures - 1), None, False
@@ -241,13 +295,14 @@ class Model:
             if message.state == FLYING and message.holder == j:
                 orphaned = self.with_message(orphaned, i, holder=2)
         yield f"w{j} and its parent are killed", orphaned, None, False
-        told = list(worker.told)
+        # It names them: the notes say what has succeeded, and not what was to be told of it.
+        told = [("commit" if act == "commit all" else act, named) for act, named, _ in worker.told]
         if worker.running is not None:
-            told.append(("rollback", *worker.running))
-        told += [("release", i, good) for batch in worker.hand for i, good in batch]
+            told.append(("rollback", (worker.running,)))
+        told += [("release", batch) for batch in worker.hand]
         t = self.with_worker(s, j, Worker())
-        for act, i, good in told:
-            t = self.told(t, act, i, good)
+        for act, named in told:
+            t = self.told(t, act, named)
         yield f"w{j} is killed", t, None, False
 
 
@@ -280,6 +335,8 @@ def check(rules: Rules, budget: Budget) -> Verdict:
                 before.setdefault(t, []).append(s)
             if broken is None and charged_unbegun(t, budget.retries):
                 broken = "CHARGE"
+            if broken is None and any(m.state == DONE and not m.succeeded for m in t.messages):
+                broken = "LOSS"
             if broken is not None and broken not in violations:
                 violations[broken] = [*trace(came, s), label]
     finishing = set(ends)

@@ -957,6 +957,36 @@ MUTANTS: dict[str, Mutant] = {
         "Each commit is counted once for each message.",
         "tests/contract/test_gate.py::test_receipts_rise_with_every_prepare_and_not_with_anything_else[redis-range_merge]",
     ),
+    "commit_all_of_a_later_delivery": Mutant(
+        If("false"),
+        "What was handed out later is not committed with what was handed out before.",
+        "tests/contract/test_fifo.py::test_what_was_handed_out_since_is_not_committed_with_what_was_before[redis]",
+    ),
+    "commit_all_ignores_marks": Mutant(
+        If("false"),
+        "What a person has marked is not committed unseen.",
+        "tests/contract/test_fifo.py::test_what_is_marked_is_committed_by_name_only",
+    ),
+    "mark_unnoted": Mutant(
+        GONE,
+        "A mark is noted where commit_all sees it.",
+        "tests/contract/test_fifo.py::test_what_is_marked_is_committed_by_name_only",
+    ),
+    "commit_all_counts_what_has_ended": Mutant(
+        If("false"),
+        "What has ended otherwise is not counted as committed.",
+        "tests/contract/test_fifo.py::test_what_has_ended_otherwise_is_not_committed_with_the_others",
+    ),
+    "commit_all_leaves_records": Mutant(
+        If("false"),
+        "What is committed leaves neither body nor failure behind.",
+        "tests/contract/test_fifo.py::test_what_has_a_body_or_a_failure_is_committed_by_name_only",
+    ),
+    "commit_all_opens_silently": Mutant(
+        GONE,
+        "Whoever opens the gate wakes who waits for it, also without naming what has ended.",
+        "tests/contract/test_fifo.py::test_everything_in_flight_is_committed_without_naming_it[redis-1]",
+    ),
     "rollback_anyone": Mutant(
         If("record and score"),
         "Only the holder of its receipt rolls a delivery back.",

@@ -43,6 +43,7 @@ STOPPING = "integration/test_stopping.py::test_"
 THREADS = "integration/test_threads.py::test_"
 TYPED = "unit/test_typed_bodies.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
+WHOLE = "integration/test_whole_deliveries.py::test_"
 
 PYTHON_MUTANTS: dict[str, PythonMutant] = {
     # --- the dispatcher
@@ -66,6 +67,20 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "kept.messages |= settlement.messages",
         "A settlement whose answer was lost is known to be a repetition.",
         (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
+    ),
+    "takes_each_report_for_a_whole_delivery": PythonMutant(
+        "core/consumer/settling.py",
+        "batch.commits_all and len(report.committed) == len(batch.messages)",
+        "batch.commits_all",
+        "Only what a thread reports at once is committed as a whole.",
+        (WHOLE + "what_a_thread_reports_in_parts_is_named",),
+    ),
+    "takes_no_answer_for_an_end": PythonMutant(
+        "core/consumer/settling.py",
+        "isinstance(words, RmqError) or not words:",
+        "isinstance(words, RmqError):",
+        "What could not be committed as a whole is committed by name.",
+        (WHOLE + "what_a_person_marks_meanwhile_ends_as_marked",),
     ),
     "starts_in_a_slot_that_is_shut": PythonMutant(
         "core/consumer/feeding.py",
@@ -100,8 +115,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     "takes_the_time_out_of_the_topic": PythonMutant(
         "core/consumer/answering.py",
-        ", timeout=reply.timeout)",
-        ")",
+        ", timeout=reply.timeout\n",
+        "\n",
         "A worker keeps to the time-outs of single messages.",
         (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over[memory]",),
     ),

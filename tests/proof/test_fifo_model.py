@@ -29,6 +29,7 @@ MUTANTS = {
     "gives_back": ("CHARGE", Budget(failures=1, timeouts=0, kills=0, lost=0)),
     "blames_first": ("CHARGE", Budget(failures=0, timeouts=1, kills=0, lost=0)),
     "promotes": ("STUCK", Budget(failures=1, timeouts=0, kills=0, lost=0)),
+    "is_last": ("LOSS", Budget(retries=0, failures=0, timeouts=2, kills=0, lost=0)),
 }
 
 

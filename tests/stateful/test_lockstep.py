@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from django_rmq.core.calls import inserting
 from django_rmq.core.calls.broker import run_all
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.answers import Area, Delivery, Page, Prepared, Sent
+from django_rmq.core.words.answers import Area, Delivery, Found, Looked, Page, Prepared, Sent
 from django_rmq.core.words.bounds import MAX_PRIORITY
 from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Death, Failure
@@ -36,7 +36,7 @@ from django_rmq.core.words.outcomes import Outcome, parse
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.brokers import Broker, InMemoryBroker
-from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
+from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace, in_one_form
 from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises
 
 START_MS = 1_800_000_000_123
@@ -78,11 +78,13 @@ topics = st.builds(
 
 
 def comparable(answer: Any) -> Any:
-    """Return an answer so that equal ones compare equal: NaN is NaN, and cursors are numbers."""
+    """Return an answer so that equal ones compare equal: NaN is NaN, and numbers have one form."""
     if isinstance(answer, RmqError):
         return type(answer).__name__
     if isinstance(answer, (Prepared, Page)) and answer.cursor is not None:
         answer = answer._replace(cursor=(float(answer.cursor[0]), answer.cursor[1]))  # type: ignore[arg-type]
+    if isinstance(answer, (Looked, Found)) and answer.in_flight is not None:
+        answer = answer._replace(in_flight=in_one_form(answer.in_flight))
     if isinstance(answer, tuple):
         return (type(answer).__name__, *map(comparable, answer))
     if isinstance(answer, list):
@@ -624,6 +626,23 @@ class Lockstep(RuleBasedStateMachine):
         for member, flight in ended.items():
             self.note_ended(member, "done", marked=flight.marked and not flight.cancelled)
 
+    @precondition(lambda self: self.topic.is_strict and not self.topic.keep_done_ms and self.promises.flying)
+    @rule(data=st.data())
+    def commit_all(self, data: st.DataObject) -> None:
+        """What a strict slot has in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
+        receipt, _ = self.some_delivery(data)
+        flying = self.promises.flying
+        handed = sum(other == receipt for other, _ in self.handed)
+        size = data.draw(st.sampled_from([len(flying), len(flying), len(flying), handed, 1]))
+        words = self.both(lambda b: b.commit_all(self.topic, 0, receipt, size))
+        if not words:
+            self.require("INV-13", self.before == self.after, receipt, size)
+            return
+        self.require("INV-27", words == ["ok"] * len(flying), words, flying)
+        for member, flight in list(flying.items()):
+            self.require("INV-27", flight.receipt == receipt and not flight.marked, member, flight)
+            del flying[member]
+
     def note_ended(self, member: bytes, state: str, *, marked: bool = False) -> None:
         """What became of a message can be seen at once, where it is kept."""
         found = self.memory.status(self.topic, 0, member).outcome
@@ -737,6 +756,7 @@ class Lockstep(RuleBasedStateMachine):
         if is_new:
             # Its state was overwritten by the new claim of the same consumer: only time can have ended it so fast.
             state = self.claim_state(holder.decode(), self.before)[1]
+            state = "returned" if state == "open" else state
         for member in ended:
             noted = self.failed_claimed.pop(member, None)
             if noted == "rejected":

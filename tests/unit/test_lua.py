@@ -163,6 +163,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.held(TOPIC, 0, "A"),
         ask.prepare(TOPIC, 0, "A", 1, 10),
         ask.commit(TOPIC, 0, 1, members),
+        ask.commit_all(TOPIC, 0, 1, 2),
         ask.rollback(TOPIC, 0, 1, [Failure(b"a"), Failure(b"b")]),
         ask.release(TOPIC, 0, 1, members),
         ask.extend(TOPIC, 0, 1, members),

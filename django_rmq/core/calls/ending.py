@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django_rmq.core.calls.call import Call
@@ -23,6 +23,18 @@ def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> C
         locals(),
         "commit",
     )
+
+
+def _of_all(size: int) -> Callable[[bytes], list[str]]:
+    return lambda reply: ["ok"] * size if reply == b"ok" else []
+
+
+def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
+    """End successfully all ``size`` deliveries that one prepare of a strict slot has handed out.
+
+    Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without KEEP_DONE.
+    """
+    return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size), locals())
 
 
 def _written(failures: Sequence[Failure]) -> list[Any]:

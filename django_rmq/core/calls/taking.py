@@ -32,7 +32,10 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             deliveries = list(map(_new_delivery, rows))
             due, receipt, is_suspect = moment(reply[1]), int(reply[2]), reply[6:7] == [b"suspect"]
             timeout = reply[7] if len(reply) > 7 else None
-            return Prepared("ok", due, receipt, deliveries, is_suspect=is_suspect, timeout=timeout)
+            is_plain = not (lefts or envelopes)
+            return Prepared(
+                "ok", due, receipt, deliveries, is_suspect=is_suspect, timeout=timeout, is_plain=is_plain
+            )
         if word == b"more":
             return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":

@@ -80,7 +80,9 @@ class Answering:
     def _take(self, place: Place, reply: Prepared, at: float) -> None:
         """Process messages that were handed out."""
         topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
-        start = partial(self._feeding.start, is_suspect=reply.is_suspect, timeout=reply.timeout)
+        start = partial(
+            self._feeding.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
+        )
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._room.bytes.weigh(topic, deliveries)
         if topic.serial:

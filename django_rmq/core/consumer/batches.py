@@ -37,6 +37,7 @@ class Batch:
     __slots__ = (
         "abandoned",
         "begun",
+        "commits_all",
         "confirmed",
         "cost",
         "cut",
@@ -92,12 +93,12 @@ class Batch:
         """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
         self.thread: Any = None
         """The executor or event loop that has the batch. None: it waits for one, or its thread was given up."""
-        self.size = 0
-        """The size of its messages in bytes."""
+        self.size, self.cost = 0, 0.0
+        """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
         self.timeout: float = messages[0].topic.timeout
         """Seconds from ``confirmed`` until the first of its messages times out."""
-        self.cost = 0.0
-        """The seconds of work estimated when it was queued."""
+        self.commits_all = False
+        """Whether they are all that is in flight in their slot, and `commit_all` may end them."""
 
     @property
     def topic(self) -> Topic:

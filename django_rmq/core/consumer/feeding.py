@@ -69,6 +69,7 @@ class Feeding:
         size: int,
         *,
         is_suspect: bool = False,
+        is_plain: bool = False,
         timeout: int | None = None,
     ) -> None:
         """Pass ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
@@ -82,6 +83,7 @@ class Feeding:
         messages = [Message(place.topic, place.slot, receipt, each, self._holder) for each in deliveries]
         batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
         batch.size = size
+        batch.commits_all = is_plain and place.topic.is_strict and not place.topic.keep_done_ms
         if timeout is not None:
             batch.timeout = timeout
         thread = self._room.thread_for(place, self._hand.load)

@@ -41,12 +41,14 @@ class Watcher(Protocol):
 class Settlement:
     """What is still to be sent to Redis about one delivery of one slot."""
 
-    __slots__ = ("began_ns", "committed", "failures", "messages", "released", "repeated")
+    __slots__ = ("began_ns", "committed", "failures", "is_whole", "messages", "released", "repeated")
 
     def __init__(self) -> None:
         self.committed: list[bytes] = []
         self.failures: list[Failure] = []
         self.released: list[bytes] = []
+        self.is_whole = False
+        """Whether ``committed`` is all that its slot has in flight, so that it need not be named."""
         self.repeated = False
         """Whether it has been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
@@ -99,6 +101,7 @@ class Settling:
         batch = report.batch
         settlement = self.pending[batch.place, batch.receipt]
         settlement.committed += report.committed
+        settlement.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
         settlement.failures += report.failures
         settlement.released += released
         if self._watcher is not None and self._watcher.wants(batch.place.topic.name):
@@ -135,6 +138,11 @@ class Settling:
             told[place, receipt] = settlement
             if settlement.messages:
                 settlement.began_ns = time.time_ns()
+            if settlement.is_whole:
+                whole = settlement.committed
+                answer = pipeline.add(ending.commit_all(place.topic, place.slot, receipt, len(whole)))
+                parts.append(Part(place, receipt, "committed", whole, settlement.repeated, answer))
+                continue
             for verb, call in _CALLS.items():
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -169,12 +177,14 @@ class Settling:
             words = answer.result()
             settlement = told[place, receipt]
             messages = settlement.messages
-            if isinstance(words, RmqError):
+            if isinstance(words, RmqError) or not words:
+                # Not whole: what was not ended as a whole is named.
                 kept = self.pending[place, receipt]
                 getattr(kept, verb).extend(items)
-                kept.repeated = True
                 kept.messages |= messages
-                trouble = self._troubles.of(place, words) or trouble
+                if isinstance(words, RmqError):
+                    kept.repeated = True
+                    trouble = self._troubles.of(place, words) or trouble
                 continue
             place.shut_until, place.away = 0.0, False
             if verb != "released":

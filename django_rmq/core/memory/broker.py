@@ -68,6 +68,7 @@ class InMemoryBroker(Memory):
     prepare = taking.prepare
 
     commit = ending.commit
+    commit_all = ending.commit_all
     rollback = ending.rollback
     release = ending.release
     extend = ending.extend

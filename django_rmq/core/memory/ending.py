@@ -45,6 +45,19 @@ def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     return words
 
 
+@on("store", "prepare", "inflight", "failures", "stats", "control", "prepare_body")
+def commit_all(slot: Slot, receipt: int, size: int) -> list[str]:
+    is_last = slot.control.get(b"deliveries") == b"%d" % receipt
+    is_marked = slot.control.get(b"marked") == b"%d" % receipt
+    if not is_last or is_marked or len(slot.prepare) != size or slot.prepare_body or slot.failures:
+        return []
+    slot.prepare.clear()
+    slot.inflight.clear()
+    slot.count("committed", size)
+    wake_at_gate(slot, None, ended=True)
+    return ["ok"] * size
+
+
 @on(*ENDING)
 def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]:
     check_batch(failures)

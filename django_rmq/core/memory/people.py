@@ -82,6 +82,7 @@ def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
             end = "cancelled"
         outlived = "outlived" if waits and end == "buried" else record.outlived
         slot.inflight[member] = record._replace(mark=end, outlived=outlived).encode()
+        slot.control[b"marked"] = b"%d" % record.receipt
     elif member not in slot.claim:
         # A message that Spark has claimed cannot be marked, and goes on.
         return word

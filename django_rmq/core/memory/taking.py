@@ -124,12 +124,12 @@ def prepare(
         bury_lapsed(slot, member, score)
     if not chosen.taken:
         return empty_handed(slot, found, chosen, is_behind)
+    traits = traits_of(slot, chosen.taken)
     hand_out(slot, owner, receipt, chosen.taken)
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
-    is_suspect, timeout = is_suspicious(slot, chosen.taken[0].member), shortest_timeout(slot, chosen.taken)
-    return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect, timeout=timeout)
+    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits)
 
 
 def next_receipt(slot: Slot) -> int:
@@ -163,10 +163,12 @@ def at_the_gate(slot: Slot, owner: str) -> str:
     return "open"
 
 
-def shortest_timeout(slot: Slot, taken: Sequence[Delivery]) -> int | None:
-    """Return the time-out of the first delivery that times out, if some have one of their own."""
+def traits_of(slot: Slot, taken: Sequence[Delivery]) -> tuple[bool, int | None, bool]:
+    """Return ``is_suspect``, ``timeout`` and ``is_plain`` of what is about to be handed out."""
     own = [seconds for each in taken if (seconds := own_timeout(each.envelope)) is not None]
-    return min(slot.timeout, *own) if own else None
+    timeout = min(slot.timeout, *own) if own else None
+    is_plain = not slot.body and all(each.retries_left == slot.topic.max_retries for each in taken)
+    return is_suspicious(slot, taken[0].member), timeout, is_plain
 
 
 def is_suspicious(slot: Slot, member: bytes) -> bool:

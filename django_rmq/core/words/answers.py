@@ -43,6 +43,8 @@ class Prepared(NamedTuple):
     """Whether it is a single message whose last delivery timed out; it may have killed its process."""
     timeout: int | None = None
     """The shortest time-out in seconds, if messages have one of their own."""
+    is_plain: bool = False
+    """Whether none of the messages has failed, and none of the slot had a body of its own."""
 
 
 class Acquired(NamedTuple):

@@ -18,7 +18,8 @@ key                  type    member -> score, or field -> value
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
                              sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
-                             been empty; last_place: fifo, the last place given to a message that was due
+                             been empty; marked: the receipt of the delivery that a person has marked
+                             last; last_place: fifo, the last place given to a message that was due
                              at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
                              tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
                              reslot, moving, tickets (see ``reslotting``); inserting: within a

@@ -32,6 +32,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _join
 -- include: _deaths
 -- include: _undrained
+-- include: _mark
 redis.call('HDEL', control, '')
 local words = {}
 for i = first, last do
@@ -56,7 +57,7 @@ for i = first, last do
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
     -- rule: bury_forgets_the_newer_death
     local outlived = (waiting or resting or string.find(record or '', ' outlived', 1, true)) and ' outlived' or ''
-    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. outlived) -- rule: bury_lets_it_run
+    mark_delivery(member, receipt_and_score, ' buried' .. outlived) -- rule: bury_lets_it_run
   elseif claimed then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
   end

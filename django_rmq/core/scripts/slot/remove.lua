@@ -29,6 +29,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _outcomes where KEEP_DONE
 -- include: _ledger
 -- include: _undrained
+-- include: _mark
 redis.call('HDEL', control, '')
 local words, cancels, tells = {}, which == 'cancel', false
 for i = first, last do
@@ -50,7 +51,7 @@ for i = first, last do
       local cancelled = cancels or string.find(record, ' cancelled', 1, true)
       local mark = cancelled and ' cancelled' or ' removed'
       tells = tells or cancels
-      redis.call('HSET', inflight, member, receipt_and_score .. mark .. outlived) -- rule: remove_lets_it_run
+      mark_delivery(member, receipt_and_score, mark .. outlived) -- rule: remove_lets_it_run
     elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
       -- Spark continues with claimed messages.
       if not cancels then

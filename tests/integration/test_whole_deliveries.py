@@ -1,0 +1,239 @@
+"""The end of a whole delivery of a strict slot: told without naming its messages, and by their names where that may be wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from django_rmq.core.calls import ending
+from django_rmq.core.consumer import Dispatcher, Terms, Watching
+from django_rmq.core.consumer.batches import Batch, Slice
+from django_rmq.core.consumer.trips import Trip
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.exceptions import ServerUnavailable
+from tests.workers import Broker, Heard, Listener, Worker, audit, client_of, eventually, send, total
+
+LINE = Topic("line", TopicType.FIFO, slots=1, identity="key", timeout=60, backoff=BackOff(0, 0))
+COUNT = 5
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.committed: list[Any] = []
+
+    def wants(self, topic: str) -> bool:
+        return True
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
+        self.committed += [message.body for message in committed]
+
+
+@pytest.fixture
+def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the dispatcher tells Redis about the ends of deliveries, in this order."""
+    found: list[str] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        call = getattr(ending, name)
+
+        def told(*args: Any) -> Any:
+            found.append(name)
+            return call(*args)
+
+        return told
+
+    monkeypatch.setattr(ending, "commit_all", noted("commit_all"))
+    calls = {"committed": noted("commit"), "failures": noted("rollback"), "released": noted("release")}
+    monkeypatch.setattr("django_rmq.core.consumer.settling._CALLS", calls)
+    return found
+
+
+def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple[Dispatcher, Batch]:
+    """A dispatcher whose threads do not run, and the batch that they would have."""
+    listeners = {topic.name: Listener(topic.name, lambda message: None)}
+    dispatcher = Dispatcher(broker, [topic], listeners, Terms(threads=1), watching=Watching(watcher=watcher))
+    dispatcher.own([(topic.name, 0)])
+    dispatcher._inbox.hear()
+    rest(dispatcher)
+    (batch,) = dispatcher._hand.batches.values()
+    assert len(batch.messages) == COUNT
+    return dispatcher, batch
+
+
+def rest(dispatcher: Dispatcher) -> None:
+    for _ in range(50):
+        if not dispatcher._turn():
+            return
+    raise AssertionError("the dispatcher does not come to rest")
+
+
+def sent(dispatcher: Dispatcher) -> Trip:
+    trip = dispatcher._trips.send()
+    assert trip is not None
+    return trip
+
+
+def levels_of_stale(caplog: pytest.LogCaptureFixture) -> list[int]:
+    return [record.levelno for record in caplog.records if vars(record).get("rmq_event") == "stale"]
+
+
+def members(batch: Batch) -> list[bytes]:
+    return [message.delivery.member for message in batch.messages]
+
+
+def end(dispatcher: Dispatcher, batch: Batch, *slices: slice) -> None:
+    """Report slices of a batch as the thread would, when all of them have succeeded."""
+    dispatcher._crew.threads[0].withdraw(batch)
+    for some in slices or (slice(None),):
+        ended = members(batch)[some]
+        dispatcher._feeding.finished(Slice(batch, ended, [], [], 0.001, ended[-1] == members(batch)[-1]))
+
+
+def all_committed(broker: Broker, dispatcher: Dispatcher, topic: Topic = LINE) -> bool:
+    return dispatcher.processed == total(broker, topic, "committed") == COUNT
+
+
+def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: list[str]) -> None:
+    send(broker, LINE, range(COUNT))
+    watcher = Watcher()
+    dispatcher, batch = taken(broker, LINE, watcher)
+    end(dispatcher, batch)
+    rest(dispatcher)
+    assert told == ["commit_all"]
+    assert all_committed(broker, dispatcher)
+    assert watcher.committed == list(range(COUNT))
+
+
+def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]) -> None:
+    send(broker, LINE, range(COUNT))
+    dispatcher, batch = taken(broker, LINE)
+    end(dispatcher, batch, slice(2), slice(2, None))
+    rest(dispatcher)
+    assert told == ["commit"]
+    assert all_committed(broker, dispatcher)
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": "loose"}, {"serial": False, "order": "loose"}, {"keep_done_ms": 60_000}], ids=str
+)
+def test_other_topics_name_what_they_commit(broker: Broker, told: list[str], options: dict[str, Any]) -> None:
+    topic = replace(LINE, **options)
+    send(broker, topic, range(COUNT))
+    dispatcher, batch = taken(broker, topic)
+    end(dispatcher, batch)
+    rest(dispatcher)
+    assert told == ["commit"]
+    assert all_committed(broker, dispatcher, topic)
+
+
+def test_messages_with_keys_are_named(broker: Broker, told: list[str]) -> None:
+    for n in range(COUNT):
+        send(broker, LINE, [n], key=str(n))
+    dispatcher, batch = taken(broker, LINE)
+    end(dispatcher, batch)
+    rest(dispatcher)
+    assert told == ["commit"]
+    assert all_committed(broker, dispatcher)
+
+
+def test_messages_that_have_failed_are_named(broker: Broker, told: list[str]) -> None:
+    send(broker, LINE, range(COUNT))
+    given = broker.prepare(LINE, 0, "another", None, 1)
+    broker.rollback(LINE, 0, given.receipt, [Failure(given.deliveries[0].member)])
+    dispatcher, batch = taken(broker, LINE)
+    end(dispatcher, batch)
+    rest(dispatcher)
+    assert told == ["commit"]
+    assert all_committed(broker, dispatcher)
+
+
+def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list[str]) -> None:
+    send(broker, LINE, range(COUNT))
+    watcher = Watcher()
+    dispatcher, batch = taken(broker, LINE, watcher)
+    assert broker.bury(LINE, 0, [members(batch)[2]]) == ["in_flight"]
+    end(dispatcher, batch)
+    rest(dispatcher)
+    assert told == ["commit_all", "commit"]
+    assert broker.count(LINE, 0).dead == 1
+    assert total(broker, LINE, "committed") == COUNT - 1
+    assert sorted(watcher.committed) == list(range(COUNT))
+
+
+def test_what_timed_out_meanwhile_is_not_committed(
+    broker: Broker, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = replace(LINE, timeout=1)
+    send(broker, topic, range(COUNT))
+    dispatcher, batch = taken(broker, topic)
+    eventually(lambda: broker.expire(topic, 0) or broker.count(topic, 0).retry, "the time-out")
+    end(dispatcher, batch)
+    with caplog.at_level(logging.INFO, "django_rmq.consumer"):
+        dispatcher._trips.receive(sent(dispatcher))
+        dispatcher._trips.receive(sent(dispatcher))
+    assert told == ["commit_all", "commit"]
+    assert total(broker, topic, "committed") == 0
+    assert levels_of_stale(caplog) == [logging.WARNING]
+
+
+def test_a_whole_delivery_whose_answer_is_lost_is_told_again_by_name(
+    broker: Broker, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    send(broker, LINE, range(COUNT))
+    dispatcher, batch = taken(broker, LINE)
+    end(dispatcher, batch)
+    trip = sent(dispatcher)
+    trip.pipeline.receive()
+    lost: Any = trip.pipeline
+    lost.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
+    with pytest.raises(ServerUnavailable):
+        dispatcher._trips.receive(trip)
+    with caplog.at_level(logging.INFO, "django_rmq.consumer"):
+        rest(dispatcher)
+    assert told == ["commit_all", "commit"]
+    assert all_committed(broker, dispatcher)
+    assert levels_of_stale(caplog) == [logging.INFO]
+
+
+def test_a_refusal_of_redis_is_followed_by_the_names(
+    broker: Broker, told: list[str], redis_client: redis.Redis, prefix: str
+) -> None:
+    keys = slot_keys(prefix, LINE.name, 0)
+    send(broker, LINE, range(COUNT))
+    dispatcher, batch = taken(broker, LINE)
+    end(dispatcher, batch)
+    redis_client.rename(keys.control, b"aside" + keys.control)
+    redis_client.set(keys.control, "of another type")
+    dispatcher._trips.receive(sent(dispatcher))
+    assert (told, redis_client.hlen(keys.inflight)) == (["commit_all"], COUNT)
+    redis_client.rename(b"aside" + keys.control, keys.control)
+    batch.place.shut_until = 0.0
+    rest(dispatcher)
+    assert told == ["commit_all", "commit"]
+    assert all_committed(broker, dispatcher)
+
+
+def test_a_worker_commits_whole_deliveries_in_order(broker: Broker, told: list[str]) -> None:
+    heard = Heard()
+    with Worker(broker, LINE, heard):
+        for first in range(0, 2_000, 100):
+            send(broker, LINE, range(first, first + 100))
+        assert heard.wait(2_000) == list(range(2_000))
+        eventually(lambda: total(broker, LINE, "committed") == 2_000, "the commits")
+    assert "commit_all" in told
+    assert all(ledger.balanced for ledger in audit(broker, LINE))

@@ -49,6 +49,25 @@ def server(**options: Any) -> Iterator[tuple[redis.Redis, str]]:
             started.stop()
 
 
+@contextmanager
+def cores_apart(client: redis.Redis) -> Iterator[str]:
+    """Give the server a core and this process the others, as if it were on another machine; yield what was done.
+
+    Otherwise the threads of a worker, of which only one runs at a time, wait for the server's core while another is idle.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        yield "shared with the server"
+        return
+    for thread in Path(f"/proc/{client.info('server')['process_id']}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores[-1:])
+    os.sched_setaffinity(0, cores[:-1])
+    try:
+        yield "one for the server"
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def conditions(client: redis.Redis) -> dict[str, str]:
     """Return machine, binaries and versions: without them no figure says anything."""
     info = client.info("server")

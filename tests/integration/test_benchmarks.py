@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
 from benchmarks.peers import order, tasks
 from benchmarks.peers.__main__ import FOLDER, PEERS, compared, requirements, version
-from benchmarks.table import TITLES, Row, cells, markdown, read_rows, text, write
+from benchmarks.table import TITLES, Row, cells, cores_apart, markdown, read_rows, server, text, write
 from tests.unit.test_repository import pins
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,19 @@ def test_threads_are_measured_beside_a_bare_pool(tmp_path: Path) -> None:
     ]
     assert 0.1 < found["rmq"] / found["ideal"] < 1.2
     assert found["pool"] > 0
+
+
+def test_the_server_has_a_core_of_its_own_and_afterwards_all_is_as_it_was() -> None:
+    before = os.sched_getaffinity(0)
+    with server() as (client, _), cores_apart(client) as cores:
+        threads = Path(f"/proc/{client.info('server')['process_id']}/task").iterdir()
+        theirs = set().union(*(os.sched_getaffinity(int(thread.name)) for thread in threads))
+        ours = os.sched_getaffinity(0)
+    if len(before) > 1:
+        assert (cores, len(theirs), theirs & ours, theirs | ours) == ("one for the server", 1, set(), before)
+    else:
+        assert (cores, ours) == ("shared with the server", before)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_works_are_measured_beside_their_bare_limits(tmp_path: Path) -> None:

@@ -882,6 +882,11 @@ MUTANTS: dict[str, Mutant] = {
         "One prepare hands out a bounded number of bytes.",
         "tests/contract/test_priorities.py::test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message[redis-True-range_merge]",
     ),
+    "plain_bytes_unbounded": Mutant(
+        If("false"),
+        "Also of messages that have neither failed nor bodies one prepare hands out a bounded number of bytes.",
+        "tests/contract/test_priorities.py::test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message[redis-False-range_merge]",
+    ),
     "stranger_leaves_a_retry": Mutant(
         As("if redis.call('ZCARD', retry) > 0 then count('dropped', 0) end"),
         "A resting retry is superseded when the copy a stranger sent is taken.",

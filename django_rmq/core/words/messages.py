@@ -101,9 +101,8 @@ class Message(Held, Generic[Body]):
         Raises ``ValueError`` for bytes that do not match the topic's BODY: ``InvalidBody`` if it names a type.
         """
         if self._body is _UNREAD:
-            topic, (member, _, _, stored) = self.topic, self.delivery
-            raw, typed = raw_body(topic, member, stored), topic.typed
-            self._body = decode_body(topic, raw) if typed is None else self._typed(typed)
+            typed = self.topic.typed
+            self._body = decode_body(self.topic, self.raw) if typed is None else self._typed(typed)
         return self._body  # type: ignore[no-any-return]
 
     @property

@@ -62,6 +62,10 @@ def stage(slot: Slot, script: str = "") -> int:
     For the scripts of claims it is Spark that holds what can be taken: a serial slot has one or the other.
     """
     slot.acquire()
+    if script == "commit_all":
+        # Nothing has failed, and every member is its own body.
+        slot.send_fifo(0, [b"flying", b"flying too"])
+        return int(slot.take().receipt)
     slot.send(b"dead", b"rested", b"resting", b"timed out", b"flying", b"failing", b"marked")
     receipt: int = slot.take().receipt
     slot.reject(receipt, b"dead")
@@ -121,6 +125,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "held": lambda slot, receipt: slot.held("A"),
     "prepare": lambda slot, receipt: slot.take(),
     "commit": lambda slot, receipt: slot.commit(receipt, [b"flying", b"marked"]),
+    "commit_all": lambda slot, receipt: slot.commit_all(receipt, 2),
     "rollback": lambda slot, receipt: slot.fail(receipt, b"flying", b"failing", b"marked", error="no" * 600),
     "release": lambda slot, receipt: slot.release(receipt, [b"flying", b"marked"]),
     "extend": lambda slot, receipt: slot.extend(receipt, [b"flying", b"failing"]),
@@ -171,6 +176,7 @@ REPEATED: dict[str, Any] = {
     "tick": "known",
     "retract": "removed",
     "commit": ["stale", "stale"],
+    "commit_all": [],
     "rollback": ["stale", "stale", "stale"],
     "release": ["stale", "stale"],
     "extend": ["ok", "ok"],
@@ -225,15 +231,15 @@ def raw(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in keys}
 
 
-KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO}
+KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO, "commit_all": TopicType.FIFO}
 """The types of topics to which a script belongs."""
 
 
 def suits(script: str, kind: TopicType) -> bool:
     if script in ("tick", "retract"):
         return kind not in (TopicType.PRIORITY, TopicType.FIFO)
-    if script == "send_fifo" or kind is TopicType.FIFO:
-        return script == "send_fifo" and kind is TopicType.FIFO
+    if script in ("send_fifo", "commit_all") or kind is TopicType.FIFO:
+        return script in ("send_fifo", "commit_all") and kind is TopicType.FIFO
     return script not in ("send_merge", "send_replace") or (script == "send_merge") == (
         kind is TopicType.RANGE_MERGE
     )

@@ -185,7 +185,12 @@ def test_no_script_of_a_strict_fifo_topic_blocks_redis(client: redis.Redis, pref
 
 
 def fifo_scripts(slot: Timed) -> Timed:
-    """Time what is different on fifo topics: sending, and a failure that holds the slot while a batch is in flight."""
+    """Time what is different on fifo topics: sending, ends of whole batches, and a failure that holds the slot."""
+    slot.send_fifo(0, names(BATCH, "plain"))
+    slot.clock.advance(seconds=1)
+    plain, members = slot.take()
+    ended = slot.time("commit_all", lambda: slot.commit_all(plain, BATCH))
+    assert (ended, len(members)) == (["ok"] * BATCH, BATCH)
     slot.fill()
     for delay_ms in (0, 5):
         members = names(BATCH, f"later{delay_ms}")
@@ -311,8 +316,9 @@ def every_script(slot: Timed) -> Timed:
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
-    others = {"tick", "retract"} if slot.topic.is_priority else set()
-    assert timed == set(scripts.names()) - {"send_merge", "send_replace", "send_fifo"} - others | {send}
+    others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
+    others |= {"tick", "retract"} if slot.topic.is_priority else set()
+    assert timed == set(scripts.names()) - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 

@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError
 
 from django_rmq.core.words.keys import SlotKeys, slot_keys, wake_channel
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import NodeUnavailable, ServerRefused, WrongType
+from django_rmq.exceptions import ServerRefused, ServerUnavailable, WrongType
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -64,7 +64,7 @@ def refused(
     each: Callable[[Sequence[tuple[Any, ...]]], list[Any]],
     attempts: Iterable[Callable[[], Any]],
 ) -> list[str]:
-    """Return the commands that the server refuses.
+    """Return the commands that the server refuses; a node that does not answer refuses nothing.
 
     ``each`` runs commands and returns the plain answers, errors in their places; ``attempts`` are calls that
     raise.
@@ -80,6 +80,6 @@ def refused(
             attempt()
         except ServerRefused as error:
             found[str(error)] = None
-        except (WrongType, NodeUnavailable):
-            pass
+        except (WrongType, ServerUnavailable):
+            pass  # Nothing was refused.
     return list(found)

@@ -34,7 +34,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     begun = time.monotonic()
-    with server() as (client, url), nullcontext("shared") if options.shared else cores_apart(client) as cores:
+    with (
+        server() as (client, url),
+        nullcontext("shared with the server") if options.shared else cores_apart(client) as cores,
+    ):
         where = conditions(client) | {"cores": cores}
         print(told(where), flush=True)
         bench = Bench(client, options.messages, options.singles)

@@ -176,6 +176,14 @@ class Worker:
             self.thread.join(LONG + 5)
 
 
+def turn_until_idle(dispatcher: Dispatcher) -> None:
+    """Make the turns of a dispatcher whose threads do not run."""
+    for _ in range(50):
+        if not dispatcher._turn():
+            return
+    raise AssertionError("the dispatcher does not come to rest")
+
+
 def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> None:
     """Send bodies as an application would."""
     producer = Producer(broker)
@@ -212,6 +220,7 @@ __all__ = [
     "live",
     "send",
     "total",
+    "turn_until_idle",
 ]
 
 

@@ -16,7 +16,7 @@ from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
-from tests.workers import Broker, Listener, audit, client_of, send, total
+from tests.workers import Broker, Listener, audit, client_of, send, total, turn_until_idle
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 COUNT = 40
@@ -50,13 +50,6 @@ def turn_until_under_way(dispatcher: Dispatcher) -> Place:
             (place,) = dispatcher._trips.under_way.asked.places
             return place
     raise AssertionError("no trip stays under way")
-
-
-def turn_until_idle(dispatcher: Dispatcher) -> None:
-    for _ in range(50):
-        if not dispatcher._turn():
-            return
-    raise AssertionError("the dispatcher does not come to rest")
 
 
 def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:

@@ -19,7 +19,18 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
-from tests.workers import Broker, Heard, Listener, Worker, audit, client_of, eventually, send, total
+from tests.workers import (
+    Broker,
+    Heard,
+    Listener,
+    Worker,
+    audit,
+    client_of,
+    eventually,
+    send,
+    total,
+    turn_until_idle,
+)
 
 LINE = Topic("line", TopicType.FIFO, slots=1, identity="key", timeout=60, backoff=BackOff(0, 0))
 COUNT = 5
@@ -69,17 +80,10 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
     dispatcher = Dispatcher(broker, [topic], listeners, Terms(threads=1), watching=Watching(watcher=watcher))
     dispatcher.own([(topic.name, 0)])
     dispatcher._inbox.hear()
-    rest(dispatcher)
+    turn_until_idle(dispatcher)
     (batch,) = dispatcher._hand.batches.values()
     assert len(batch.messages) == COUNT
     return dispatcher, batch
-
-
-def rest(dispatcher: Dispatcher) -> None:
-    for _ in range(50):
-        if not dispatcher._turn():
-            return
-    raise AssertionError("the dispatcher does not come to rest")
 
 
 def sent(dispatcher: Dispatcher) -> Trip:
@@ -108,12 +112,21 @@ def all_committed(broker: Broker, dispatcher: Dispatcher, topic: Topic = LINE) -
     return dispatcher.processed == total(broker, topic, "committed") == COUNT
 
 
+def assert_named(broker: Broker, told: list[str], topic: Topic = LINE, *slices: slice) -> None:
+    """Everything that waits is taken, and its commits name it at once."""
+    dispatcher, batch = taken(broker, topic)
+    end(dispatcher, batch, *slices)
+    turn_until_idle(dispatcher)
+    assert told == ["commit"]
+    assert all_committed(broker, dispatcher, topic)
+
+
 def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: list[str]) -> None:
     send(broker, LINE, range(COUNT))
     watcher = Watcher()
     dispatcher, batch = taken(broker, LINE, watcher)
     end(dispatcher, batch)
-    rest(dispatcher)
+    turn_until_idle(dispatcher)
     assert told == ["commit_all"]
     assert all_committed(broker, dispatcher)
     assert watcher.committed == list(range(COUNT))
@@ -121,11 +134,7 @@ def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: l
 
 def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]) -> None:
     send(broker, LINE, range(COUNT))
-    dispatcher, batch = taken(broker, LINE)
-    end(dispatcher, batch, slice(2), slice(2, None))
-    rest(dispatcher)
-    assert told == ["commit"]
-    assert all_committed(broker, dispatcher)
+    assert_named(broker, told, LINE, slice(2), slice(2, None))
 
 
 @pytest.mark.parametrize(
@@ -134,32 +143,20 @@ def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]
 def test_other_topics_name_what_they_commit(broker: Broker, told: list[str], options: dict[str, Any]) -> None:
     topic = replace(LINE, **options)
     send(broker, topic, range(COUNT))
-    dispatcher, batch = taken(broker, topic)
-    end(dispatcher, batch)
-    rest(dispatcher)
-    assert told == ["commit"]
-    assert all_committed(broker, dispatcher, topic)
+    assert_named(broker, told, topic)
 
 
 def test_messages_with_keys_are_named(broker: Broker, told: list[str]) -> None:
     for n in range(COUNT):
         send(broker, LINE, [n], key=str(n))
-    dispatcher, batch = taken(broker, LINE)
-    end(dispatcher, batch)
-    rest(dispatcher)
-    assert told == ["commit"]
-    assert all_committed(broker, dispatcher)
+    assert_named(broker, told)
 
 
 def test_messages_that_have_failed_are_named(broker: Broker, told: list[str]) -> None:
     send(broker, LINE, range(COUNT))
     given = broker.prepare(LINE, 0, "another", None, 1)
     broker.rollback(LINE, 0, given.receipt, [Failure(given.deliveries[0].member)])
-    dispatcher, batch = taken(broker, LINE)
-    end(dispatcher, batch)
-    rest(dispatcher)
-    assert told == ["commit"]
-    assert all_committed(broker, dispatcher)
+    assert_named(broker, told)
 
 
 def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list[str]) -> None:
@@ -168,7 +165,7 @@ def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list
     dispatcher, batch = taken(broker, LINE, watcher)
     assert broker.bury(LINE, 0, [members(batch)[2]]) == ["in_flight"]
     end(dispatcher, batch)
-    rest(dispatcher)
+    turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
     assert broker.count(LINE, 0).dead == 1
     assert total(broker, LINE, "committed") == COUNT - 1
@@ -204,7 +201,7 @@ def test_a_whole_delivery_whose_answer_is_lost_is_told_again_by_name(
     with pytest.raises(ServerUnavailable):
         dispatcher._trips.receive(trip)
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
-        rest(dispatcher)
+        turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
     assert all_committed(broker, dispatcher)
     assert levels_of_stale(caplog) == [logging.INFO]
@@ -223,7 +220,7 @@ def test_a_refusal_of_redis_is_followed_by_the_names(
     assert (told, redis_client.hlen(keys.inflight)) == (["commit_all"], COUNT)
     redis_client.rename(b"aside" + keys.control, keys.control)
     batch.place.shut_until = 0.0
-    rest(dispatcher)
+    turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
     assert all_committed(broker, dispatcher)
 

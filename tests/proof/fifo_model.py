@@ -271,7 +271,7 @@ class Model:
         t = self.with_message(s, i, succeeded=True)
         done = worker._replace(running=None, told=told, batch=begun)
         yield f"{i} succeeds", self.with_worker(t, j, done), None, True
-        # The whole batch has succeeded, and nothing of it is told yet.
+        # All messages of the batch have succeeded, and Redis has not heard of any of them.
         of_batch = tuple(named[0] for act, named, _ in told[-len(worker.batch) :] if act == "commit")
         is_plain = all(s.messages[m].left == self.budget.retries for m in worker.batch)
         if not worker.is_begun and is_plain and tuple(m for m, _ in of_batch) == worker.batch:

@@ -989,7 +989,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "commit_all_opens_silently": Mutant(
         GONE,
-        "Whoever opens the gate wakes who waits for it, also without naming what has ended.",
+        "A commit that opens the gate wakes the worker that waits for it, also if it names no messages.",
         "tests/contract/test_fifo.py::test_everything_in_flight_is_committed_without_naming_it[redis-1]",
     ),
     "rollback_anyone": Mutant(

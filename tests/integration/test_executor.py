@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import journal
+from django_rmq.core.consumer import journal, threads
 from django_rmq.core.consumer.batches import Batch, Exited, Slice
 from django_rmq.core.consumer.calling import groups, run
 from django_rmq.core.consumer.clocks import uptime
@@ -565,6 +565,31 @@ def test_a_hook_that_fails_stops_no_listener(caplog: pytest.LogCaptureFixture) -
     found = reports(numbered(2), Listener(lambda _: None), hooks=Hooks(broken, broken, broken))
     assert told(found) == ([b"0", b"1"], [], [])
     assert caplog.text.count("A hook around the listeners failed") == 3
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted_back(
+    monkeypatch: pytest.MonkeyPatch, drops: bool
+) -> None:
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", -1)
+    topic = replace(TOPIC, type=TopicType.PRIORITY)
+    batches: list[Batch] = []
+    lists: list[list[Any]] = []
+
+    def listener(many: list[Message]) -> None:
+        lists.append([message.body for message in many])
+        [batch] = batches
+        batch.halted, batch.dropped = True, drops
+        if any(message.body == 1 for message in many):
+            raise ValueError
+
+    found = reports(numbered(6, topic), Listener(listener, 3), before=batches.append)
+    if drops:
+        assert lists == [[0, 1, 2]]
+        assert told(found) == ([], [], [b"0", b"1", b"2", b"3", b"4", b"5"])
+    else:
+        assert lists == [[0, 1, 2], [0], [1], [2]]
+        assert told(found) == ([b"0", b"2"], [b"1"], [b"3", b"4", b"5"])
 
 
 def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:

@@ -74,6 +74,31 @@ def test_a_list_that_raises_is_settled_in_one_pass(broker: Any, kind: str, size:
     )
 
 
+def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_batch_is_taken_again(
+    broker: Any,
+) -> None:
+    topic = Topic("prices", TopicType.PRIORITY, slots=1, serial=False)
+    lists: list[list[int]] = []
+
+    def listener(many: list[Message]) -> None:
+        lists.append([message.body for message in many])
+        if len(lists) == 1:
+            eventually(
+                lambda: any(
+                    batch.begun and batch.halted for batch in worker.dispatcher._hand.batches.values()
+                ),
+                "the rest being taken again",
+            )
+            raise ValueError
+
+    send(broker, topic, range(20), **options(topic))
+    with Worker(broker, topic, listener, batch_size=10, threads=1) as worker:
+        eventually(lambda: live(broker, topic) == 0, "the end of all")
+    assert len(lists[0]) == 10
+    assert lists[1:11] == [[body] for body in lists[0]]
+    assert sorted(body for many in lists[11:] for body in many) == sorted(set(range(20)) - set(lists[0]))
+
+
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_worker_that_stops_gives_back_the_rest_of_a_list_that_raised(broker: Any, serial: bool) -> None:
     topic = Topic("prices", TopicType.PRIORITY, slots=1, serial=serial)

@@ -101,7 +101,10 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch, drops=False)",
         "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch)",
         "A list that failed is settled also while the rest of its batch is taken again.",
-        (LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority, not serial-20]",),
+        (
+            LISTS
+            + "a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_batch_is_taken_again[memory]",
+        ),
     ),
     "takes_all_bytes": PythonMutant(
         "core/consumer/sizes.py",
@@ -136,10 +139,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "is_over = batch.dropped if is_again else batch.halted or",
         "is_over = batch.halted or",
         "A list that failed is settled in one pass.",
-        (
-            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority-20]",
-            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-range_merge, not serial-500]",
-        ),
+        (EXECUTOR + "a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted_back[False]",),
     ),
     "overtakes_receipts": PythonMutant(
         "core/consumer/threads.py",

@@ -72,10 +72,13 @@ def conditions(client: redis.Redis) -> dict[str, str]:
     """Return machine, binaries and versions: without them no figure says anything."""
     info = client.info("server")
     allocator = client.info("memory")["mem_allocator"]
+    # Valkey's `redis_version` is that of the Redis that it is compatible with.
+    is_valkey = "valkey_version" in info
+    product = f"Valkey {info['valkey_version']}" if is_valkey else f"Redis {info['redis_version']}"
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",
-        "Redis": f"{info['redis_version']}, malloc of {allocator} ({'/'.join(Path(info['executable']).parts[-3:])})",
+        "server": f"{product}, malloc of {allocator} ({'/'.join(Path(info['executable']).parts[-3:])})",
         "Python": platform.python_version(),
         "redis-py": redis.__version__,
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",

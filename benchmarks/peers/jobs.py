@@ -25,8 +25,9 @@ _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
 @cache
 def ran() -> None:
-    """Record, once in each process, that jobs really run: ``measuring.drain`` asks for it."""
-    redis.Redis(port=int(os.environ["PEER_REDIS_PORT"])).set(RAN, 1)
+    """Record, once in each process, that jobs really run, if ``measuring.drain`` asks for it: it gives PEER_REDIS_PORT."""
+    if port := os.environ.get("PEER_REDIS_PORT"):
+        redis.Redis(port=int(port)).set(RAN, 1)
 
 
 @cache

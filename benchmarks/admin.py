@@ -82,7 +82,8 @@ def _measure(options: argparse.Namespace) -> int:
     }
     for name in ("waiting", "dead"):
         pages[f"{name}, next page"] = topic + _next(client.get(pages[name]).content.decode())
-    redis: Any = get_broker().client
+    broker: Any = get_broker()
+    redis = broker.client
     redis.config_set("slowlog-log-slower-than", 0)
     redis.config_set("slowlog-max-len", 10_000)
 

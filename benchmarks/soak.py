@@ -18,8 +18,8 @@ from typing import Any
 
 import redis
 
-from django_rmq.core.redis.broker import RedisBroker
 from example_project.embedded_redis import EmbeddedRedis, start_redis
+from tests.brokers import Broker
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import WorkerProcess
@@ -88,7 +88,7 @@ def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) 
 
         client = client_of(server.url)
         try:
-            load = Load(RedisBroker(client, f"{data.name}:"), data, CHAOS)
+            load = Load(Broker(client, f"{data.name}:"), data, CHAOS)
             outcome = Chaos(start, load, data).run(min(400, options.kills - total["deaths"]), 600)
         finally:
             for worker in started:

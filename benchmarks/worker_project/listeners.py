@@ -8,7 +8,7 @@ from benchmarks.peers import jobs
 from django_rmq import Message, listener
 
 if os.environ.get("ORDERED"):
-    from order_jobs import run  # the folder of the drivers is in PYTHONPATH
+    from order_jobs import run  # type: ignore[import-not-found]  # the folder of the drivers is in PYTHONPATH
 
     @listener("ordered")
     def in_order(message: Message) -> None:

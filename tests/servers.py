@@ -121,7 +121,8 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._pairs: set[_Pair] = set()
         self._is_cut = False
-        self._wanted: bytes | None = None
+        self._wanted: list[bytes] = []
+        self._owed = 0
         self._dropped = threading.Event()
         self._open = threading.Event()
         self._open.set()
@@ -179,20 +180,22 @@ class TcpProxy:
         """Hold back each piece of a request by so many seconds from now on; 0 ends it."""
         self.seconds_of_delay = seconds
 
-    def drop_reply(self, containing: bytes) -> None:
+    def drop_reply(self, containing: bytes, *then: bytes) -> None:
         """Lose the reply of the next request that holds `containing`: the server does it, the client never hears.
 
-        The connection is closed once the server has answered. Replies of earlier requests that are still on
-        their way on the same connection are lost with it.
+        Then lose that of the next one on another connection that holds the first of `then`, and so on. A
+        connection is closed once the server has answered. Replies of earlier requests that are still on
+        their way on it are lost with it.
         """
-        if not containing:
+        if not all([containing, *then]):
             raise ValueError("Say which request: an empty byte string is in every one.")
         self._dropped.clear()
         with self._lock:
-            self._wanted = containing
+            self._wanted = [containing, *then]
+            self._owed = len(self._wanted)
 
     def wait_for_drop(self, seconds: float = 10) -> None:
-        """Return when the reply asked for by `drop_reply` has been lost; TimeoutError after so many seconds."""
+        """Return when all replies asked for by `drop_reply` have been lost; TimeoutError after so many seconds."""
         if not self._dropped.wait(seconds):
             raise TimeoutError(f"No reply was dropped within {seconds} s.")
 
@@ -224,13 +227,19 @@ class TcpProxy:
     def _is_wanted(self, before: bytes, piece: bytes) -> bool:
         """Whether the wanted bytes end in this piece; they may begin in what came `before` it."""
         with self._lock:
-            if self._wanted is None:
+            if not self._wanted:
                 return False
-            seam = max(0, len(before) - len(self._wanted) + 1)
-            if self._wanted not in before[seam:] + piece:
+            seam = max(0, len(before) - len(self._wanted[0]) + 1)
+            if self._wanted[0] not in before[seam:] + piece:
                 return False
-            self._wanted = None
+            del self._wanted[0]
             return True
+
+    def _has_dropped(self) -> None:
+        with self._lock:
+            self._owed -= 1
+            if self._owed == 0:
+                self._dropped.set()
 
     def _forget(self, pair: _Pair) -> None:
         with self._lock:
@@ -270,7 +279,7 @@ class _Pair:
                 if self.proxy.seconds_of_delay:
                     self.proxy._closed.wait(self.proxy.seconds_of_delay)
                 self.proxy._open.wait()
-                if self.proxy._is_wanted(tail, piece):
+                if not self.mute.is_set() and self.proxy._is_wanted(tail, piece):
                     self.mute.set()
                 tail = (tail + piece)[-self.TAIL_BYTES :]
                 self.server.sendall(piece)
@@ -293,7 +302,7 @@ class _Pair:
         with suppress(OSError):
             while self.server.recv(65536):
                 pass
-        self.proxy._dropped.set()
+        self.proxy._has_dropped()
 
 
 class TlsProxy:

@@ -183,6 +183,20 @@ def test_a_dropped_reply_belongs_to_a_request_that_was_done(proxy: TcpProxy, ser
     assert client.incr("counter") == 2, "only one reply is dropped"
 
 
+def test_replies_are_dropped_one_after_the_other(proxy: TcpProxy, server: RedisServer) -> None:
+    client = client_of(proxy.url)
+    proxy.drop_reply(b"first", b"second")
+    client.incr("second")
+    with pytest.raises(redis.ConnectionError):
+        client.incr("first")
+    with pytest.raises(TimeoutError):
+        proxy.wait_for_drop(0.1)
+    with pytest.raises(redis.ConnectionError):
+        client.incr("second")
+    proxy.wait_for_drop()
+    assert client_of(server.url).mget("first", "second") == [b"1", b"2"]
+
+
 def test_a_request_from_before_is_not_the_next_request(proxy: TcpProxy) -> None:
     client = client_of(proxy.url)
     client.incr("counter")

@@ -32,6 +32,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from benchmarks.table import product
 from django_rmq.core.calls import looking
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.keys import slot_of
@@ -489,9 +490,8 @@ def main() -> int:
         }
         spark = open_session("benchmarks.spark", master="local[2]", conf=conf)
         bench = Bench(server, spark, folder, options.messages, options.slots, options.batch)
-        info = bench.client.info("server")
         print(
-            f"Redis {info['redis_version']}, Python {platform.python_version()}, Spark {spark.version}, local[2]; "
+            f"{product(bench.client.info('server'))}, Python {platform.python_version()}, Spark {spark.version}, local[2]; "
             f"{options.messages:,} messages of {len(bench.raws[0])} bytes, {options.slots} slots, "
             f"{options.rounds} interleaved rounds, medians"
         )

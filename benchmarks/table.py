@@ -72,17 +72,21 @@ def conditions(client: redis.Redis) -> dict[str, str]:
     """Return machine, binaries and versions: without them no figure says anything."""
     info = client.info("server")
     allocator = client.info("memory")["mem_allocator"]
-    # Valkey's `redis_version` is that of the Redis that it is compatible with.
-    is_valkey = "valkey_version" in info
-    product = f"Valkey {info['valkey_version']}" if is_valkey else f"Redis {info['redis_version']}"
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",
-        "server": f"{product}, malloc of {allocator} ({'/'.join(Path(info['executable']).parts[-3:])})",
+        "server": f"{product(info)}, malloc of {allocator} ({'/'.join(Path(info['executable']).parts[-3:])})",
         "Python": platform.python_version(),
         "redis-py": redis.__version__,
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
     }
+
+
+def product(info: dict[str, Any]) -> str:
+    """Return which server it is: Valkey's `redis_version` is that of the Redis that it is compatible with."""
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}"
 
 
 def _processor() -> str:

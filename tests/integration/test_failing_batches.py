@@ -79,6 +79,7 @@ def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_bat
 ) -> None:
     topic = Topic("prices", TopicType.PRIORITY, slots=1, serial=False)
     lists: list[list[int]] = []
+    is_wanted_back = threading.Event()
 
     def listener(many: list[Message]) -> None:
         lists.append([message.body for message in many])
@@ -89,11 +90,13 @@ def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_bat
                 ),
                 "the rest being taken again",
             )
+            is_wanted_back.set()
             raise ValueError
 
     send(broker, topic, range(20), **options(topic))
     with Worker(broker, topic, listener, batch_size=10, threads=1) as worker:
         eventually(lambda: live(broker, topic) == 0, "the end of all")
+    assert is_wanted_back.is_set()
     assert len(lists[0]) == 10
     assert lists[1:11] == [[body] for body in lists[0]]
     assert sorted(body for many in lists[11:] for body in many) == sorted(set(range(20)) - set(lists[0]))

@@ -27,14 +27,19 @@ def seal(purpose: str, context: bytes, text: bytes) -> str:
     """Return ``text`` encrypted and signed, as URL-safe characters; reading it requires the same ``context``."""
     mark_key, stream_key = _keys(Signer().key, purpose)
     mark = _mark(mark_key, context, text)
-    return urlsafe_b64encode(mark + _masked(stream_key, mark, text)).rstrip(b"=").decode()
+    return _spelled(mark + _masked(stream_key, mark, text))
 
 
 def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
-    """Return the text given to ``seal``. None: it was not sealed by this deployment for this purpose and context."""
+    """Return the text given to ``seal``. None: it was not sealed by this deployment for this purpose and context.
+
+    Only the characters that ``seal`` returned are accepted, not others that base64 decodes to the same bytes.
+    """
     try:
         raw = urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4))
     except ValueError:
+        return None
+    if _spelled(raw) != sealed:
         return None
     mark, masked = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
     signer = Signer()
@@ -77,6 +82,10 @@ def _keys(secret: str | bytes, purpose: str) -> tuple[bytes, bytes]:
 
 def _mark(key: bytes, context: bytes, text: bytes) -> bytes:
     return hmac.digest(key, len(context).to_bytes(4) + context + text, "sha256")[:_MARK_BYTES]
+
+
+def _spelled(raw: bytes) -> str:
+    return urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def _masked(key: bytes, mark: bytes, text: bytes) -> bytes:

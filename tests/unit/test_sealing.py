@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import string
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
@@ -28,6 +29,17 @@ def test_a_sealed_text_that_was_changed_anywhere_is_refused() -> None:
         assert unseal("test", b"", urlsafe_b64encode(changed).decode()) is None
     for nonsense in ("", "a", "é", "====", "a" * 4_000):
         assert unseal("test", b"", nonsense) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"a", b"ab"])
+def test_each_sealed_text_has_one_spelling(text: bytes) -> None:
+    sealed = seal("test", b"", text)
+    characters = string.ascii_letters + string.digits + "-_"
+    for last in set(characters) - {sealed[-1]}:
+        assert unseal("test", b"", sealed[:-1] + last) is None
+    for other in (sealed + "=", sealed + "\n", f" {sealed}", f"{sealed[:3]}!{sealed[3:]}"):
+        assert unseal("test", b"", other) is None
+    assert unseal("test", b"", sealed) == text
 
 
 def test_a_sealed_id_is_the_same_each_time_and_holds_nothing_that_could_be_guessed(settings: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,11 +21,27 @@ class DidNotStart(RuntimeError):
     """The server ended or did not answer in time; the message ends with its log."""
 
 
-def free_port() -> int:
-    """A loopback TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(wanted: int = 0) -> int:
+    """A loopback TCP port for a server that this process starts.
+
+    Raises OSError if the wanted one is not free, OverflowError if there is no such port.
+
+    On Linux no other process is given it while this one runs: a socket that is bound and does not listen holds it.
+    Servers set SO_REUSEADDR, so they can listen there, also after a restart; while none does, connections are refused.
+    """
+    holder = socket.socket()
+    try:
+        holder.bind(("127.0.0.1", wanted))
+        port = int(holder.getsockname()[1])
+    except (OSError, OverflowError):
+        holder.close()
+        raise
+    if sys.platform == "linux":
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.detach()  # It stays open until the process ends.
+    else:
+        holder.close()
+    return port
 
 
 class EmbeddedServer(ABC):

@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.connections import SOCKET_TIMEOUTS
 from django_rmq.project.tasks.frameworks import is_native
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
@@ -37,6 +38,9 @@ settings.register_profile("proof", settings.get_profile("slice"), max_examples=1
 settings.load_profile("slice")
 
 
+REAL_WAITS = dict(SOCKET_TIMEOUTS)
+
+
 def pytest_configure() -> None:
     """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", archive.options())
@@ -44,6 +48,8 @@ def pytest_configure() -> None:
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
+    # That a busy machine stands still for a second is no reason to say that Redis is away.
+    SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))
 
 
 SLOW = {"browser", "clients", "e2e", "spark"}
@@ -86,6 +92,13 @@ def fresh_complaints() -> Iterator[None]:
     for each in _complaints.values():
         for complaints in each:
             complaints.forget()
+
+
+@pytest.fixture
+def real_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how long a process waits for Redis: as in a deployment."""
+    for purpose, seconds in REAL_WAITS.items():
+        monkeypatch.setitem(SOCKET_TIMEOUTS, purpose, seconds)
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +153,7 @@ def proc() -> None:
 @pytest.fixture(scope="session")
 def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     """A plain client that returns bytes and never repeats a command by itself."""
-    client = redis.Redis.from_url(redis_url, socket_timeout=30, retry=Retry(NoBackoff(), 0))
+    client = redis.Redis.from_url(redis_url, socket_timeout=60, retry=Retry(NoBackoff(), 0))
     yield client
     client.close()
 
@@ -149,7 +162,7 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 def redis_cluster() -> Iterator[RedisCluster]:
     """A Redis Cluster that the tests share which do not harm it: three primaries, no replicas."""
     try:
-        cluster = RedisCluster(replicas=False)
+        cluster = RedisCluster(replicas=False, node_timeout_ms=60_000)
     except NoRedisServer as error:
         absent(str(error))
     with cluster:

@@ -112,11 +112,11 @@ def remembers(value: Any) -> None:
 
 @task(takes_context=True)
 def dies(context: Any, path: str, times: int) -> int:
-    """Kill the worker in the middle of the first `times` attempts."""
+    """Kill the worker in the middle of the first `times` attempts, once there is the file `path`-`attempt`."""
     with Path(path).open("a") as ran_at:
         ran_at.write(f"{os.getpid()}\n")
     if context.attempt <= times:
-        time.sleep(1.0)
+        sleeps.func(f"{path}-{context.attempt}")
         os.kill(os.getpid(), signal.SIGKILL)
     return int(context.attempt)
 

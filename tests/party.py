@@ -14,12 +14,18 @@ import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.workers import LONG
 
-SESSION = 1.0
-PATIENCE = 5
+SESSION = 60.0
+"""Nobody loses such a session because the machine stands still for some seconds."""
+
+SHORT = 2.0
+"""A session whose end a test waits for."""
+
+PATIENCE = 30
 """Tests bound liveness by so many times the goal."""
 
-TAKE_OVER = SESSION + 1.5
+TAKE_OVER = SHORT + 1.5
 """The goal: seconds from the last sign of a worker until others own its slots."""
 
 SERIAL = Topic("serial", TopicType.PRIORITY, slots=64)
@@ -80,7 +86,7 @@ class Member:
         return {slot for topic, slot in self.slots if topic == SERIAL.name}
 
     def leave(self) -> None:
-        self.coordinator.stop()
+        self.coordinator.stop(LONG)
         with self.party.changed:
             self.silent = True
 
@@ -101,6 +107,11 @@ class Party:
         with self.changed:
             assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}; {self.shown()}"
         return time.monotonic() - started
+
+    def settle_for(self, seconds: float) -> None:
+        """Let slots be assigned when nobody has come or gone for so long."""
+        for member in self.all:
+            member.coordinator._settle_seconds = seconds
 
     def shown(self) -> str:
         return "; ".join(f"{member.id[:6]} {sorted(member.serial())}" for member in self.live())

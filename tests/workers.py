@@ -26,8 +26,8 @@ from django_rmq.core.words.topics import Topic
 from tests.brokers import Broker, ClusterBroker, InMemoryBroker
 from tests.servers import RedisCluster
 
-LONG = 10.0
-"""Seconds after which a test gives up waiting."""
+LONG = 60.0
+"""Seconds after which a test gives up waiting. A machine that others use, too, may stand still for some of them."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Listener:
         return self.function if iscoroutinefunction(self.function) else None
 
 
-def client_of(url: str, socket_timeout: float = 5.0) -> redis.Redis:
+def client_of(url: str, socket_timeout: float = LONG) -> redis.Redis:
     """A client as workers have it: it repeats nothing by itself."""
     return redis.Redis.from_url(
         url,
@@ -54,13 +54,13 @@ def client_of(url: str, socket_timeout: float = 5.0) -> redis.Redis:
     )
 
 
-def cluster_of(server: RedisCluster, socket_timeout: float = 5.0, patience: float = 1.0) -> Cluster:
+def cluster_of(server: RedisCluster, socket_timeout: float = LONG, patience: float = 1.0) -> Cluster:
     """A client of a cluster as workers have it."""
     options = {
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
         "socket_timeout": socket_timeout,
-        "socket_connect_timeout": 1.0,
+        "socket_connect_timeout": socket_timeout,
     }
     return Cluster([("127.0.0.1", node.port) for node in server.nodes], options, patience=patience)
 

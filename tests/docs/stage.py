@@ -76,6 +76,9 @@ RMQ = {"REDIS": "rmq", "TOPICS": {}}
 OURS = """
 # --- what is true on this machine only
 if "RMQ" in globals():
+    from django_rmq.project.connections import SOCKET_TIMEOUTS
+
+    SOCKET_TIMEOUTS["web"] = 10.0
     for name, topic in {topics!r}.items():
         RMQ["TOPICS"].setdefault(name, topic)
 """

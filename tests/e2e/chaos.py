@@ -14,7 +14,7 @@ from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import Load
 from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.worker_project.points import POINTS
-from tests.workers import total
+from tests.workers import eventually, total
 
 FROM_OUTSIDE = "from-outside"
 """Killed by the test at any moment, or with its whole command."""
@@ -47,7 +47,7 @@ class Chaos:
         self._outside = 0
 
     def _another(self) -> WorkerProcess:
-        return self._start("chaos", "-p", self._processes, "-t", "2", WORKER_POINTS="all")
+        return self._start("chaos", "-p", self._processes, "-t", "2", WORKER_POINTS="all", WORKER_TIMEOUT="2")
 
     def kills(self) -> Counter[str]:
         """Point -> how many processes have died there."""
@@ -89,8 +89,9 @@ class Chaos:
         commands = [*self._commands, self._another()]
         self.load.wait(60)
         for command in commands:
-            if command.process.poll() is None:
-                command.signal()
+            # Before that it would die of the signal.
+            eventually(lambda: "Consuming" in command.output or command.process.poll() is not None)  # noqa: B023
+            command.signal()
         load = self.load
         by_own_hand = {line.pid for line in read(load.path) if line.word == "kill"}
         for command in commands:

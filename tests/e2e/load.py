@@ -18,26 +18,13 @@ from tests.e2e.processes import WorkerProcess, is_gone
 from tests.workers import eventually, live, send, total
 
 LEDGER = Topic(
-    "ledger",
-    TopicType.RANGE_MERGE,
-    slots=16,
-    time_range_ms=1,
-    timeout=2,
-    max_retries=2,
-    backoff=BackOff(0, 0),
+    "ledger", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_retries=2, backoff=BackOff(0, 0)
 )
-CHAOS = Topic("chaos", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout=2, backoff=BackOff(0, 0))
+CHAOS = Topic("chaos", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, backoff=BackOff(0, 0))
 TAKEN_OVER = Topic("taken-over", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout=5)
-POISON = Topic("poison", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, timeout=1, backoff=BackOff(0, 0))
-
+POISON = Topic("poison", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, backoff=BackOff(0, 0))
 KILLING = Topic(
-    "killing",
-    TopicType.RANGE_MERGE,
-    slots=8,
-    time_range_ms=1,
-    timeout=3,
-    max_retries=2,
-    backoff=BackOff(0, 0),
+    "killing", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, max_retries=2, backoff=BackOff(0, 0)
 )
 
 

@@ -60,8 +60,8 @@ def promotions(runs: int, progress: Callable[[int], None] = lambda done: None) -
     outcome = Outcome()
     for run in range(runs):
         with ReplicaPair() as pair:
-            broker = Broker(client_of(pair.primary.url, PATIENCE))
-            producer = Producer(broker)
+            broker = Broker(client_of(pair.primary.url))
+            producer = Producer(Broker(client_of(pair.primary.url, PATIENCE)))
             receipts: list[int] = []
             confirmed: set[bytes] = set()
             stored: set[bytes] = set()
@@ -82,8 +82,8 @@ def promotions(runs: int, progress: Callable[[int], None] = lambda done: None) -
             }
             known = kept.survey(TAKEN, 0).deliveries
             again = [deliver(kept) for _ in range(TRIPS)]
-            kept.close()
-            broker.close()
+            for each in (kept, broker, producer.broker):
+                each.close()
         outcome.runs += 1
         outcome.confirmed += len(confirmed)
         outcome.confirmed_and_lost += len(confirmed - here)

@@ -45,7 +45,8 @@ def test_what_a_killed_process_held_is_handed_out_again_at_once(
         lambda: any(broker.audit(WORK, slot).prepare for slot in range(WORK.slots) if slot != shut),
         "more in hand",
     )
-    assert broker.audit(WORK, shut).store, "more wait behind what runs"
+    behind = broker.audit(WORK, shut)
+    assert behind.store + behind.prepare > 1, "more wait behind what runs"
     dead = worker.child()
     os.kill(dead, signal.SIGKILL)
     happened.go()
@@ -148,7 +149,7 @@ def test_health_is_answered_and_the_heartbeat_file_touched(start: Start, load: L
 
     def ask(path: str) -> tuple[int, dict[str, Any]]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -168,13 +169,13 @@ def test_health_is_answered_and_the_heartbeat_file_touched(start: Start, load: L
 
 
 def test_a_hung_process_is_ended_by_the_watchdog(start: Start, load: Load) -> None:
-    worker = start("ledger", "--watchdog", "2")
+    worker = start("ledger", "--watchdog", "8")
     worker.ready()
     load.send(1)
     load.wait()
     os.kill(worker.child(), signal.SIGSTOP)
     assert worker.wait() == 4
-    assert "has made no progress for 2 s" in worker.output
+    assert "has made no progress for 8 s" in worker.output
     assert "the watchdog killed the last live worker process" in worker.output
 
 
@@ -200,7 +201,7 @@ def test_two_commands_share_the_slots_and_one_that_is_stopped_hands_over_at_once
     load.send(800)
     load.wait_for(50)
     first.signal()
-    spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 5)
+    spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 60)
     print(f"taken over {spent:.2f} s after SIGTERM")
     assert first.wait() == 0
     load.wait()
@@ -221,7 +222,7 @@ def test_slots_are_handed_over_while_a_listener_still_runs(
     second.ready()
     eventually(lambda: owned_by(broker, second, "work") == 2, "sharing the slots", 25)
     first.signal()
-    eventually(lambda: owned_by(broker, second, "work") == 4, "taking over", 5)
+    eventually(lambda: owned_by(broker, second, "work") == 4, "taking over")
     assert first.children, "it waits for its listener"
     send(broker, WORK, named(*range(20)))
     eventually(lambda: happened.lines("done"), "the other one working")
@@ -237,7 +238,8 @@ def test_slots_are_handed_over_while_a_listener_still_runs(
 def test_what_a_killed_command_owned_is_taken_over_after_its_session(
     start: Start, broker: Broker, load: Load
 ) -> None:
-    first, second = start("ledger", "-p", "2", "-t", "2"), start("ledger", "-t", "2")
+    first = start("ledger", "-p", "2", "-t", "2", WORKER_TIMEOUT="2")
+    second = start("ledger", "-t", "2", WORKER_TIMEOUT="2")
     first.ready()
     second.ready()
     eventually(lambda: sorted(shares(broker).values()) == [5, 5, 6], "sharing equally", 25)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 from django_rmq.core.telling import history
 from django_rmq.core.words.failures import Failure
@@ -42,10 +41,8 @@ def test_two_workers_trim_dead_and_one_goes_on_when_the_other_is_killed(
     # The dead worker's part is taken over when its session is over.
     eventually(lambda: not sum(ledger.dead for ledger in audit(broker, FORGETFUL)), "trimming alone", 30)
     assert sum(ledger["purged_dead"] for ledger in audit(broker, FORGETFUL)) == 8 * 64
-    asked = time.monotonic()
     first.signal(signal.SIGTERM)
-    assert first.wait() == 0
-    assert time.monotonic() - asked < 5
+    assert first.wait(25) == 0
     assert "older than DEAD_RETENTION" in first.output
     assert "Traceback" not in first.output
 

@@ -35,4 +35,4 @@ def test_each_process_tells_what_it_does_to_the_last(
     assert worker.process.pid not in processes
     assert processes <= {int(line) for line in happened.processes()}
     times = broker.times(WORK)
-    assert sum(times.took) == sum(times.late) == 40, "every process gave its counts away before it ended"
+    assert sum(times.took) == 40 <= sum(times.late), "every process gave its counts away before it ended"

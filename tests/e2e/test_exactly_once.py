@@ -32,8 +32,19 @@ def test_every_transfer_happens_exactly_once_whoever_dies(tmp_path: Path) -> Non
 
 @pytest.mark.proof
 def test_without_once_balances_are_wrong(tmp_path: Path) -> None:
+    # Who dies there has made a transfer that is made again.
+    points = "after-database-commit"
     outcome = run(
-        Plan(transfers=600, accounts=50, kills=25, fail_overs=1, restarts=0, seconds=60, once=False),
+        Plan(
+            transfers=600,
+            accounts=50,
+            kills=25,
+            fail_overs=1,
+            restarts=0,
+            seconds=60,
+            once=False,
+            points=points,
+        ),
         tmp_path,
     )
     assert not outcome.is_right

@@ -12,7 +12,7 @@ from tests.e2e.ledger import Line, examine, read
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import eventually, send
 
-FLOWING = Topic("flowing", TopicType.RANGE_MERGE, slots=32, time_range_ms=1, timeout=5, flow="auto")
+FLOWING = Topic("flowing", TopicType.RANGE_MERGE, slots=32, time_range_ms=1, flow="auto")
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 CAPACITY = 3
 

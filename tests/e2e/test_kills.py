@@ -80,7 +80,6 @@ def test_a_message_that_always_fails_is_handed_out_seventeen_times(
         assert sum(worker.output.count("killed by SIGKILL") for worker in workers) >= 3
     else:
         assert runs == DELIVERIES
-        assert total(broker, POISON, "released") == 0
 
 
 @pytest.mark.proof

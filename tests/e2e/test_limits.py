@@ -14,7 +14,7 @@ from tests.e2e.ledger import Line, read
 from tests.e2e.processes import Start
 from tests.workers import eventually, live, send, total
 
-PERMITS = Topic("permits", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, timeout=2, max_in_flight=3)
+PERMITS = Topic("permits", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_in_flight=3)
 PACED = Topic("paced", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, serial=False, max_rate=50)
 
 
@@ -53,8 +53,12 @@ def ended(data: Path) -> int:
 def test_messages_in_flight_are_limited_over_all_processes_while_they_come_and_die(
     start: Start, broker: Broker, tmp_path: Path
 ) -> None:
-    send(broker, PERMITS, [{"name": f"m{i}", "ms": 25} for i in range(600)])
-    most = 0
+    most = sent = 0
+
+    def send_more(count: int) -> None:
+        nonlocal sent
+        send(broker, PERMITS, [{"name": f"m{sent + i}", "ms": 25} for i in range(count)])
+        sent += count
 
     def until(count: int) -> None:
         def is_so() -> bool:
@@ -64,22 +68,26 @@ def test_messages_in_flight_are_limited_over_all_processes_while_they_come_and_d
 
         eventually(is_so, f"{count} messages", 60)
 
+    send_more(600)
     first = start("permits", "--processes", "2")
     until(60)
     second = start("permits", "--processes", "2")
     second.ready()
 
     def both_work() -> bool:
-        children = set(second.children)
-        return len(children) == 2 and children <= {line.pid for line in read(tmp_path / "ledger")}
+        if live(broker, PERMITS) < 200:
+            send_more(200)
+        children = {*first.children, *second.children}
+        at_work = {line.pid for line in read(tmp_path / "ledger") if line.word == "end"}
+        return len(children) == 4 and children <= at_work
 
-    eventually(both_work, "both at work", 30)
+    eventually(both_work, "both at work")
     victim = second.children[0]
 
     os.kill(victim, signal.SIGKILL)
     until(ended(tmp_path) + 40)
     first.signal(signal.SIGTERM)
-    until(600)
+    until(sent)
     assert first.wait() == 0
     second.signal(signal.SIGTERM)
     assert second.wait() == 0

@@ -12,6 +12,7 @@ import pytest
 
 from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
+from tests.e2e.load import shares
 from tests.e2e.processes import Happened, Start, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, send
@@ -29,6 +30,7 @@ def test_an_outage_of_redis_costs_a_few_lines_even_if_a_process_dies_meanwhile(
         send(broker, WORK, named("a"))
         worker = start("work", "-p", "2", "-t", "2", url=server.url)
         happened.wait("done", 1)
+        eventually(lambda: sorted(shares(broker, "work").values()) == [2, 2], "both being at work")
         before = len(worker.output.splitlines())
         server.kill()
         time.sleep(1)

@@ -40,12 +40,12 @@ def test_long_polls_of_one_user_leave_threads_for_everybody_else(shop: Shop) -> 
             began = time.monotonic()
             assert shop.is_up()
             slowest = max(slowest, time.monotonic() - began)
-        # The goal is a second; the machine may be busy.
-        assert slowest < 5
+        # The goal is a second; the machine may be busy. Behind a poll it would be 20.
+        assert slowest < 15
         answers = [poll.result() for poll in polls]
     waited = [seconds for answer, seconds in answers if not answer["wait_refused"]]
     refused = [seconds for answer, seconds in answers if answer["wait_refused"]]
     # Half of the two of each process is one.
     assert 1 <= len(waited) <= PROCESSES
     assert min(waited) >= 20
-    assert max(refused) < 10
+    assert max(refused) < 15

@@ -16,7 +16,6 @@ from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import eventually, send, total
 
-GOAL_SECONDS = 1.0
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 SHARED = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)
 
@@ -51,7 +50,7 @@ def test_a_pause_is_heeded_by_all_processes_and_a_resume_too(
     eventually(
         lambda: sum(broker.count(topic, slot).prepare for slot in range(4)) <= running,
         "giving back what has not begun",
-        5 * GOAL_SECONDS,
+        25,
     )
     given_back = time.monotonic() - paused_at
     running = len(happened.lines("begun"))
@@ -64,7 +63,7 @@ def test_a_pause_is_heeded_by_all_processes_and_a_resume_too(
     answer = run("rmqresume", topic.name, "--json")
     assert json.loads(answer.stdout)[0]["outcomes"] == {"resumed": 4}
     resumed_at = time.monotonic()
-    eventually(lambda: len(happened.lines("begun")) > running, "going on", 5 * GOAL_SECONDS)
+    eventually(lambda: len(happened.lines("begun")) > running, "going on", 25)
     print(f"heeded within {given_back:.3f} s, went on within {time.monotonic() - resumed_at:.3f} s")
     happened.wait("done", 200)
     eventually(lambda: total(broker, topic, "committed") == 200, "all commits")

@@ -33,6 +33,10 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from django_rmq.project.listening import worker
+
+worker.LEAVE_SECONDS = 60.0
+
 
 class ObservedConfig(AppConfig):
     name = "observed_app"

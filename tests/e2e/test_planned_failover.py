@@ -22,7 +22,7 @@ COUNT = 1_200
 def test_a_planned_failover_loses_nothing_and_repeats_nothing(
     start: Start, prefix: str, tmp_path: Path, happened: Happened
 ) -> None:
-    with SentinelGuard() as guard:
+    with SentinelGuard(down_after_ms=60_000) as guard:
         sentinels = ",".join(f"{host}:{port}" for host, port in guard.addresses)
         environment = {"RMQ_TEST_SENTINELS": sentinels}
 

@@ -104,7 +104,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return bool(answer.status == 200)
     except (URLError, OSError):
         return False
@@ -142,7 +142,7 @@ def test_workers_and_web_run_in_production_with_the_connections_that_are_promise
     assert "DRIFT" not in shop.manage("rmqaudit")
     worker.terminate()
     assert worker.wait(60) == 0
-    assert shop.database.connections("worker") == 0
+    eventually(lambda: shop.database.connections("worker") == 0, "the end of its connections")
 
     before = shop.redis_connections()
     port = free_port()

@@ -21,8 +21,8 @@ def load(broker: Broker, tmp_path: Path) -> Load:
     return Load(broker, tmp_path, LEDGER)
 
 
-def two_workers(start: Start, broker: Broker) -> tuple[WorkerProcess, WorkerProcess]:
-    first, second = start("ledger", "-t", "2"), start("ledger", "-t", "2")
+def two_workers(start: Start, broker: Broker, timeout: int) -> tuple[WorkerProcess, WorkerProcess]:
+    first, second = (start("ledger", "-t", "2", WORKER_TIMEOUT=str(timeout)) for _ in range(2))
     first.ready()
     second.ready()
     eventually(lambda: sorted(shares(broker).values()) == [8, 8], "sharing the slots", 25)
@@ -50,11 +50,10 @@ def stopped_for(seconds: float, pid: int, running: Path) -> tuple[int, int]:
 def test_a_stop_longer_than_the_heartbeat_and_shorter_than_the_time_out_costs_nothing(
     start: Start, broker: Broker, load: Load
 ) -> None:
-    first, second = two_workers(start, broker)
-    for _ in range(3):
-        load.send(60, ms=20)
-        # Extended every 0.7 s: the last time may be so long ago when the process is stopped.
-        stopped_for(1.2, first.child(), load.path)
+    first, second = two_workers(start, broker, timeout=20)
+    load.send(60, ms=20)
+    # Extended every 6.7 s: the last time may be so long ago when the process is stopped.
+    stopped_for(8, first.child(), load.path)
     load.wait()
     for worker in (first, second):
         worker.signal()
@@ -66,7 +65,7 @@ def test_a_stop_longer_than_the_heartbeat_and_shorter_than_the_time_out_costs_no
 def test_a_stop_longer_than_the_time_out_overlaps_only_with_what_ran(
     start: Start, broker: Broker, load: Load
 ) -> None:
-    first, second = two_workers(start, broker)
+    first, second = two_workers(start, broker, timeout=2)
     pid = first.child()
     load.send(40, ms=300)
     # Longer than the session of 4 s too: the other one gets all slots.

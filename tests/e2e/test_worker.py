@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from tests.workers import client_of, eventually, live, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
-BRIEF = replace(ONE_SLOT, name="brief", timeout=1, max_retries=1, backoff=BackOff(0, 0))
+BRIEF = replace(ONE_SLOT, name="brief", max_retries=1, backoff=BackOff(0, 0))
 LATER = replace(WORK, name="later")
 
 
@@ -31,10 +30,8 @@ LATER = replace(WORK, name="later")
 def test_an_idle_worker_ends_at_once_and_cleanly(start: Start, number: int) -> None:
     worker = start()
     worker.ready()
-    asked = time.monotonic()
     worker.signal(number)
-    assert worker.wait() == 0
-    assert time.monotonic() - asked < 5
+    assert worker.wait(25) == 0
     assert "Traceback" not in worker.output
 
 
@@ -61,9 +58,7 @@ def test_a_second_signal_ends_the_worker_at_once(start: Start, broker: Broker, h
     happened.wait("begun", 1)
     worker.signal()
     worker.signal(signal.SIGINT)
-    asked = time.monotonic()
-    assert worker.wait() == 1
-    assert time.monotonic() - asked < 5
+    assert worker.wait(25) == 1
     assert total(broker, WORK, "prepared") == 1
     assert live(broker, WORK) == 1, "the message ends as timed out"
 
@@ -75,10 +70,8 @@ def test_a_listener_longer_than_the_shutdown_time_out_does_not_hold_up_the_end(
     send(broker, topic, named("x", do="wait"))
     worker = start(topic.name, "--shutdown-timeout", "0.3")
     happened.wait("begun", 1)
-    asked = time.monotonic()
     worker.signal()
-    assert worker.wait() == 1
-    assert time.monotonic() - asked < 5
+    assert worker.wait(25) == 1
     assert "messages will time out" in worker.output
     assert (total(broker, topic, "expired"), live(broker, topic)) == (1, 1)
     assert sum(broker.audit(topic, slot).prepare for slot in range(topic.slots)) == 0
@@ -133,7 +126,7 @@ def test_max_messages_replaces_the_process_and_max_idle_time_ends_it(
 ) -> None:
     send(broker, ONE_SLOT, named(*range(300)))
     # On a busy machine a successor has its slot after a second or two.
-    worker = start("one-slot", "--max-messages", "100", "--max-idle-time", "4")
+    worker = start("one-slot", "--max-messages", "100", "--max-idle-time", "8")
     assert worker.wait() == 0
     assert live(broker, ONE_SLOT) == 0
     assert Counter(happened.lines("done")) == Counter(map(str, range(300)))
@@ -316,11 +309,11 @@ def test_what_a_killed_worker_ran_comes_back_after_its_time_out(
     start: Start, broker: Broker, happened: Happened
 ) -> None:
     send(broker, BRIEF, named("x", do="wait"))
-    first = start("brief")
+    first = start("brief", WORKER_TIMEOUT="1")
     happened.wait("begun", 1)
     first.kill()
     happened.go()
-    second = start("brief")
+    second = start("brief", WORKER_TIMEOUT="1")
     happened.wait("done", 1)
     second.signal()
     assert second.wait() == 0

@@ -38,26 +38,39 @@ class Crew:
         self.start_one = start
         self.ensemble = Ensemble(hosts, f"/t{uuid.uuid4().hex[:12]}", SESSION)
 
-    def start(
-        self, *arguments: str, hosts: str = "", listeners: str = "listeners", **settings: Any
-    ) -> WorkerProcess:
+    def start(self, *arguments: str, **options: Any) -> WorkerProcess:
         """Start a command and return when it consumes."""
+        worker = self.launch(*arguments, **options)
+        worker.ready()
+        return worker
+
+    def launch(
+        self,
+        *arguments: str,
+        hosts: str = "",
+        listeners: str = "listeners",
+        timeout: int = 30,
+        **settings: Any,
+    ) -> WorkerProcess:
+        """Start a command."""
         given = {
             "HOSTS": hosts or self.ensemble.hosts,
             "ROOT": self.ensemble.root,
             "SESSION_TIMEOUT": SESSION,
             **settings,
         }
-        worker = self.start_one(
-            "ledger", *arguments, RMQ_TEST_ZOOKEEPER=json.dumps(given), WORKER_LISTENERS=listeners
+        return self.start_one(
+            "ledger",
+            *arguments,
+            RMQ_TEST_ZOOKEEPER=json.dumps(given),
+            WORKER_LISTENERS=listeners,
+            WORKER_TIMEOUT=str(timeout),
         )
-        worker.ready()
-        return worker
 
     def owners(self) -> dict[int, int]:
         """Slot -> the id of the process that owns it; nothing while ZooKeeper is away."""
         try:
-            workers, plan = survey(self.ensemble, 1.0)
+            workers, plan = survey(self.ensemble, 30.0)
         except ServerTrouble:
             return {}
         pids = {member.worker.id: member.worker.pid for member in workers}
@@ -102,7 +115,8 @@ def end(*workers: WorkerProcess) -> None:
 
 
 def test_a_killed_command_is_replaced_by_the_others_and_no_other_slot_moves(crew: Crew, load: Load) -> None:
-    first, second, third = crew.start("-t", "2"), crew.start("-t", "2"), crew.start("-t", "2")
+    # What the first has in hand times out.
+    first, second, third = (crew.start("-t", "2", timeout=2) for _ in range(3))
     crew.wait_for_shares(5, 5, 6)
     load.send(500)
     load.wait_for(50)
@@ -134,7 +148,9 @@ def test_a_killed_child_is_replaced_at_once_as_its_parent_ends_its_session(crew:
     dead = worker.children[0]
     load.kill(dead)
     spent = timed(
-        lambda: len(now := crew.owners()) == 16 and dead not in now.values(), "taking over", 1.5 * PATIENCE
+        lambda: len(now := crew.owners()) == 16 and dead not in now.values(),
+        "taking over",
+        TAKE_OVER * PATIENCE,
     )
     print(f"taken over {spent:.2f} s after the death of a child")
     load.wait()
@@ -193,11 +209,11 @@ def test_a_second_process_with_the_same_id_is_refused_and_the_first_goes_on(crew
     crew.wait_for_shares(16)
     load.send(200)
     load.wait_for(20)
-    second = crew.start(listeners="twins")
+    second = crew.launch(listeners="twins")
     assert second.wait() == 2
     assert f"is already in use (process {first.child()} on" in second.output
     load.wait()
-    assert crew.shares() == [16]
+    crew.wait_for_shares(16)
     end(first)
     assert not load.examine().doubled
     assert load.charged() == 0

@@ -15,7 +15,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
 
-from django_rmq.api import urls
+from django_rmq.api import acts, urls
 from django_rmq.api.health import PublicView
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.view import RmqView
@@ -40,7 +40,7 @@ TOPICS = {
     "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 2, "MAX_BODY": 100},
 }
 ALL = tuple(Needed)
-LATER = int(time.time() * 1000) + 3_600_000
+LATER = int(time.time() * 1000) + 86_400_000
 
 
 def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
@@ -55,8 +55,9 @@ def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
+    monkeypatch.setattr(acts, "SLICE_SECONDS", 60.0)
     yield from on_each_broker(request, TOPICS=TOPICS)
 
 

@@ -25,7 +25,7 @@ from django_rmq.operations.waiting import Seats, seats
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
-from tests.workers import eventually
+from tests.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db
 
@@ -205,15 +205,15 @@ def test_a_request_without_a_seat_is_answered_at_once_and_says_so(broker: Any) -
     def sit() -> None:
         with seats.seat(Actor.of_user(user, "rest"), 1, 1):
             begun.set()
-            done.wait(30)
+            done.wait(LONG)
 
     sitting = threading.Thread(target=sit)
     sitting.start()
     try:
-        assert begun.wait(10)
+        assert begun.wait(LONG)
         began = time.monotonic()
         refused = program("POST", path, {**consumer, "wait": 20})
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         assert (refused.json()["messages"], refused.json()["wait_refused"]) == ([], True)
         assert refused["Retry-After"] == "1"
         # What is there is handed out all the same, and who does not want to wait is not refused.
@@ -224,8 +224,8 @@ def test_a_request_without_a_seat_is_answered_at_once_and_says_so(broker: Any) -
         assert not taken.has_header("Retry-After")
     finally:
         done.set()
-        sitting.join(10)
-    eventually(lambda: not seats._taken, "the seat", 10)
+        sitting.join(LONG)
+    eventually(lambda: not seats._taken, "the seat")
     began = time.monotonic()
     assert program.ok("POST", path, {**consumer, "wait": 0.2})["wait_refused"] is False
     assert time.monotonic() - began >= 0.2

@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from django_rmq.core import scripts
+from django_rmq.core.cluster import trips
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.trips import Errand, Trip
@@ -28,7 +29,7 @@ from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.embedded_server import free_port
 from tests.brokers import Broker, ClusterBroker
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
-from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
+from tests.workers import LONG, Heard, Worker, audit, cluster_of, eventually, live, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=1)
 
@@ -42,7 +43,7 @@ def server() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def broker(server: RedisCluster, prefix: str) -> Iterator[ClusterBroker]:
-    client = cluster_of(server, patience=5.0)
+    client = cluster_of(server, patience=60.0)
     yield ClusterBroker(client, prefix)
     client.close()
 
@@ -79,7 +80,8 @@ def test_calls_follow_a_slot_that_has_moved(server: RedisCluster, broker: Cluste
 def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
     server: RedisCluster, broker: ClusterBroker
 ) -> None:
-    for slot in range(16):
+    # Of ten, whose names differ in one digit, no two have the same hash slot.
+    for slot in range(10):
         broker.send_merge(WORK, slot, 0, [b"a"])
     moving = hash_slot(broker, 5)
     target = another(server, server.owner(moving))
@@ -87,7 +89,7 @@ def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
     assert server.move_keys(moving, source, target, 1) == 1
     with hasty(server, broker.prefix) as other:
         pipeline = other.pipeline()
-        for slot in range(16):
+        for slot in range(10):
             pipeline.send_merge(WORK, slot, 0, [b"b"])
         replies = pipeline.execute()
     failed = [slot for slot, reply in enumerate(replies) if isinstance(reply, RmqError)]
@@ -101,7 +103,7 @@ def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
     sender.join(0.2)
     assert sender.is_alive()
     server.end_move(moving, source, target)
-    sender.join(10)
+    sender.join(LONG)
     assert sent == ["merged", "stored"]
     audit(broker, WORK)
 
@@ -139,7 +141,7 @@ def test_a_node_that_could_not_be_reached_is_left_alone_for_a_while() -> None:
         assert node.rests
         with pytest.raises(redis.ConnectionError, match=r"refused.*a moment ago"):
             node.connect()
-        wait_until(lambda: not node.rests, "trying again", 10)
+        wait_until(lambda: not node.rests, "trying again")
 
 
 @pytest.mark.slow
@@ -150,19 +152,22 @@ def test_a_node_that_stands_still_is_asked_for_a_sign_of_life_first() -> None:
         server.pause()
         with pytest.raises(redis.TimeoutError):
             node.ask("PING")
-        wait_until(lambda: not node.rests, "trying again", 10)
+        wait_until(lambda: not node.rests, "trying again")
+        node.client.connection_pool.connection_kwargs["socket_timeout"] = 60.0
         began = time.monotonic()
         with pytest.raises(redis.TimeoutError):
             node.connect()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30
         server.resume()
-        wait_until(lambda: node.ask("PING") == b"PONG", "answering again", 10)
+        wait_until(lambda: node.ask("PING") == b"PONG", "answering again")
         node.client.close()
 
 
 def test_nothing_is_confirmed_where_a_connection_broke_before_it_could_be(
-    redis_cluster: RedisCluster,
+    redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # There is no replica to wait for.
+    monkeypatch.setattr(trips, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)])
     client = cluster_of(redis_cluster)
     client.look()
     first = client.serving(0)
@@ -220,7 +225,7 @@ def test_a_cluster_that_is_not_there_is_an_error_of_the_whole_server() -> None:
     for slot in range(16):
         pipeline.count(WORK, slot)
     assert all(isinstance(reply, ServerUnavailable) for reply in pipeline.execute())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_scripts_that_a_node_has_forgotten_are_given_to_it_again(
@@ -324,7 +329,7 @@ def test_a_worker_whose_replies_are_lost_loses_and_doubles_nothing(
             proxy.drop_reply(b"EVALSHA")
             send(broker, WORK, [{"n": lost * 160 + n} for n in range(160)])
             proxy.wait_for_drop()
-        heard.wait(1600, 30)
+        heard.wait(1600)
         eventually(lambda: live(broker, WORK) == 0, "all being settled")
     assert sorted(body["n"] for body in heard.bodies) == list(range(1600))
     assert total(broker, WORK, "committed") == 1600
@@ -367,8 +372,8 @@ def test_a_worker_runs_everything_once_while_its_slots_are_moved(
             assert {result.status for result in results} == {"stored"}
             sent += 100
         stop.set()
-        mover.join(20)
-        heard.wait(sent, 30)
+        mover.join(LONG)
+        heard.wait(sent)
         eventually(lambda: live(broker, WORK) == 0, "all being settled")
     print(f"{sent} messages, {len(moved)} moves")
     assert len(moved) > 10
@@ -392,11 +397,11 @@ def test_a_worker_goes_on_with_the_other_nodes_while_one_is_frozen(prefix: str) 
                 for n in range(20):
                     for slot in free:
                         direct.send_merge(WORK, slot, 1, [b'{"m":%d}' % n])
-                heard.wait(64 + 20 * len(free), 20)
+                heard.wait(64 + 20 * len(free))
                 frozen.resume()
                 direct.send_merge(WORK, 3, 1, [b'{"late":1}'])
-                heard.wait(65 + 20 * len(free), 20)
-            assert live(direct, WORK) == 0
+                eventually(lambda: live(direct, WORK) == 0, "all being settled")
+            assert {"late": 1} in heard.bodies
         finally:
             client.close()
             direct.close()

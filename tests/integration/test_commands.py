@@ -103,11 +103,11 @@ def worker(broker: Broker) -> Iterator[Worker]:
         "a1b2c3d4-worker",
         "host\x1b[31m",
         4711,
-        time.time() - 90,
+        time.time() - 3 * 3600,
         8,
         tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics)),
     )
-    coordinator = RedisCoordinator(broker, found, lambda slots: None, lambda slots: None)
+    coordinator = RedisCoordinator(broker, found, lambda slots: None, lambda slots: None, session_seconds=60)
     coordinator.start()
     eventually(lambda: broker.roster().plan, "an assignment")
     yield found
@@ -363,7 +363,7 @@ def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, wo
     (one,) = json.loads(run("rmqworkers", "--json"))
     assert (one["pid"], one["slots"]["orders"]) == (4711, 4)
     text = run("rmqworkers")
-    assert "\x1b" not in text and "host\\x1b[31m" in text and "orders 4" in text and "90 s" in text
+    assert "\x1b" not in text and "host\\x1b[31m" in text and "orders 4" in text and "3 h" in text
 
 
 def test_no_worker_is_told(run: Run) -> None:
@@ -531,9 +531,9 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     kill(broker, "orders", [1, 2])
     assert "2 messages are dead" in run("rmqhealth", "--no-workers", "--max-dead", "1", code=1)
     run("rmqhealth", "--no-workers", "--max-dead", "2")
-    broker.send_replace(get_config().topic("orders"), 0, [int(time.time() * 1000) - 120_000], [b"1"])
+    broker.send_replace(get_config().topic("orders"), 0, [int(time.time() * 1000) - 1_200_000], [b"1"])
     assert "has been due for 12" in run("rmqhealth", "--no-workers", "--max-age", "1m", code=1)
-    run("rmqhealth", "--no-workers", "--max-age", "5m")
+    run("rmqhealth", "--no-workers", "--max-age", "1h")
     run("rmqhealth", "--no-workers", "--max-age", "never", code=2)
     run("rmqhealth", "order", code=2)
 

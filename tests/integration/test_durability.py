@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from redis import Connection
 
+from django_rmq.core.cluster import trips
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.sending import Producer
+from django_rmq.core.redis import pipeline
+from django_rmq.core.redis.confirming import durability_commands
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 from tests.brokers import Broker, ClusterBroker
 from tests.e2e.promotions import promotions
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
-from tests.workers import client_of, cluster_of
+from tests.workers import LONG, client_of, cluster_of, eventually
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=60_000)
 ONE = Durability(replicas=1)
@@ -29,12 +33,22 @@ def pair() -> Iterator[ReplicaPair]:
         yield servers
 
 
-def producer_of(url: str, socket_timeout: float = 5.0) -> Producer:
-    return Producer(Broker(client_of(url, socket_timeout)))
+def producer_of(url: str) -> Producer:
+    return Producer(Broker(client_of(url)))
 
 
 def send(producer: Producer, names: list[str], wanted: Durability) -> list[SendResult]:
     return producer.send([producer.build(WORK, {"name": name}) for name in names], wanted=wanted)
+
+
+def half_a_second(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
+    """Wait no longer, in place of ``durability_commands``."""
+    return [("WAIT", wanted.replicas, 500)]
+
+
+def test_who_waits_for_a_confirmation_waits_for_less_than_the_socket_time_out() -> None:
+    commands = durability_commands(Durability(replicas=1, fsync=True), Connection(socket_timeout=5))
+    assert commands == [("WAIT", 1, 2000), ("WAITAOF", 1, 0, 2000)]
 
 
 def test_a_replica_that_follows_confirms(pair: ReplicaPair) -> None:
@@ -51,22 +65,25 @@ def test_a_replica_that_follows_confirms(pair: ReplicaPair) -> None:
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_cut_off_confirms_nothing_and_nothing_is_raised(pair: ReplicaPair) -> None:
+def test_a_replica_that_is_cut_off_confirms_nothing_and_nothing_is_raised(
+    pair: ReplicaPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "durability_commands", half_a_second)
     producer = producer_of(pair.primary.url)
+
+    def confirmed(replicas: int) -> tuple[int | None, bool]:
+        (one,) = send(producer, ["b"], Durability(replicas))
+        return one.replicas, one.durable
+
     send(producer, ["a"], ONE)
     pair.link.cut()
-    began = time.monotonic()
     (cut,) = send(producer, ["b"], ONE)
-    assert time.monotonic() - began < 5.0, "it gives up within the socket's time-out"
     assert (cut.status, cut.replicas, cut.ok, cut.durable) == ("stored", 0, True, False)
     (merged,) = send(producer, ["b"], ONE)
     assert (merged.status, merged.durable) == ("merged", False), "it is no safer for being sent twice"
     pair.link.mend()
-    deadline = time.monotonic() + 30
-    while not send(producer, ["b"], ONE)[0].durable:
-        assert time.monotonic() < deadline
-    (two,) = send(producer, ["b"], Durability(replicas=2))
-    assert (two.replicas, two.durable) == (1, False)
+    eventually(lambda: confirmed(1) == (1, True), "following again")
+    eventually(lambda: confirmed(2) == (1, False), "confirming alone")
     producer.broker.close()
 
 
@@ -102,9 +119,9 @@ def test_after_its_scripts_are_gone_a_server_confirms_nothing_that_ran_later(pai
 
 
 @pytest.mark.slow
-def test_each_node_of_a_cluster_confirms_its_own() -> None:
-    with RedisCluster() as server:
-        client = cluster_of(server, socket_timeout=1.0)
+def test_each_node_of_a_cluster_confirms_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisCluster(node_timeout_ms=60_000) as server:
+        client = cluster_of(server, patience=LONG)
         producer = Producer(ClusterBroker(client))
         names = [f"m{n}" for n in range(200)]
         assert all(each.durable for each in send(producer, names, ONE))
@@ -113,6 +130,7 @@ def test_each_node_of_a_cluster_confirms_its_own() -> None:
             "what is repeated is waited for as well"
         )
         server.replicas[1].pause()
+        monkeypatch.setattr(trips, "durability_commands", half_a_second)
         found = send(producer, names, ONE)
         assert {each.status for each in found} == {"merged"}
         assert not any(each.durable for each in found), "the least of all nodes counts for all"

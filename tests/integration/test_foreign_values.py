@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,17 +134,20 @@ def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
         eventually(bodies_heard(heard, {f"second {slot}" for slot in range(TOPIC.slots)}), "all going on", 60)
 
 
-def test_what_a_dead_process_held_is_settled_beside_foreign_values(redis_broker: Broker) -> None:
-    broker, notes = redis_broker, Notes(1)
+def test_what_a_dead_process_held_is_settled_beside_foreign_values(
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.core.consumer.notes.SETTLE_SECONDS", 60.0)
+    broker, notes, topic = redis_broker, Notes(1), replace(TOPIC, timeout=60)
     notes.owner = "me"
-    for slot in range(TOPIC.slots):
+    for slot in range(topic.slots):
         put(broker, slot, f"first {slot}")
-        assert broker.prepare(TOPIC, slot, "me", None, 1).status == "ok"
+        assert broker.prepare(topic, slot, "me", None, 1).status == "ok"
     for slot, each in ATTACKS.items():
         each.put(broker, slot)
-    settled = settle(broker, [TOPIC], notes)
+    settled = settle(broker, [topic], notes)
     assert settled.released >= len(FREE)
-    assert all(broker.audit(TOPIC, slot)["released"] == 1 for slot in FREE)
+    assert all(broker.audit(topic, slot)["released"] == 1 for slot in FREE)
 
 
 def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:

@@ -281,7 +281,7 @@ def test_slots_and_workers(redis_url: str, prefix: str) -> None:
         worker = Worker(
             "w1", "here", 1, 0.0, 3, (TopicSlots("work", 4, True), TopicSlots("ranked", 2, False))
         )
-        coordinator = RedisCoordinator(broker, worker, lambda _: None, lambda _: None)
+        coordinator = RedisCoordinator(broker, worker, lambda _: None, lambda _: None, session_seconds=60)
         coordinator.start()
         try:
             eventually(lambda: scraped()["rmq_slots_owned", "work"] == 4, "owning")
@@ -454,6 +454,8 @@ settings.configure(
     RMQ={"REDIS": URL, "KEY_PREFIX": PREFIX, "TOPICS": {"work": {"TYPE": "range_merge", "SLOTS": 2}}},
 )
 django.setup()
+from django_rmq.project.connections import SOCKET_TIMEOUTS
+SOCKET_TIMEOUTS["web"] = 60.0
 from django.test import Client
 from prometheus_client import REGISTRY
 from django_rmq.metrics import RmqCollector

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from django_rmq.core.topics.definitions import register_topics
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import NoRedisServer
-from tests.brokers import Broker
+from tests.brokers import Broker, set_clock
 from tests.servers import RedisServer, absent, ask, wait_for_link, wait_until
 from tests.workers import Heard, Worker, audit, client_of, eventually, live, send, total
 
-TOPIC = Topic("moved", TopicType.PRIORITY, slots=4, timeout=1, max_retries=3)
-KEYED = Topic("keyed", TopicType.PRIORITY, slots=2, timeout=1, max_retries=3, identity="key")
+TOPIC = Topic("moved", TopicType.PRIORITY, slots=4, timeout=60, max_retries=3)
+KEYED = Topic("keyed", TopicType.PRIORITY, slots=2, timeout=60, max_retries=3, identity="key")
 WAITING = 40
 
 
@@ -62,6 +63,8 @@ def check_all(broker: Broker) -> None:
     assert live(broker, TOPIC) == WAITING and live(broker, KEYED) == 1
     assert total(broker, TOPIC, "died") == 1
     assert sum(ledger.prepare for ledger in audit(broker, TOPIC)) == 3
+    # What is in flight has timed out.
+    set_clock(broker, lambda: time.time_ns() // 1000 + 120_000_000)
     with Worker(broker, [TOPIC, KEYED], heard):
         eventually(lambda: live(broker, TOPIC) + live(broker, KEYED) == 0, "an empty queue")
     found = [body["n"] for body in heard.bodies]

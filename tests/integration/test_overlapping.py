@@ -29,7 +29,7 @@ from django_rmq.exceptions import Reject
 from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
 TOPIC = Topic(
-    "mails", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, concurrency=4, timeout=5, backoff=BackOff(0, 0)
+    "mails", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, concurrency=4, timeout=60, backoff=BackOff(0, 0)
 )
 OTHER = Topic("plain", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 
@@ -148,18 +148,18 @@ def test_sync_and_async_listeners_work_in_one_worker(broker: Any) -> None:
 
 def test_an_async_listener_that_is_slow_delays_no_sync_one(broker: Any) -> None:
     done: list[Any] = []
+    release = threading.Event()
 
     async def stuck(message: Message) -> None:
-        await asyncio.sleep(1.5)
+        while not release.is_set():  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.02)
 
     send(broker, TOPIC, numbered(40))
     with Worker(broker, [TOPIC, OTHER], {"mails": stuck, "plain": done.append}, threads=1) as worker:
         eventually(lambda: worker.dispatcher._hand.messages, "taking")
         send(broker, OTHER, numbered(20))
-        began = time.monotonic()
         eventually(lambda: len(done) == 20, "the others")
-        assert time.monotonic() - began < 1.0
-        worker.dispatcher.stop()
+        release.set()
 
 
 def test_outcomes_are_those_of_sync_listeners(broker: Any) -> None:
@@ -417,14 +417,11 @@ def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
             await asyncio.sleep(0.005)
         seen.end(message)
 
-    send(broker, topic, numbered(2000))
+    send(broker, topic, numbered(20_000))
     with Worker(broker, topic, listener, threads=1) as worker:
-        eventually(lambda: len(seen.ended) > 200, "the first", 30)
         flow = worker.dispatcher._room.overlap.flows["mails"]
-        limits = sampled(lambda: flow.limit, 0.01)
-        worker.dispatcher.stop()
+        eventually(lambda: not flow._doubling and flow.limit < 32, "finding the limit")
     assert 1 <= seen.most <= 64
-    assert sorted(limits)[50] < 32
 
 
 # --- the loop alone
@@ -471,13 +468,21 @@ def test_no_more_batches_run_than_the_concurrency() -> None:
 def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
     seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
     thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
-    first, second = (a_batch(place, sleeping(seen, 0.1), [name]) for name in (b"1", b"2"))
+    release = threading.Event()
+
+    async def listener(message: Message) -> None:
+        seen.begin(message)
+        await asyncio.to_thread(release.wait, LONG)
+        seen.end(message)
+
+    first, second = (a_batch(place, listener, [name]) for name in (b"1", b"2"))
     thread.put(first)
     thread.put(second)
     thread.start()
     eventually(lambda: seen.now == 1)
     assert thread.withdraw(second)
     assert not thread.withdraw(first)
+    release.set()
     inbox.get(timeout=LONG)
     thread.stop()
     thread.join(LONG)

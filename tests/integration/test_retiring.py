@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from django_rmq import send_message
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.failures import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
@@ -61,12 +60,8 @@ def later(minutes: int) -> Any:
 def kill(name: str, body: Any) -> None:
     """Send a message and let it die."""
     topic, broker = get_config().topic(name), direct(connections.get_broker())
-    soon = {"fixed_time": timezone.now() + timedelta(milliseconds=30)}
-    sent = send_message(name, body, **({"priority": 90} if topic.is_priority else soon))
-    time.sleep(0.05)
-    taken = broker.prepare(topic, sent.slot, "W", None, 10)
-    rejected = [Failure(one.member, "rejected", None, "shop.Boom: no") for one in taken.deliveries]
-    broker.rollback(topic, sent.slot, taken.receipt, rejected)
+    sent = send_message(name, body, **({"priority": 90} if topic.is_priority else {"fixed_time": later(60)}))
+    broker.bury(topic, sent.slot, [sent.member], "shop.Boom: no")
 
 
 def copies(name: str, state: str) -> list[Any]:
@@ -156,7 +151,7 @@ def test_messages_move_to_another_topic_with_their_times(
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(RANKED, {"priority": 70}), (MERGED, {}), (KEYED, {"key": "k", "fixed_time": later(60)})],
+    [(RANKED, {"priority": 70}), (MERGED, {}), (KEYED, {"key": "k", "fixed_time": later(24 * 60)})],
     ids=["priority", "range_merge", "key"],
 )
 def test_every_kind_of_message_moves(shop: Shop, kind: Any, options: Any) -> None:

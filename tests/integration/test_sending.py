@@ -505,6 +505,7 @@ def test_a_lost_reply_raises_and_sending_again_merges(proxied: TcpProxy) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_waits")
 def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> None:
     assert (
         direct(connections.get_broker("web")).client.connection_pool.connection_kwargs["socket_timeout"]
@@ -525,10 +526,8 @@ def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> No
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(
-    prefix: str, monkeypatch: pytest.MonkeyPatch
+    prefix: str,
 ) -> None:
-    # A replica on a busy machine may need longer than a web process waits for it.
-    monkeypatch.setitem(connections.SOCKET_TIMEOUTS, "web", 5.0)
     with ReplicaPair() as pair, configured(pair.primary.url, prefix):
         one = send_message("prices", 1, replicas=1)
         assert (one.status, one.replicas, one.durable) == ("stored", 1, True)

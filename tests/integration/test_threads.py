@@ -30,6 +30,7 @@ from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
@@ -169,14 +170,17 @@ def dying_once(monkeypatch: pytest.MonkeyPatch, begun: int) -> threading.Event:
 @pytest.mark.parametrize("begun", [0, 1])
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_dead_thread_is_replaced_and_holds_nothing(
-    broker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, serial: bool, begun: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, serial: bool, begun: int
 ) -> None:
-    topic = replace(MERGE, serial=serial, timeout=2)
-    heard = Heard()
+    clock, topic, heard = Clock(), replace(MERGE, serial=serial), Heard()
+    broker = InMemoryBroker("m:", clock)
     send(broker, topic, range(40))
     died = dying_once(monkeypatch, begun)
     with Worker(broker, topic, heard, threads=1, poll_seconds=0.2) as worker:
         assert died.wait(LONG)
+        worker.asleep()
+        # What had begun times out.
+        clock.advance(seconds=topic.timeout + 1)
         heard.wait(40)
         worker.asleep()
         assert worker.dispatcher.lookout.is_whole
@@ -215,9 +219,9 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
 
 @pytest.mark.slow
 def test_a_dead_heartbeat_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = replace(MERGE, slots=1, timeout=4)
-    heard, pause, died = Heard(), threading.Event(), threading.Event()
-    beat = Heartbeat.beat
+    topic = replace(MERGE, slots=1)
+    heard, died, extended = Heard(), threading.Event(), threading.Event()
+    beat, extend = Heartbeat.beat, Heartbeat._extend
 
     def die(heartbeat: Heartbeat) -> None:
         if not died.is_set():
@@ -225,13 +229,24 @@ def test_a_dead_heartbeat_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPat
             raise SystemExit
         beat(heartbeat)
 
+    def note(heartbeat: Heartbeat, due: list[Batch]) -> None:
+        extend(heartbeat, due)
+        extended.set()
+
     def listener(message: Message) -> None:
         heard(message)
-        pause.wait(5.5)
+        assert extended.wait(LONG)
 
     monkeypatch.setattr(Heartbeat, "beat", die)
+    monkeypatch.setattr(Heartbeat, "_extend", note)
     send(broker, topic, ["x"])
-    with Worker(broker, topic, listener, burst=True) as worker:
+    worker = Worker(broker, topic, listener, burst=True)
+    watched = worker.dispatcher._companions._heartbeat
+    first = watched.thread
+    with worker:
+        heard.wait()
+        eventually(lambda: watched.thread is not first, "another heartbeat")
+        watched.thread.look_everywhere()
         worker.join()
     assert died.is_set()
     [ledger] = audit(broker, topic)
@@ -254,7 +269,8 @@ def test_a_dead_wake_up_thread_is_replaced(broker: Any, monkeypatch: pytest.Monk
         worker.asleep()
         assert died.is_set()
         send(broker, MERGE, range(4))
-        heard.wait(4)
+        # Otherwise they are found by the next poll.
+        heard.wait(4, LONG / 2)
 
 
 def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
@@ -267,7 +283,7 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
         owned.update(slots)
 
     worker = Identity("a" * 32, "host", os.getpid(), time.time(), 1, topic_slots([MERGE]))
-    coordinator = RedisCoordinator(broker, worker, own, owned.difference_update, session_seconds=1.0)
+    coordinator = RedisCoordinator(broker, worker, own, owned.difference_update, session_seconds=LONG)
     coordinator.start()
     try:
         eventually(lambda: not coordinator.is_alive(), "the death of the thread that tells")
@@ -276,7 +292,7 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
         assert coordinator.wait_settled(LONG)
         assert len(owned) == MERGE.slots
     finally:
-        coordinator.stop()
+        coordinator.stop(LONG)
     assert not owned
     assert coordinator.is_alive(), "what was stopped needs no thread"
 

@@ -40,7 +40,9 @@ class Copy:
         self.root = root
         for name in COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, root / name, symlinks=True)
+                # Bytecode that others are just writing has another name a moment later.
+                passing = shutil.ignore_patterns("*.pyc.*")
+                shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=passing)
             else:
                 shutil.copy2(ROOT / name, root / name)
         # Without bytecode of its own, a changed file cannot be mistaken for the one before it.

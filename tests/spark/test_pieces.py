@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from django_rmq.pipelines.pieces import Pieces
 from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic, waiting
 from tests.workers import eventually, total
@@ -94,19 +95,27 @@ def test_what_was_stored_without_its_plan_is_stored_again(run: Run, broker: Brok
     assert set(waiting(broker, "notes")) == wanted(60)
 
 
-def test_no_more_messages_wait_than_was_said(run: Run, broker: Broker, tmp_path: Path) -> None:
-    events, seen, done = topic("events"), [0], threading.Event()
+def test_no_more_messages_wait_than_was_said(
+    run: Run, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, seen, done, full = topic("events"), [0], threading.Event(), threading.Event()
     broker.define(events)
-    polls = 40
+    count = Pieces._waiting
+
+    def counted(pieces: Pieces) -> int:
+        found = count(pieces)
+        if found > 60:
+            full.set()
+        return found
+
+    monkeypatch.setattr(Pieces, "_waiting", counted)
 
     def consume() -> None:
-        nonlocal polls
         while not done.wait(0.2):
             found = sum(broker.count(events, slot).store for slot in range(events.slots))
             seen.append(found)
-            # At first only once it is full for so long that the sender has to wait, also on a loaded machine.
-            if found > 60 and seen[-polls:] == [found] * polls:
-                polls = 3
+            # Only once the sender has seen that there is no room.
+            if full.is_set() and seen[-3:] == [found] * 3:
                 for slot in range(events.slots):
                     names = [entry.member for entry in broker.peek(events, slot, "store", limit=100).entries]
                     broker.bury(events, slot, names, "taken")

@@ -58,6 +58,8 @@ def test_sentinels_say_where_the_primary_is_also_after_its_death(guard: Sentinel
         "url": f"redis://{guard.SERVICE}/0",
         "sentinels": ",".join(f"{host}:{port}" for host, port in guard.addresses),
         "topic": "guarded",
+        # Sentinels that a pause of the machine has confused promote nobody for half a minute.
+        "patience": "180",
     }
     send(options, 100)
     assert read(options) == 100

@@ -278,9 +278,9 @@ def test_many_slots_are_assigned_in_no_time_and_little_space(slots: int) -> None
     chance = random.Random(7)
     wanted = [TopicSlots("a", slots)]
     crew = [Capacity(f"{i:032x}", 1 + i % 4, frozenset("a")) for i in range(50)]
-    started = time.perf_counter()
+    started = time.thread_time()
     assignment = assign(wanted, crew, {})
-    fresh = time.perf_counter() - started
+    fresh = time.thread_time() - started
     plan = Plan({}).renewed(assignment, 1_800_000_000)
     fresh_bytes = len(plan.encode())
     slowest = longest = 0.0
@@ -289,9 +289,9 @@ def test_many_slots_are_assigned_in_no_time_and_little_space(slots: int) -> None
             crew.pop(chance.randrange(len(crew)))
         else:
             crew.append(Capacity(f"{number:032x}", 1 + number % 4, frozenset("a")))
-        started = time.perf_counter()
+        started = time.thread_time()
         assignment = assign(wanted, crew, assignment)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.thread_time() - started)
         plan = plan.renewed(assignment, 1_800_000_000 + number)
         longest = max(longest, len(plan.encode()))
     assert_valid(wanted, crew, assignment)

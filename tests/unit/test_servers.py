@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ from example_project.embedded_redis import (
     redis_server_binary,
     start_redis,
 )
-from example_project.embedded_server import DidNotStart
-from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent
+from example_project.embedded_server import DidNotStart, free_port
+from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, _Pair, absent
 from tests.workers import eventually
 
 
@@ -118,7 +119,7 @@ def test_a_server_without_a_disk_forgets_when_restarted() -> None:
 
 
 def test_a_paused_server_is_silent_until_resumed(server: RedisServer) -> None:
-    client = client_of(server.url, seconds=0.2)
+    client = client_of(server.url, seconds=2)
     client.ping()
     server.pause()
     try:
@@ -127,6 +128,17 @@ def test_a_paused_server_is_silent_until_resumed(server: RedisServer) -> None:
     finally:
         server.resume()
     assert client_of(server.url).ping() is True
+
+
+def test_a_free_port_refuses_until_its_server_listens_and_is_kept_for_it() -> None:
+    port = free_port()
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with RedisServer(port) as server:
+            server.restart()
 
 
 def test_a_paused_server_can_be_stopped() -> None:
@@ -206,7 +218,10 @@ def test_a_request_from_before_is_not_the_next_request(proxy: TcpProxy) -> None:
         proxy.wait_for_drop(0.1)
 
 
-def test_a_dropped_reply_of_a_pipeline_leaves_all_of_it_done(proxy: TcpProxy, server: RedisServer) -> None:
+def test_a_dropped_reply_of_a_pipeline_leaves_all_of_it_done(
+    proxy: TcpProxy, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Pair, "QUIET_SECONDS", 1.0)
     pipeline = client_of(proxy.url).pipeline(transaction=False)
     for number in range(20_000):
         pipeline.set(f"key-{number}", "x" * 100)
@@ -275,13 +290,13 @@ def test_three_zookeepers_have_one_leader_and_find_another() -> None:
 
 
 def test_a_proxy_that_swallows_keeps_connections_and_what_was_sent(proxy: TcpProxy) -> None:
-    client = client_of(proxy.url, 0.3)
+    client = client_of(proxy.url, 2)
     client.ping()
     proxy.swallow()
     with pytest.raises(redis.exceptions.TimeoutError):
         client.set("x", "y")
     proxy.let_through()
-    assert client.ping()
+    assert client_of(proxy.url).ping()
 
 
 def test_what_is_absent_is_skipped_with_its_reason_and_an_error_in_ci(

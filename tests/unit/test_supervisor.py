@@ -322,6 +322,18 @@ def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> Non
     assert diary.text == ""
 
 
+def test_when_it_says_that_it_is_ready_signals_and_health_checks_are_answered() -> None:
+    port, told = free_port(), []
+
+    def ready() -> None:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        told.append("ready")
+
+    assert supervise(lambda notes: 1, health_address=f"127.0.0.1:{port}", ready=ready).run() == 0
+    assert told == ["ready"]
+
+
 def test_an_address_in_use_is_a_configuration_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -49,6 +49,8 @@ class Supervisor:
     make_notes: Callable[[], Notes]
     died: Callable[[Notes], int] = lambda notes: 0
     before_fork: Callable[[], None] = lambda: None
+    ready: Callable[[], None] = lambda: None
+    """Called once, when signals and health checks are answered, before the first child is there."""
     shutdown_timeout: float = 30.0
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
@@ -108,6 +110,7 @@ class Supervisor:
                 raise ConfigurationError(f"cannot touch the heartbeat file: {error}") from error
         self._looked = time.monotonic()
         self._children = [Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
+        self.ready()
 
     @property
     def pids(self) -> list[int]:

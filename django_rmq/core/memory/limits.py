@@ -45,7 +45,7 @@ def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple
     given = min(tokens, max(0, math.floor((now_us - empty) / each + 0.000001)))
     empty += given * each
     limits[b"empty"] = score_text(empty).encode()
-    return given, max(0, math.ceil(empty + each - now_us)) if given < tokens else 0
+    return given, max(1, math.ceil(empty + each - now_us)) if given < tokens else 0
 
 
 def _empty_since(bucket: Hash, now_us: int, full_us: float) -> float:

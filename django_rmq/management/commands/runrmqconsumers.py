@@ -188,8 +188,10 @@ class Command(RmqCommand):
             **({"changed": reloading.SourceWatch()} if reloads else {}),
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
+            ready=lambda: self._say(
+                options["verbosity"], starting.ready_line(topics, how.threads or 1, processes)
+            ),
         )
-        self._say(options["verbosity"], starting.ready_line(topics, how.threads or 1, processes))
         code = supervisor.run()
         if supervisor.begin_anew:
             forking.before_fork()

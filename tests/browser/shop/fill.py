@@ -144,14 +144,14 @@ def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
 
 
 def worker(host: str, topic: str) -> None:
-    """Let a worker join that says it runs on this host; its session ends in a minute."""
+    """Let a worker join that says it runs on this host; its session ends in half an hour."""
     from django_rmq.core.coordination import Worker, topic_slots
     from django_rmq.core.coordination.records import write_record
     from django_rmq.project.settings import get_config
     from tests.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
-    beat = get_broker().beat(found.id, "token", 60_000, record=write_record("token", found))
+    beat = get_broker().beat(found.id, "token", 1_800_000, record=write_record("token", found))
     assert beat.status == "ok", beat
 
 

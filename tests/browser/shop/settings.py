@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_rmq.project.connections import SOCKET_TIMEOUTS
 from example_project.settings import *  # noqa: F403
 from example_project.settings import RMQ as SHOP_RMQ
+
+# That a busy machine stands still for a second is no reason to say that Redis is away.
+SOCKET_TIMEOUTS["web"] = 3.0
 
 RMQ: dict[str, Any] = {  # type: ignore[no-redef]
     **SHOP_RMQ,

@@ -64,6 +64,8 @@ class Plan:
     seconds: float = 7_200.0
     """After so long the rest is transferred in peace."""
     once: bool = True
+    points: str = POINTS
+    """Where processes kill themselves."""
     seed: int = 0
 
 
@@ -269,7 +271,7 @@ class Run:
                 )
 
     def _command(self) -> WorkerProcess:
-        options = {**self._environment, "WORKER_POINTS": POINTS}
+        options = {**self._environment, "WORKER_POINTS": self.plan.points}
         return WorkerProcess(
             self._data, self._redis.url, "bank:", "-p", str(self.plan.processes), "-t", "2", **options
         )

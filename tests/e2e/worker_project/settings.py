@@ -1,8 +1,9 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module),
 WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
-`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_HARD_TIMEOUT (of the topic hanging),
-WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and metrics are on), WORKER_UPCAST (the path of UPCAST, with
-WORKER_LISTENERS=typed); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_TIMEOUT (of the topics brief, ledger,
+chaos and kept), WORKER_HARD_TIMEOUT (of the topic hanging), WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and
+metrics are on), WORKER_UPCAST (the path of UPCAST, with WORKER_LISTENERS=typed); RMQ_TEST_CLUSTER (URLs) or
+RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import json
 import os
 from pathlib import Path
 
+from django_rmq.project.connections import SOCKET_TIMEOUTS
+
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
+TIMEOUT = int(os.environ.get("WORKER_TIMEOUT", "30"))
+# That a busy machine stands still for a second is no reason for a send to fail.
+SOCKET_TIMEOUTS["web"] = 10.0
 
 SECRET_KEY = "a-test-has-no-secrets"
 INSTALLED_APPS = ["django_rmq", os.environ.get("WORKER_APP", "tests.e2e.worker_project")]
@@ -38,7 +44,7 @@ RMQ = {
             "TYPE": "range_merge",
             "SLOTS": 1,
             "TIME_RANGE": 1,
-            "TIMEOUT": 1,
+            "TIMEOUT": TIMEOUT,
             "MAX_RETRIES": 1,
             "BACKOFF": 0,
         },
@@ -46,17 +52,16 @@ RMQ = {
             "TYPE": "range_merge",
             "SLOTS": 16,
             "TIME_RANGE": 1,
-            "TIMEOUT": 2,
+            "TIMEOUT": TIMEOUT,
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
         },
-        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
-        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
+        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": TIMEOUT, "BACKOFF": 0},
+        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "BACKOFF": 0},
         "killing": {
             "TYPE": "range_merge",
             "SLOTS": 8,
             "TIME_RANGE": 1,
-            "TIMEOUT": 3,
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
         },
@@ -78,19 +83,18 @@ RMQ = {
             "SLOTS": 16,
             "TIME_RANGE": 20,
             "IDENTITY": "key",
-            "TIMEOUT": 2,
             "BACKOFF": 0,
         },
         "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
-        "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
-        "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": 1, "TIMEOUT": 5, "FLOW": "auto"},
+        "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "MAX_IN_FLIGHT": 3},
+        "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": 1, "FLOW": "auto"},
         "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "SERIAL": False, "MAX_RATE": 50},
         "kept": {
             "TYPE": "range_merge",
             "SLOTS": 4,
             "TIME_RANGE": 1,
-            "TIMEOUT": 1,
+            "TIMEOUT": TIMEOUT,
             "MAX_RETRIES": 1,
             "BACKOFF": 0,
             "KEEP_DONE": "1h",
@@ -99,7 +103,6 @@ RMQ = {
             "TYPE": "range_merge",
             "SLOTS": 16,
             "TIME_RANGE": 1,
-            "TIMEOUT": 5,
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
             "HARD_TIMEOUT": float(os.environ.get("WORKER_HARD_TIMEOUT", "1")),

@@ -30,7 +30,7 @@ if rate > 0 then
   empty = math.max(empty, now_us - depth)
   given = math.min(tokens, math.max(0, math.floor((now_us - empty) / each + 0.000001)))
   empty = empty + given * each
-  if given < tokens then wait_us = math.max(0, math.ceil(empty + each - now_us)) end
+  if given < tokens then wait_us = math.max(1, math.ceil(empty + each - now_us)) end
   redis.call('HSET', limits, 'empty', string.format('%.17g', empty))
   longest_ms = math.max(longest_ms, depth / 1000)
 end

@@ -62,6 +62,7 @@ def nothing_registered() -> dict[str, dict[str, Any]]:
 class Member(parties.Member):
     """A worker that meets others in ZooKeeper; `proxy` is its own way there, if it has one."""
 
+    party: Party
     proxy: TcpProxy | None = None
 
     def kill(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.topics import TopicType
-from django_rmq.spark import claims
 from django_rmq.spark.ranges import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader
@@ -127,14 +127,13 @@ def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: 
 
     # Not counted by the server, which leases of other tests' claims may still ask.
     asked: list[Any] = []
-    walk = claims.walk
 
     def noted(broker: Any, calls: Iterable[Any], at_once: int) -> Iterator[Any]:
         calls = list(calls)
         asked.extend(calls)
         return walk(broker, calls, at_once)
 
-    monkeypatch.setattr(claims, "walk", noted)
+    monkeypatch.setattr("django_rmq.spark.claims.walk", noted)
     for driver in (source, reader(topic)):
         asked.clear()
         assert len(driver.partitions(start, end)) == 1

@@ -101,8 +101,9 @@ class Session:
             self.close(0.0)
             raise
         if not self.is_connected and not self._is_refused:
-            self.close(0.0)
+            # Before kazoo says that it has been closed.
             reason = f" ({self._log.last})" if self._log.last else ""
+            self.close(0.0)
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer{reason}")
 
     def close(self, seconds: float) -> None:

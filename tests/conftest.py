@@ -48,7 +48,7 @@ def pytest_configure() -> None:
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
-    # That a busy machine stands still for a second is no reason to say that Redis is away.
+    # A busy machine can pause for a second. Redis is not unavailable then.
     SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))
 
 

@@ -80,7 +80,7 @@ def miss_an_assignment(broker: Any, make: Callable[..., Any], trials: int) -> No
             steady.see()
             before, bodies = len(heard.bodies), [f"{trial} {uuid.uuid4().hex}" for _ in range(MESSAGES)]
             send(broker, TOPIC, bodies)
-            # Whoever does not ask the coordinator again waits for the time-out.
+            # A worker that does not ask the coordinator again gets these messages only after TIMEOUT.
             heard.wait(before + MESSAGES, TOPIC.timeout / 2)
     finally:
         steady.stop()

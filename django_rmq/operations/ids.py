@@ -8,10 +8,8 @@ message with a sealed id is searched at its place first, then among the last of 
 
 from __future__ import annotations
 
-import binascii
 import math
 import re
-from base64 import urlsafe_b64decode
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Area, Sought
-from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
@@ -91,11 +89,8 @@ def identify(topic: Topic, text: str) -> Identity:
                 "with another key"
             )
         return Identity(slot, None, digest, _place(text, rest) if dot else None)
-    try:
-        member = urlsafe_b64decode(rest + "=" * (-len(rest) % 4))
-    except (binascii.Error, ValueError):
-        member = b""
-    if message_id(slot, member).partition(".")[2] != rest:
+    member = from_base64url(rest)
+    if member is None:
         raise InvalidRequest(f"{_shown(text)} is not a message id: the part after the slot is not base64url")
     return Identity(slot, member)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from functools import lru_cache
 
 from django.core.signing import Signer
 from django.utils.crypto import salted_hmac
+
+from django_rmq.core.words.messages import from_base64url, to_base64url
 
 LONGEST_PLAIN = 512
 """Maximum size in bytes of a message that a plain id contains; the id of a longer one is always sealed."""
@@ -27,7 +28,7 @@ def seal(purpose: str, context: bytes, text: bytes) -> str:
     """Return ``text`` encrypted and signed, as URL-safe characters; reading it requires the same ``context``."""
     mark_key, stream_key = _keys(Signer().key, purpose)
     mark = _mark(mark_key, context, text)
-    return _spelled(mark + _masked(stream_key, mark, text))
+    return to_base64url(mark + _masked(stream_key, mark, text))
 
 
 def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
@@ -35,11 +36,8 @@ def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
 
     Only the characters that ``seal`` returned are accepted, not others that base64 decodes to the same bytes.
     """
-    try:
-        raw = urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4))
-    except ValueError:
-        return None
-    if _spelled(raw) != sealed:
+    raw = from_base64url(sealed)
+    if raw is None:
         return None
     mark, masked = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
     signer = Signer()
@@ -82,10 +80,6 @@ def _keys(secret: str | bytes, purpose: str) -> tuple[bytes, bytes]:
 
 def _mark(key: bytes, context: bytes, text: bytes) -> bytes:
     return hmac.digest(key, len(context).to_bytes(4) + context + text, "sha256")[:_MARK_BYTES]
-
-
-def _spelled(raw: bytes) -> str:
-    return urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def _masked(key: bytes, mark: bytes, text: bytes) -> bytes:

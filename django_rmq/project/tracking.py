@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from asgiref.sync import sync_to_async
 
 from django_rmq.core.calls import looking
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.core.words.status import MessageStatus, read
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import InvalidMessage
@@ -101,15 +100,17 @@ def _place(topic: Topic, name: str) -> tuple[int, bytes]:
     """Return the slot and the member of an id. Raises ``InvalidMessage``."""
     number, _, rest = name.partition(".")
     try:
-        slot, member = int(number), urlsafe_b64decode(rest + "=" * (-len(rest) % 4))
-        if (
-            message_id(slot, member) == name
-            and slot >= 0
-            and (slot < topic.slots or slot < _most_slots(topic))
-        ):
-            return slot, member
+        slot = int(number)
     except ValueError:
-        pass
+        slot = -1
+    member = from_base64url(rest)
+    if (
+        slot >= 0
+        and member is not None
+        and message_id(slot, member) == name
+        and (slot < topic.slots or slot < _most_slots(topic))
+    ):
+        return slot, member
     raise InvalidMessage(f"{name[:80]!r} is not the id of a message of topic {topic.name}")
 
 

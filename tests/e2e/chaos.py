@@ -89,7 +89,7 @@ class Chaos:
         commands = [*self._commands, self._another()]
         self.load.wait(60)
         for command in commands:
-            # Before that it would die of the signal.
+            # Until then, the signal would kill it.
             eventually(lambda: "Consuming" in command.output or command.process.poll() is not None)  # noqa: B023
             command.signal()
         load = self.load

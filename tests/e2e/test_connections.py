@@ -40,7 +40,7 @@ def most(server: RedisServer, seconds: float) -> int:
     return found
 
 
-def test_a_process_has_a_fixed_number_of_connections_and_one_for_each_thread_that_sends(
+def test_a_process_has_at_most_its_number_of_connections_and_one_for_each_thread_that_sends(
     start: Start, server: RedisServer, prefix: str, happened: Happened
 ) -> None:
     client = client_of(server.url)

@@ -32,8 +32,6 @@ def test_every_transfer_happens_exactly_once_whoever_dies(tmp_path: Path) -> Non
 
 @pytest.mark.proof
 def test_without_once_balances_are_wrong(tmp_path: Path) -> None:
-    # Who dies there has made a transfer that is made again.
-    points = "after-database-commit"
     outcome = run(
         Plan(
             transfers=600,
@@ -43,7 +41,8 @@ def test_without_once_balances_are_wrong(tmp_path: Path) -> None:
             restarts=0,
             seconds=60,
             once=False,
-            points=points,
+            # A process that dies here has made a transfer, which is made again.
+            points="after-database-commit",
         ),
         tmp_path,
     )

@@ -49,7 +49,7 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
             before = live(broker, WORK)
             assert 0 < before < COUNT, "the pause came while there was something to do"
         for sentinel in guard.sentinels:
-            # Else one that stood still does nothing for 30 s, and then gives up the fail-over.
+            # A sentinel that was paused would otherwise do nothing for 30 s, and then abort the fail-over.
             ask(sentinel.port, "SENTINEL", "DEBUG", "tilt-trigger", 60_000)
             ask(sentinel.port, "SENTINEL", "SET", guard.SERVICE, "failover-timeout", 60_000)
         ask(guard.sentinels[0].port, "SENTINEL", "FAILOVER", guard.SERVICE)

@@ -233,7 +233,7 @@ def test_a_worker_that_subscribes_again_asks_for_what_it_missed(
         assert begun.wait(LONG)
         broker.cancel(TOPIC, 0, [ONE])
         worker.dispatcher._companions.renew()
-        # Otherwise it is told when the time-out is extended, after 20 s.
+        # Without the subscription, the listener learns of it when the time-out is extended, after 20 s.
         eventually(lambda: live(broker, TOPIC) == 0, "the end", 19)
 
 

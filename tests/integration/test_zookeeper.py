@@ -49,7 +49,7 @@ from tests.workers import LONG, eventually
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the machine stands still for some seconds is no reason to say that ZooKeeper does not answer."""
+    """Wait longer for ZooKeeper than a deployment does: a busy machine can pause for some seconds."""
     for function in (Session.open, check, end_session, survey):
         monkeypatch.setattr(function, "__defaults__", (LONG,))
     monkeypatch.setattr(Session.ask, "__kwdefaults__", {"seconds": LONG})

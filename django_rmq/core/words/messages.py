@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -22,7 +22,21 @@ from django_rmq.exceptions import InvalidBody
 
 def message_id(slot: int, member: bytes) -> str:
     """Return the id by which people and programs name a message: its slot and its member."""
-    return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
+    return f"{slot}.{to_base64url(member)}"
+
+
+def to_base64url(raw: bytes) -> str:
+    """Return bytes in base64url, without padding."""
+    return urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def from_base64url(text: str) -> bytes | None:
+    """Return the bytes for which ``to_base64url`` returns exactly ``text``. None: there are none."""
+    try:
+        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    return raw if to_base64url(raw) == text else None
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from django_rmq.project.connections import SOCKET_TIMEOUTS
 from example_project.settings import *  # noqa: F403
 from example_project.settings import RMQ as SHOP_RMQ
 
-# That a busy machine stands still for a second is no reason to say that Redis is away.
+# A busy machine can pause for a second. Redis is not unavailable then.
 SOCKET_TIMEOUTS["web"] = 3.0
 
 RMQ: dict[str, Any] = {  # type: ignore[no-redef]

@@ -15,7 +15,7 @@ from django_rmq.project.connections import SOCKET_TIMEOUTS
 
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 TIMEOUT = int(os.environ.get("WORKER_TIMEOUT", "30"))
-# That a busy machine stands still for a second is no reason for a send to fail.
+# A busy machine can pause for a second. A send does not have to fail then.
 SOCKET_TIMEOUTS["web"] = 10.0
 
 SECRET_KEY = "a-test-has-no-secrets"

@@ -101,7 +101,7 @@ class Session:
             self.close(0.0)
             raise
         if not self.is_connected and not self._is_refused:
-            # Before kazoo says that it has been closed.
+            # Read before the close, because kazoo then logs a line about the close itself.
             reason = f" ({self._log.last})" if self._log.last else ""
             self.close(0.0)
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer{reason}")

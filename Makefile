@@ -91,10 +91,9 @@ slow: $(SPARK_CLASSES) ## the tests with Spark, browsers, and workers of their o
 proof: $(INSTALLED) ## all of the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
-lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; the words of the texts
+lint: $(INSTALLED) ## ruff: rules and format; the words of the texts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/sizes.py
 	$(BIN)/python tests/style.py
 	$(BIN)/codespell *.md docs monitoring django_rmq pyspark_rmq example_project
 
@@ -202,7 +201,7 @@ exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and Postgre
 	$(BIN)/python -m benchmarks.exactly_once $(EXACTLY_ONCE_ARGS)
 
 # What reads files of ours alone, and the broker in memory, meet none of these versions.
-OF_FILES := cells charts deploy flow locale log_events lua packaging papers repository sizes style
+OF_FILES := cells charts deploy flow locale log_events lua packaging papers repository style
 
 # The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
 lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's

@@ -30,6 +30,7 @@ def drain(
     like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an
     error of a listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and
     ``InvalidBody`` for a body that does not fit its type, is raised here after its message was rolled back.
+    ``KeyboardInterrupt`` is raised in any case, because in a test it is Ctrl-C.
     Messages that rest until a later time stay; so do those that still wait for a database commit. More than
     ``limit`` deliveries raise ``RuntimeError``.
 
@@ -114,6 +115,10 @@ def _drain_slot(
         failed = _settle(broker, topic, slot, prepared.receipt, messages, calling.run(recording, messages))
         if raise_errors:
             _raise_first(topic, raised, failed)
+        for error in raised:
+            if isinstance(error, KeyboardInterrupt):
+                raise error
+        raised.clear()
 
 
 def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
@@ -129,7 +134,7 @@ def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Ca
             if not any(message.cancelled for message in messages):
                 raised.append(error)
             raise
-        except Exception as error:
+        except BaseException as error:
             raised.append(error)
             raise
 

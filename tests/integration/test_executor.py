@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import journal, threads
-from django_rmq.core.consumer.batches import Batch, Exited, Slice
+from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.calling import groups, run
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.failures import describe
@@ -211,10 +211,15 @@ def test_a_cancelled_coroutine_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_what_ends_a_process_is_raised_to_who_runs_listeners_by_hand(error: BaseException) -> None:
+def test_a_listener_that_wants_to_exit_fails_its_message_like_any_other(error: BaseException) -> None:
     for batch_size in (None, 10):
-        with pytest.raises(type(error)):
-            run(Listener(raising(error), batch_size), numbered(2))
+        found = run(Listener(raising(error), batch_size), numbered(2))
+        assert [failure and (failure.member, failure.kind) for failure in found] == [
+            (b"0", "failed"),
+            (b"1", "failed"),
+        ]
+        assert found[0] is not None
+        assert found[0].error.startswith(type(error).__name__)
 
 
 def test_an_async_listener_is_run_to_its_end() -> None:
@@ -434,7 +439,7 @@ def reports(
     *,
     hooks: Hooks = NO_HOOKS,
     before: Callable[[Batch], None] = lambda _: None,
-) -> list[Slice | Exited]:
+) -> list[Slice]:
     """What a thread reports of one batch."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, hooks)
@@ -445,15 +450,14 @@ def reports(
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    found: list[Slice | Exited] = []
+    found: list[Slice] = []
     while not inbox.empty():
         found.append(inbox.get_nowait())
     return found
 
 
-def told(found: list[Slice | Exited]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+def told(slices: list[Slice]) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """All that was committed, failed and released; the last slice is marked as such."""
-    slices = [each for each in found if isinstance(each, Slice)]
     assert [each.last for each in slices] == [False] * (len(slices) - 1) + [True]
     return (
         [member for each in slices for member in each.committed],
@@ -463,31 +467,20 @@ def told(found: list[Slice | Exited]) -> tuple[list[bytes], list[bytes], list[by
 
 
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
-def test_a_listener_that_ends_the_process_fails_its_message_and_gives_back_the_rest(
-    error: BaseException,
-) -> None:
+def test_a_listener_that_wants_to_exit_fails_its_message_and_the_batch_goes_on(error: BaseException) -> None:
     def listener(m: Message) -> None:
         if m.body == 2:
             raise error
 
-    found = reports(numbered(4), Listener(listener))
-    assert told(found) == ([b"0", b"1"], [b"2"], [b"3"])
-    assert isinstance(found[-1], Exited)
+    assert told(reports(numbered(4), Listener(listener))) == ([b"0", b"1", b"3"], [b"2"], [])
 
 
-def test_a_batch_whose_listener_ends_the_process_fails_as_a_whole() -> None:
-    found = reports([*numbered(3), message(b"r", left=1)], Listener(raising(SystemExit()), 10))
-    assert told(found) == ([], [b"0", b"1", b"2"], [b"r"])
-
-
-def test_an_exit_among_messages_handed_out_one_by_one_spares_those_before_it() -> None:
+def test_a_list_whose_listener_wants_to_exit_is_called_again_one_by_one() -> None:
     def listener(many: list[Message]) -> None:
-        if len(many) > 1:
-            raise ValueError
-        if many[0].body == 2:
+        if any(m.body == 2 for m in many):
             raise SystemExit
 
-    assert told(reports(numbered(4), Listener(listener, 10))) == ([b"0", b"1"], [b"2"], [b"3"])
+    assert told(reports(numbered(4), Listener(listener, 10))) == ([b"0", b"1", b"3"], [b"2"], [])
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])

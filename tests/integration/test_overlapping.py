@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import overlapping
-from django_rmq.core.consumer.batches import Batch, Exited, Slice
+from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.overlapping import LoopThread
 from django_rmq.core.consumer.threads import NO_HOOKS
@@ -344,16 +344,23 @@ def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_sta
     assert worker.dispatcher._places.blocked == set()
 
 
-def test_a_listener_may_ask_the_process_to_exit(broker: Any) -> None:
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_a_listener_that_wants_to_exit_fails_its_message_and_the_loop_goes_on(
+    broker: Any, error: BaseException
+) -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+
     async def listener(message: Message) -> None:
-        raise SystemExit(1)
+        loops.add(asyncio.get_running_loop())
+        if message.body["n"] % 2:
+            raise error
 
     topic = replace(TOPIC, backoff=BackOff(60_000, 60_000))
-    send(broker, topic, numbered(1))
-    with Worker(broker, topic, listener, threads=1) as worker:
-        worker.join()
-    assert worker.dispatcher.exit_asked
-    assert total(broker, topic, "failed") == 1
+    send(broker, topic, numbered(20))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: total(broker, topic, "committed") + total(broker, topic, "failed") == 20, "all")
+    assert total(broker, topic, "failed") == 10
+    assert len(loops) == 1
 
 
 def test_a_loop_that_dies_is_replaced(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -528,18 +535,3 @@ def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
     thread.start()
     assert inbox.get(timeout=LONG).committed == [b"1"]
     thread.stop()
-
-
-def test_an_exit_is_reported_after_its_message() -> None:
-    async def listener(message: Message) -> None:
-        raise KeyboardInterrupt
-
-    inbox = SimpleQueue[Any]()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
-    thread.put(a_batch(Place(), listener, [b"1", b"2"]))
-    thread.start()
-    report, exited = inbox.get(timeout=LONG), inbox.get(timeout=LONG)
-    thread.stop()
-    assert [failure.member for failure in report.failures] == [b"1"]
-    assert report.released == [b"2"]
-    assert isinstance(exited, Exited)

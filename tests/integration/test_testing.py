@@ -268,6 +268,26 @@ def test_without_errors_a_message_that_always_fails_ends_in_dead(clock: Clock) -
     assert depth("few") == {"dead": 1}
 
 
+def test_an_exit_is_an_error_of_the_listener_and_ctrl_c_ends_the_drain(clock: Clock) -> None:
+    raised: list[BaseException] = [SystemExit(1), SystemExit(1), KeyboardInterrupt()]
+
+    @listener("orders")
+    def exits(message: Message) -> None:
+        raise raised.pop(0)
+
+    send_message("orders", 9, fixed_time=timezone.now() + timedelta(seconds=1))
+    clock.advance(seconds=2)
+    assert drain(raise_errors=False) == 1
+    clock.advance(seconds=61)
+    with pytest.raises(SystemExit):
+        drain()
+    clock.advance(seconds=61)
+    with pytest.raises(KeyboardInterrupt):
+        drain(raise_errors=False)
+    assert depth("orders") == {"retry": 1}
+    assert raised == []
+
+
 def test_retry_and_reject_are_decisions_and_no_errors(clock: Clock) -> None:
     def decide(message: Message) -> None:
         if message.body == "reject":

@@ -7,13 +7,8 @@ from typing import Any
 
 from django_rmq.core.consumer import forks
 from django_rmq.core.consumer.batches import Outcome
-from django_rmq.core.consumer.calling import (
-    Group,
-    raised_by_one,
-    returned_from_one,
-    undecodable,
-)
-from django_rmq.core.consumer.failures import judged
+from django_rmq.core.consumer.calling import Group, returned_from_one, undecodable
+from django_rmq.core.consumer.failures import failure_of, judged
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Cancelled
@@ -39,7 +34,7 @@ async def await_one(function: Coroutine, message: Message, argument: Any) -> Fai
         if returned is not None:
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
-        return raised_by_one(message, error)
+        return failure_of(message, error)
     return None if message.outcome is None else judged(message, message.outcome)
 
 

@@ -147,12 +147,6 @@ class Slice(NamedTuple):
     """Seconds that each call of the listener took."""
 
 
-class Exited(NamedTuple):
-    """A thread's report that a listener asked the process to exit."""
-
-    batch: Batch
-
-
 class Tally:
     """The outcomes that a thread has not yet reported of the batch that it runs."""
 
@@ -184,4 +178,4 @@ class Tally:
         )
 
 
-__all__ = ["Batch", "Exited", "ListenerLike", "Outcome", "Slice", "Tally"]
+__all__ = ["Batch", "ListenerLike", "Outcome", "Slice", "Tally"]

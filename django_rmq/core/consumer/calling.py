@@ -15,19 +15,6 @@ from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Cancelled, InvalidBody
 
 
-class Interrupted(Exception):
-    """A listener raised SystemExit or KeyboardInterrupt: its messages failed, and the process has to stop."""
-
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        super().__init__("a listener asked the process to exit")
-        self.outcomes = outcomes
-
-
-def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return what ``isinstance`` returns, without asking the error, whose ``__class__`` may raise an error itself."""
-    return issubclass(type(error), kinds)
-
-
 def check_returned(returned: Any) -> None:
     """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
@@ -60,16 +47,11 @@ def decided(message: Message) -> Failure | None:
     return None if message.outcome is None else judged(message, message.outcome)
 
 
-def raised_by_one(message: Message, error: BaseException) -> Failure:
-    """Return the outcome of a message whose listener raised ``error``. Raises ``Interrupted`` if the process has to stop."""
-    failure = failure_of(message, error)
-    if _is(error, KeyboardInterrupt, SystemExit):
-        raise Interrupted([(message, failure)]) from error
-    return failure
-
-
 def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
-    """Call a listener with ``argument``, which is ``message`` or a list that contains only it."""
+    """Call a listener with ``argument``, which is ``message`` or a list that contains only it.
+
+    SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
+    """
     try:
         if message.stopped:
             raise Cancelled
@@ -85,7 +67,7 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
         if returned is not None:
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
-        return raised_by_one(message, error)
+        return failure_of(message, error)
     return None if message.outcome is None else judged(message, message.outcome)
 
 
@@ -120,10 +102,7 @@ class Group:
         return [(message, decided(message)) for message in self.readable] + self.rest()
 
     def raised(self, error: BaseException) -> None:
-        """Record that the list failed as a whole. Raises ``Interrupted`` if the process has to stop."""
-        if _is(error, KeyboardInterrupt, SystemExit):
-            failed = [*((message, error) for message in self.readable), *self._unreadable]
-            raise Interrupted([(message, failure_of(message, each)) for message, each in failed]) from error
+        """Record that the list failed as a whole."""
         self._failed(name_of(error))
 
     def _failed(self, why: str) -> None:
@@ -210,26 +189,22 @@ def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message
 def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
     """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
 
-    On a strict fifo topic the outcomes end with the first message that holds the slot. SystemExit and
-    KeyboardInterrupt are raised.
+    On a strict fifo topic the outcomes end with the first message that holds the slot.
     """
     outcomes: dict[int, Failure | None] = {}
-    try:
-        size = listener.batch_size
-        lists = deque(groups(messages, size) if size else [[message] for message in messages])
-        while lists:
-            group = lists.popleft()
-            found = call_group(listener.function, group) if size else _called(listener, group)
-            if found is None:
-                lists.extendleft([message] for message in reversed(group))
-                continue
-            if group[0].topic.is_strict:
-                found = in_line(group, found)
-                if holds(found[-1][1]):
-                    lists.clear()
-            outcomes.update((id(message), outcome) for message, outcome in found)
-    except Interrupted as interrupted:
-        raise (interrupted.__cause__ or interrupted) from None
+    size = listener.batch_size
+    lists = deque(groups(messages, size) if size else [[message] for message in messages])
+    while lists:
+        group = lists.popleft()
+        found = call_group(listener.function, group) if size else _called(listener, group)
+        if found is None:
+            lists.extendleft([message] for message in reversed(group))
+            continue
+        if group[0].topic.is_strict:
+            found = in_line(group, found)
+            if holds(found[-1][1]):
+                lists.clear()
+        outcomes.update((id(message), outcome) for message, outcome in found)
     return [outcomes[id(message)] for message in messages if id(message) in outcomes]
 
 
@@ -239,14 +214,12 @@ def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
 
 __all__ = [
     "Group",
-    "Interrupted",
     "call_group",
     "call_one",
     "check_returned",
     "groups",
     "holds",
     "in_line",
-    "raised_by_one",
     "returned_from_one",
     "run",
     "undecodable",

@@ -14,8 +14,6 @@ class Ending:
     def __init__(self) -> None:
         self.begun = False
         """Whether the worker has stopped taking messages."""
-        self.exit_asked = False
-        """Whether a listener raised SystemExit or KeyboardInterrupt."""
         self.forced = False
         """Whether the shutdown time-out cut a listener short, or something could not be settled."""
         self.overran: list[Batch] = []

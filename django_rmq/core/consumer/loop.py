@@ -118,11 +118,6 @@ class Dispatcher:
         return self._ending.forced
 
     @property
-    def exit_asked(self) -> bool:
-        """Whether a listener raised SystemExit or KeyboardInterrupt."""
-        return self._ending.exit_asked
-
-    @property
     def overran(self) -> bool:
         """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
         return bool(self._ending.overran)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_rmq.core.consumer.acquiring import Acquiring
-from django_rmq.core.consumer.batches import Exited, Slice
+from django_rmq.core.consumer.batches import Slice
 from django_rmq.core.consumer.ending import Ending
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.inbox import Disown, Inbox, Own, Resubscribed, Stop, Wake
@@ -43,7 +43,6 @@ class News:
         inbox.on(Own, self._gained)
         inbox.on(Disown, self._lost)
         inbox.on(Resubscribed, self._resubscribed)
-        inbox.on(Exited, self._exited)
         inbox.on(Stop, self._stop)
 
     def disown(self, place: Place) -> None:
@@ -80,10 +79,6 @@ class News:
         if self._on_moved is not None:
             for name in self._places.topics:
                 self._on_moved(name)
-
-    def _exited(self, item: Exited) -> None:
-        logger.error("A listener of topic %s asked the process to exit", item.batch.topic.name)
-        self._ending.exit_asked = self._ending.begun = True
 
     def _stop(self, item: Stop) -> None:
         if not self._ending.begun:

@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from django_rmq.core.consumer import forks
-from django_rmq.core.consumer.batches import Batch, Exited, Slice
-from django_rmq.core.consumer.calling import Interrupted
+from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.cells import Cells
 from django_rmq.core.consumer.notes import Marks
 from django_rmq.core.consumer.pulse import Pulse
@@ -194,9 +193,7 @@ class LoopThread(threading.Thread):
             self._turns.ended(batch)
         batch.running_since = None
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Interrupted):
-            self._inbox.put(Exited(batch))
-        elif error is not None or task.cancelled():
+        if error is not None or task.cancelled():
             self._failed(batch, error)
         self._begin()
 

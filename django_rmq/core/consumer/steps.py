@@ -13,7 +13,7 @@ from typing import Any
 from django_rmq.core.consumer import journal
 from django_rmq.core.consumer.awaiting import Coroutine, await_group, await_one
 from django_rmq.core.consumer.batches import Batch, Outcome, Tally
-from django_rmq.core.consumer.calling import Interrupted, groups
+from django_rmq.core.consumer.calling import groups
 from django_rmq.core.consumer.cells import Cells
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.failures import failure_of
@@ -76,7 +76,7 @@ class Steps:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Call the listener for the messages that may begin; raise ``Interrupted`` if the process has to stop."""
+        """Call the listener for the messages that may begin."""
         batch, at = self._batch, 0
         while self._lists:
             group = self._lists.popleft()
@@ -87,12 +87,7 @@ class Steps:
             ours = group
             if batch.stale:
                 ours = [message for message in group if message.delivery.member not in batch.stale]
-            try:
-                outcomes = await self._one_call(at, len(group), ours, now) if ours else []
-            except Interrupted as error:
-                self._tally.note(error.outcomes)
-                self._report(batch.messages[end:])
-                raise
+            outcomes = await self._one_call(at, len(group), ours, now) if ours else []
             if outcomes is None:
                 for message in group:
                     # Each has the time of a call of its own.

@@ -10,8 +10,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import forks, journal
-from django_rmq.core.consumer.batches import Batch, Exited, Slice, Tally
-from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups, holds
+from django_rmq.core.consumer.batches import Batch, Slice, Tally
+from django_rmq.core.consumer.calling import call_group, call_one, groups, holds
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.core.consumer.outcomes import noted, states_after
@@ -168,8 +168,6 @@ class ExecutorThread(threading.Thread):
                 self._work_groups(batch)
             else:
                 self._work_each(batch)
-        except Interrupted:
-            self._inbox.put(Exited(batch))
         except BaseException:
             # This comes first: while the dispatcher waits for this report, the batch is extended. At least
             # one message counts as begun, so that one that fails again and again uses its retries in the end.
@@ -216,12 +214,7 @@ class ExecutorThread(threading.Thread):
                 continue
             states[i - 1] = BEGUN
             batch.running_since = now
-            try:
-                outcome = call_one(function, message, message)
-            except Interrupted as error:
-                tally.note(error.outcomes)
-                self._report(tally, messages[i:])
-                raise
+            outcome = call_one(function, message, message)
             if outcome is None:
                 tally.committed.append(member)
                 states[i - 1] = DONE
@@ -257,12 +250,7 @@ class ExecutorThread(threading.Thread):
             ours = batch.group = [message for message in group if message.delivery.member not in batch.stale]
             states[at:end] = bytes([BEGUN]) * len(group)
             batch.running_since = now
-            try:
-                outcomes = call_group(function, ours) if ours else []
-            except Interrupted as error:
-                tally.note(error.outcomes)
-                self._report(tally, batch.messages[end:])
-                raise
+            outcomes = call_group(function, ours) if ours else []
             tally.times.append(uptime() - now)
             if outcomes is None:
                 self._surround(self._hooks.after)

@@ -190,7 +190,7 @@ class WorkerProcess:
             if self._notes is not None:
                 self._notes.replaced()
             return OVERRAN
-        if dispatcher.forced or dispatcher.exit_asked:
+        if dispatcher.forced:
             return 1
         enough = self._max_messages is not None and dispatcher.processed >= self._max_messages
         return RECYCLE if self._wants_successor or enough else 0

@@ -21,9 +21,10 @@ SLOTS_PER_THREAD = 4
 HEADROOM = 1.5
 """``maxmemory`` divided by the memory of waiting messages. The rest is for messages in flight, retries, Dead and buffers."""
 
-CONNECTIONS = 8
+CONNECTIONS = 9
 """The most connections of a worker process to Redis: 2 of the dispatcher, 2 of the coordinator, and 1 each for wake-ups, for
-the heartbeat, for duties, and for what is asked at the start. Each thread whose listener sends has one more at most."""
+the heartbeat, for duties, for the relay of the outbox, and for what is asked at the start. Each thread whose listener sends
+has one more at most."""
 
 _LISTPACK_ENTRIES, _LISTPACK_VALUE = 128, 64
 """The largest listpack: entries, and bytes of each. Above it Redis uses a skip list or a table."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,14 +26,31 @@ def programs() -> Path:
 class Postgres:
     """A server with an empty database `shop`."""
 
-    def __init__(self, programs: Path, port: int, run: Callable[..., None]) -> None:
+    def __init__(self, programs: Path, port: int, run: Callable[..., None], data: Path) -> None:
         self._programs = programs
         self._run = run
+        self._data = data
         self.port = port
 
     def restart(self, mode: str = "fast") -> None:
         """Stop the server and start it again; `immediate` is a crash, after which it recovers from its log."""
         self._run("pg_ctl", "restart", "-w", "-m", mode)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all processes of the server while the block runs: it accepts connections, and answers nothing."""
+        main = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{main}/task/{main}/children")
+        os.kill(main, signal.SIGSTOP)  # from here on it starts no other
+        stopped = [main]
+        try:
+            for pid in map(int, children.read_text().split()):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            yield
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
 
     def query(self, text: str, database: str = "shop") -> str:
         """Return what the server answers to one statement."""
@@ -65,7 +83,7 @@ def postgres(fsync: str = "off") -> Iterator[Postgres]:
         run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
         run("pg_ctl", "start", "-w", "-l", str(folder / "log"), "-o", options)
         try:
-            server = Postgres(bin_folder, port, run)
+            server = Postgres(bin_folder, port, run, folder / "data")
             server.query("CREATE DATABASE shop", "postgres")
             yield server
         finally:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 
 from django_rmq.core.telling import history
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.load import shares
-from tests.e2e.processes import Happened, Start, named
+from tests.e2e.postgres import postgres
+from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import audit, eventually, send
 
 FORGETFUL = Topic("forgetful", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, dead_retention=1)
@@ -69,3 +72,31 @@ def test_two_workers_write_one_history(start: Start, broker: Broker, happened: H
     records = [raw for raw in broker.minutes(WORK, minute - 5, minute) if raw]
     late = [pair.partition(b":") for raw in records for pair in raw.partition(b"|")[2].split()]
     assert sum(int(count) for _, _, count in late) == 50, records
+
+
+def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_line_of_the_log(
+    start: Start, tmp_path: Path, redis_url: str, prefix: str, happened: Happened
+) -> None:
+    options = {
+        "WORKER_LISTENERS": "scheduled",
+        "WORKER_SCHEDULES": json.dumps({"every-second": {"TOPIC": "ticks", "EVERY": 1, "CATCH_UP": "none"}}),
+    }
+    with postgres() as server:
+        options["WORKER_POSTGRES"] = str(server.port)
+        migrated = manage(environment_of(tmp_path, redis_url, prefix, **options), "migrate", "django_rmq")
+        assert migrated.returncode == 0, migrated.stderr
+        worker = start("--threads", "2", "ticks", **options)
+        worker.ready()
+        happened.wait("done", 3)
+        # The relay asks four times in a second, and does not get an answer.
+        with server.frozen():
+            before = len(happened.lines("done"))
+            eventually(lambda: len(happened.lines("done")) >= before + 20, "twenty ticks")
+        assert "A background task failed" not in worker.output
+        server.restart()
+        eventually(lambda: "A background task failed (database default: " in worker.output, "the line")
+        seen = len(happened.lines("done"))
+        eventually(lambda: len(happened.lines("done")) > seen + 2, "ticks after the restart")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    assert "Traceback" not in worker.output

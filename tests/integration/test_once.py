@@ -553,13 +553,13 @@ def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             topic="payments", origin=f"{hours:032x}", processed_at=now - timedelta(hours=hours)
         )
     topic = get_config().topic("payments")
-    (duty,) = processed.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
+    ((alias, duty),) = processed.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
     steps = duty()
-    assert next(steps) == 0.05
+    assert (alias, next(steps)) == ("default", 0.05)
     assert ProcessedMessage.objects.count() == 5
     assert next(steps) == 600.0
     assert ProcessedMessage.objects.count() == 3
-    (idle,) = processed.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
+    ((_, idle),) = processed.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
     next(idle())
     assert ProcessedMessage.objects.count() == 3, "another worker looks after it"
 

@@ -813,7 +813,9 @@ def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
 ) -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     make_due()
-    duty = relaying.duty()
+    ((alias, begin),) = relaying.duties()
+    assert alias == "default"
+    duty = begin()
     assert [next(duty), next(duty)] == [0.0, 15.0]
     assert (rows(), set(waiting("renders"))) == ([], {b"1"})
     with django_assert_num_queries(1):

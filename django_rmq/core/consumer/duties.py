@@ -1,7 +1,10 @@
-"""Duties: what a worker does beside consuming, one small step at a time, in a separate thread.
+"""Duties: what a worker does beside consuming, one small step at a time, in separate threads.
 
 A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
 duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
+
+A step may wait for its server, and then so do all duties of its thread. Those that wait for different servers,
+such as Redis and a database, therefore have different threads.
 """
 
 from __future__ import annotations
@@ -41,11 +44,18 @@ MEMBERS_AT_ONCE = 100
 no longer than for one script."""
 
 
-class Duties(threading.Thread):
-    """Runs duties until stopped. Each is then closed, so that it can release what it holds."""
+class DatabaseTrouble(ServerTrouble):
+    """A duty has lost its connection to a database, or cannot get one."""
 
-    def __init__(self, duties: Iterable[Duty]) -> None:
-        super().__init__(name="rmq-duties", daemon=True)
+
+class Duties(threading.Thread):
+    """Runs duties until stopped. Each is then closed, so that it can release what it holds.
+
+    ``server``: the server for which these duties wait, as it is called in the name of the thread.
+    """
+
+    def __init__(self, duties: Iterable[Duty], server: str = "redis") -> None:
+        super().__init__(name=f"rmq-duties-{server}", daemon=True)
         self._duties = list(duties)
         self._stopped = threading.Event()
         self._complain = Complaints(logger)
@@ -68,8 +78,8 @@ class Duties(threading.Thread):
             except StopIteration:
                 continue
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                # All duties fail while Redis is unavailable, which is logged as one kind of trouble.
-                kind = "redis" if isinstance(error, ServerTrouble) else duty
+                # All duties fail while their server is unavailable, which is logged as one kind of trouble.
+                kind = "server" if isinstance(error, ServerTrouble) else duty
                 self._complain(
                     kind,
                     f"A background task failed (%s) and restarts in {AGAIN_SECONDS:g} s",
@@ -161,4 +171,4 @@ def _parts(slots: Sequence[range]) -> Iterator[list[int]]:
         yield part
 
 
-__all__ = ["Duties", "Duty", "SlotsOf", "trim_dead"]
+__all__ = ["DatabaseTrouble", "Duties", "Duty", "SlotsOf", "trim_dead"]

@@ -101,8 +101,8 @@ def forgetting(
     databases: Mapping[str, str],
     seconds: float,
     may_delete: Callable[[Topic], bool],
-) -> list[Duty]:
-    """Return a duty for each database that deletes rows older than ``seconds``, in bounded steps.
+) -> list[tuple[str, Duty]]:
+    """Return a duty for each database, by its alias, that deletes rows older than ``seconds``, in bounded steps.
 
     ``databases``: topic -> the database of its listener with ``once``. ``may_delete`` says whether this worker
     looks after a topic at present; the first topic of a database decides.
@@ -111,7 +111,9 @@ def forgetting(
     for topic in topics:
         if topic.name in databases:
             first.setdefault(databases[topic.name], topic)
-    return [_Forgetting(alias, seconds, partial(may_delete, topic)) for alias, topic in first.items()]
+    return [
+        (alias, _Forgetting(alias, seconds, partial(may_delete, topic))) for alias, topic in first.items()
+    ]
 
 
 class _Forgetting:

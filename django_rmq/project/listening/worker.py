@@ -8,15 +8,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from django.db import InterfaceError, OperationalError
+
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.consumer.children import OVERRAN, RECYCLE
-from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
+from django_rmq.core.consumer.duties import DatabaseTrouble, Duties, Duty, trim_dead
 from django_rmq.core.consumer.garbage import collect_less
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
@@ -144,42 +147,51 @@ class WorkerProcess:
             watching=Watching(beat=self._beat, watcher=self._reporter, **counting),
         )
 
-    def _new_duties(self, broker: Any, times: history.TimesCount | None) -> Duties:
+    def _new_duties(self, broker: Any, times: history.TimesCount | None) -> list[Duties]:
+        """Return a thread of duties for Redis, and one for each database that duties use."""
         hours = self._config.history.hours
         everything = [connections.present(topic) for topic in self._config.topics.values()]
-        return Duties(
-            [
-                # The first, because a duty that has not begun does nothing at the end.
-                *([times.flushing] if times else []),
-                *trim_dead(broker, everything, self._slots_to_look_after),
-                *history.sampling(broker, everything, hours, self._may_sample, connections.present),
-                *self._forgetting(),
-                *([relaying.duty] if self._config.uses_outbox else []),
-                *running.duties(),
-            ]
-        )
+        of_redis = [
+            # The first, because a duty that has not begun does nothing at the end.
+            *([times.flushing] if times else []),
+            *trim_dead(broker, everything, self._slots_to_look_after),
+            *history.sampling(broker, everything, hours, self._may_sample, connections.present),
+            *running.duties(),
+        ]
+        of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
+        for alias, duty in (*self._forgetting(), *self._relaying()):
+            of_databases[alias].append(_naming(alias, duty))
+        return [Duties(of_redis), *(Duties(some, alias) for alias, some in of_databases.items())]
 
-    def _forgetting(self) -> list[Duty]:
+    def _forgetting(self) -> Iterable[tuple[str, Duty]]:
         if not (using := registry.once_databases()):
             return []
         from django_rmq.project.listening.processed import forgetting  # a model, which needs loaded apps
 
         return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
 
+    def _relaying(self) -> Iterable[tuple[str, Duty]]:
+        return relaying.duties() if self._config.uses_outbox else []
+
     def run(self) -> int:
         """Join, work until told to stop or done, leave; return 0, 1 (something was left behind), ``OVERRAN`` or ``RECYCLE``."""
         self._beat()
         collect_less()
         self.coordinator.start()
-        self._duties.start()
+        for duties in self._duties:
+            duties.start()
         try:
             self.dispatcher.run()
         finally:
-            self._duties.stop()
+            for duties in self._duties:
+                duties.stop()
             self._leave()
             if self._leaving is not None:
                 self._leaving.join(LEAVE_SECONDS + 0.5)
-            self._duties.join(LEAVE_SECONDS)
+            # A database that does not answer may keep its thread, and none of the others.
+            until = time.monotonic() + LEAVE_SECONDS
+            for duties in self._duties:
+                duties.join(max(0.0, until - time.monotonic()))
             self._reporter.stop(LEAVE_SECONDS)
             if (events := connections.events()) is not None:
                 events.flush(LEAVE_SECONDS)
@@ -282,6 +294,18 @@ class WorkerProcess:
             )
             self._max_memory = None
             self.stop()
+
+
+def _naming(alias: str, duty: Duty) -> Duty:
+    """Return the duty, whose error names its database if that is unavailable."""
+
+    def begin() -> Generator[float, None, None]:
+        try:
+            yield from duty()
+        except (OperationalError, InterfaceError) as error:
+            raise DatabaseTrouble(f"database {alias}: {str(error).strip()}") from error
+
+    return begin
 
 
 def memory_mib() -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from django.db import DatabaseError, close_old_connections, transaction
 from django.db import connections as databases
 from django.db.models import F
 
+from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.results import Durability, SendResult
@@ -248,16 +250,21 @@ def _relayed(alias: str) -> Step | None:
         return None
 
 
-def duty() -> Generator[float, None, None]:
-    """Relay at short intervals, as a duty of a worker; while nothing is due, with one query for each database."""
+def duties() -> list[tuple[str, Duty]]:
+    """Return the duty of a worker for each database that may have an outbox, by its alias."""
+    return [(alias, partial(_duty, alias)) for alias in aliases()]
+
+
+def _duty(alias: str) -> Generator[float, None, None]:
+    """Relay at short intervals; while nothing is due, with one query."""
     pause = get_config().outbox.grace / 4
     while True:
         try:
-            for _ in relay_all():
+            for _ in relay_all([alias]):
                 yield 0.0
         finally:
             close_old_connections()
         yield pause
 
 
-__all__ = ["BATCH", "Step", "duty", "relay", "relay_all"]
+__all__ = ["BATCH", "Step", "duties", "relay", "relay_all"]

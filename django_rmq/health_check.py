@@ -21,7 +21,7 @@ from django_rmq.operations.health import Finding, Limits
 
 logger = logging.getLogger("django_rmq.health")
 
-FATAL = ("redis", "coordinator", "workers")
+FATAL = ("redis", "writes", "coordinator", "workers")
 """Checks without which nothing is delivered; the others are warnings."""
 
 _SHORT = {"redis": "some slots cannot be read", "definition": "its definition cannot be read"}

@@ -80,7 +80,7 @@ class CopyQuery(Strict):
 
 
 class HealthQuery(Strict):
-    """The limits of good health; only for users who may see topics."""
+    """The limits of good health; only for users who may see topics. Without one, what is unusual is a note."""
 
     max_age = Seconds(
         required=False, min_value=0, max_value=MAX_AGE, help_text="Maximum age in seconds of a due message"

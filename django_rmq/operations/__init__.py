@@ -27,7 +27,7 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, SlotFigures, SlotsFigures, TopicFigures
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
-from django_rmq.operations.health import Health
+from django_rmq.operations.health import Health, check_health
 from django_rmq.operations.ids import STATES, Identity, identify
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
@@ -48,7 +48,7 @@ class Operations(Desk):
     """
 
     overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots
-    flow, measured, workers, health = looking.flow, looking.measured, looking.workers, looking.health
+    flow, measured, workers, health = looking.flow, looking.measured, looking.workers, check_health
     history, last_minutes, events = looking.history, looking.last_minutes, looking.events
     stranded, find_stranded = looking.stranded, looking.find_stranded
 

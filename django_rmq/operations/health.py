@@ -1,37 +1,61 @@
-"""The health check of the command, REST and probes: a list of findings that contain no secrets.
+"""The health of the queues: findings about Redis, the coordinator, topics, the outbox and schedules, worst first.
 
-It checks that Redis answers, that workers can be read and the assignment fits them, that every topic with a
-listener has a live worker, that nothing has been due for too long, and that not too much is dead.
+A finding is trouble, a note or well. Trouble is what needs somebody now: a server that does not answer or
+refuses writes, a topic without a worker, something above its limit. A note waits for somebody's decision, such
+as dead messages and paused topics, unless the caller has set a limit for it. Findings contain no secrets.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.db import connections as databases
 
 from django_rmq.core.calls import workers
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.redis import members_of_roster
-from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.workers import Roster
-from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
-from django_rmq.operations import figures
-from django_rmq.operations.retiring import Stranded
-from django_rmq.operations.schedules import ScheduleFigures
+from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
+from django_rmq.operations import figures, retiring
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.outbox import Waiting, outbox
+from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
-from django_rmq.project.outbox.looking import Waiting
+from django_rmq.project.outbox.databases import aliases
+
+TOTAL_SECONDS = 8.0
+"""Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""
+
+PATIENCE_MARGIN = 2.0
+"""Seconds by which a check may take longer than the patience for an assignment."""
 
 LOOK_AGAIN_SECONDS = 0.5
 """Seconds between two checks of an assignment that does not fit; workers that join or leave are assigned
 within seconds."""
 
 
+class Severity(IntEnum):
+    """How bad a finding is."""
+
+    OK = 0
+    NOTE = 1
+    BAD = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of good health. None: not checked."""
+    """What is trouble if it is exceeded. None: nobody has chosen a limit, and ``USUAL_LIMITS`` hold.
+
+    What exceeds a usual limit is a note; of lateness it is what ``lateness`` says.
+    """
 
     max_age: float | None = None
     """Maximum seconds for which the oldest message of a topic may have been due, or a slot of a priority
@@ -44,6 +68,40 @@ class Limits:
     """Maximum seconds for which a message of a topic may have been in the outbox."""
     max_schedule_lateness: float | None = None
     """Maximum seconds by which a schedule may be late."""
+    lateness: Severity = Severity.NOTE
+    """How bad it is if messages, the outbox or schedules are later than usual limits permit."""
+
+
+USUAL_LIMITS = Limits(max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0)
+"""The limits where nobody has chosen others: those of monitoring/alerts.yml."""
+
+USUAL_UNDRAINED = 3600.0
+"""Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty."""
+
+
+class Check(NamedTuple):
+    """Where people see more about the findings of a check."""
+
+    page: str
+    """The page of the admin: dashboard, topic, dead, slots, outbox or schedules."""
+    docs: str
+    """The section of the documentation that says what to do."""
+
+
+CHECKS = {
+    "redis": Check("dashboard", "deploy/runbooks.md#rmqredisunavailable"),
+    "writes": Check("dashboard", "deploy/runbooks.md#rmqredisrefuseswrites"),
+    "coordinator": Check("dashboard", "deploy/runbooks.md#rmqslotsunowned"),
+    "workers": Check("topic", "deploy/runbooks.md#rmqnoworkers"),
+    "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
+    "age": Check("topic", "deploy/runbooks.md#rmqlate"),
+    "outbox": Check("outbox", "deploy/runbooks.md#rmqoutboxold"),
+    "schedule": Check("schedules", "deploy/runbooks.md#rmqscheduleoverdue"),
+    "dead": Check("dead", "deploy/runbooks.md#rmqdead"),
+    "paused": Check("topic", "deploy/runbooks.md#rmqpaused"),
+    "undeclared": Check("dashboard", "how-to/change-topics.md#remove-or-rename-a-topic"),
+}
+"""All checks. Of findings of one severity, those of the first check come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +109,24 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """redis, coordinator, definition, workers, age, dead, outbox, schedule or undeclared."""
+    """One of ``CHECKS``."""
     topic: str
     """The topic. Empty: the finding is not about a topic."""
-    is_well: bool
+    severity: Severity
     text: str
     """The finding as a sentence."""
+    weight: float = 0.0
+    """How bad it is among the findings of its check: seconds, or messages."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it is no trouble."""
+        return self.severity < Severity.BAD
+
+    @property
+    def check(self) -> Check:
+        """Where people see more about it."""
+        return CHECKS[self.name]
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding for JSON."""
@@ -64,13 +134,14 @@ class Finding:
             "check": self.name,
             "topic": self.topic or None,
             "ok": self.is_well,
+            "severity": self.severity.name.lower(),
             "text": self.text,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All findings."""
+    """All findings, worst first."""
 
     findings: list[Finding]
 
@@ -85,79 +156,151 @@ class Health:
         return [finding for finding in self.findings if not finding.is_well]
 
 
-def check(
-    broker: Broker,
-    topics: Sequence[Topic],
-    coordinator: str,
-    limits: Limits,
-    *,
-    patience: float = 0.0,
-    stranded: Callable[[], Sequence[Stranded]] = list,
-    outbox: Callable[[], Sequence[Waiting]] = list,
-    schedules: Callable[[], Sequence[ScheduleFigures]] = list,
+def check_health(
+    desk: Desk, limits: Limits, names: Collection[str] | None = None, *, patience: float = 0.0
 ) -> Health:
-    """Run all checks. An unavailable Redis is a finding, not an error.
+    """Check the health of all topics (or those named). An unavailable server is a finding, not an error.
 
-    ``coordinator`` is that of the settings. ``patience``: seconds to wait for an assignment to fit its
-    workers. ``stranded`` returns the registered topics that are not declared, ``outbox`` what is in the outbox,
-    ``schedules`` the schedules.
+    Without topics (an empty ``names``), only the servers are checked. ``patience``: seconds to wait for an
+    assignment to fit its workers. It takes at most ``TOTAL_SECONDS``, or a little longer than the patience:
+    what does not answer in this time is trouble.
     """
-    kept = [] if limits.max_outbox_age is None else _outbox(outbox, limits.max_outbox_age)
-    began = time.monotonic()
+    desk.actor.require(Permission.VIEW)
+    seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
+    end = time.monotonic() + seconds
+    parts = [_Part("redis", partial(_check_redis, desk, limits, names, patience))]
+    if desk.config.coordinator == "zookeeper":
+        parts.append(_Part("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
+    if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
+        parts.append(_Part("outbox", partial(_check_outbox, desk, limits, names)))
+    for part in parts:
+        if part.name == "outbox" and _needs_this_thread():
+            part.run()
+        else:
+            part.start()
+    found = list[Finding]()
+    for part in parts:
+        found += part.findings(end, seconds)
+    order = list(CHECKS)
+    return Health(sorted(found, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
+
+
+class _Part(threading.Thread):
+    """Some of the checks, in a thread of their own, so that a server that hangs delays no other check."""
+
+    def __init__(self, name: str, check: Callable[[], Iterator[Finding]]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._check = check
+        self._found: list[Finding] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for finding in self._check():
+                self._found.append(finding)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            self._error = error
+        finally:
+            if threading.current_thread() is self:
+                databases.close_all()  # those of this thread, which nobody uses again
+
+    def findings(self, end: float, seconds: float) -> list[Finding]:
+        """Return what was found until ``end`` (monotonic); raise what the check has raised."""
+        if self.ident is not None:
+            self.join(max(0.0, end - time.monotonic()))
+        if self._error is not None:
+            raise self._error
+        found = list(self._found)
+        if self.is_alive():
+            found.append(
+                Finding(self.name, "", Severity.BAD, f"the check did not end within {seconds:.0f} s")
+            )
+        return found
+
+
+def _needs_this_thread() -> bool:
+    """Return whether the outbox is read by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite
+    never hangs like a server does.
+    """
+    chosen = [databases[alias] for alias in aliases()]
+    return any(one.in_atomic_block or one.vendor == "sqlite" for one in chosen)
+
+
+def _check_redis(
+    desk: Desk, limits: Limits, names: Collection[str] | None, patience: float
+) -> Iterator[Finding]:
+    broker, began = desk.broker, time.monotonic()
     try:
         broker.ping()
-    except RmqError as error:
-        return Health([Finding("redis", "", False, str(error)), *kept])
-    findings = [
-        Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms"),
-        *kept,
-    ]
-    try:
-        if coordinator == "redis":
-            findings.append(_coordinator(lambda: _in_redis(broker), patience))
-        elif coordinator == "zookeeper":
-            findings.append(_coordinator(_in_zookeeper, patience))
-        for one in figures.overview(broker, topics):
-            findings += _topic(one, limits)
-        if limits.max_schedule_lateness is not None:
-            findings += [_schedule(one, limits.max_schedule_lateness) for one in schedules()]
-        findings += [
-            Finding("undeclared", one.topic.name, False, f"holds messages ({one}) and is not in the settings")
-            for one in stranded()
-            if one.held
-        ]
+        yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
+        yield from _check_writes(broker)
+        if names is None or names:
+            for one in figures.overview(broker, desk.present_all(names)):
+                yield from _check_topic(one, limits)
+            for schedule in schedules(desk, names):
+                yield _check_schedule(schedule, limits)
+        if names is None:
+            for left in retiring.stranded(broker, desk.config.topics):
+                if left.held:
+                    text = f"holds messages ({left}) and is not in the settings"
+                    yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
+        if desk.config.coordinator == "redis":
+            spent = time.monotonic() - began
+            yield from _check_coordinator(partial(_in_redis, broker), patience - spent)
     except ServerTrouble as error:
-        findings.append(Finding("redis", "", False, str(error)))
-    return Health(findings)
+        yield Finding("redis", "", Severity.BAD, str(error))
 
 
-def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Finding:
-    """Return whether the workers and their assignment, which ``look`` reads, are well within the patience."""
+def _check_writes(broker: Broker) -> Iterator[Finding]:
+    """Find servers that refuse writes, or will soon, although they answer."""
+    try:
+        servers = broker.servers()
+    except ServerRefused:
+        servers, is_known = [], False
+    else:
+        is_known = all("role" in server.info for server in servers)
+    for server in servers:
+        for reason in server.refusals:
+            text = f"{server.name} refuses writes: {reason}"
+            yield Finding("writes", "", Severity.BAD, text, server.memory_share)
+        for reason in server.warnings:
+            yield Finding("writes", "", Severity.NOTE, f"{server.name}: {reason}", server.memory_share)
+    if not is_known:
+        text = "it is unknown whether Redis takes writes, because its user may not read INFO"
+        yield Finding("writes", "", Severity.NOTE, text)
+    elif servers and not any(server.refusals or server.warnings for server in servers):
+        fullest = max(servers, key=lambda server: server.memory_share)
+        where = f" by {fullest.name}" if fullest.node else ""
+        yield _ok("writes", f"are taken; {fullest.memory_text}{where}")
+
+
+def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Iterator[Finding]:
+    """Find whether the workers and their assignment, which ``look`` reads, fit within the patience."""
     end = time.monotonic() + patience
     while True:
-        count, flaw = look()
+        try:
+            count, flaw = look()
+        except RmqError as error:
+            yield Finding("coordinator", "", Severity.BAD, str(error))
+            return
         if not flaw:
-            return Finding(
-                "coordinator", "", True, f"{count} workers, every topic that they serve is assigned"
-            )
+            yield _ok("coordinator", f"{count} workers, every topic that they serve is assigned")
+            return
         if time.monotonic() >= end:
-            return Finding("coordinator", "", False, flaw)
+            yield Finding("coordinator", "", Severity.BAD, flaw)
+            return
         time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
 
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
-    try:
-        roster = broker.run(workers.roster())
-    except WrongType as error:
-        return 0, str(error)
+    roster = broker.run(workers.roster())
     return len(members_of_roster(roster)), _flaw(roster)
 
 
 def _in_zookeeper() -> tuple[int, str]:
-    try:
-        found = connections.survey_zookeeper()
-    except RmqError as error:
-        return 0, str(error)
+    found = connections.survey_zookeeper()
     return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
 
 
@@ -174,53 +317,91 @@ def _flaw(roster: Roster) -> str:
         return "the assignment in Redis cannot be read"
 
 
-def _outbox(outbox: Callable[[], Sequence[Waiting]], max_age: float) -> list[Finding]:
-    """Return for each topic how long its oldest message has been in the outbox."""
+def _check_outbox(desk: Desk, limits: Limits, names: Collection[str] | None) -> Iterator[Finding]:
+    """Find for each topic how long its oldest message has been in the outbox."""
     try:
-        found = outbox()
+        found = outbox(desk, names)
     except RmqError as error:
-        return [Finding("outbox", "", False, str(error))]
-    findings = []
+        yield Finding("outbox", "", Severity.BAD, str(error))
+        return
     for one in found:
-        age = (one.oldest_ms or 0) / 1000
-        text = f"the oldest of {one.messages} messages was sent {age:.0f} s ago"
-        if one.refused:
-            text = f"{text if one.messages else 'nothing waits'}, and {one.refused} were refused"
-        findings.append(Finding("outbox", one.topic, age <= max_age, text))
-    return findings or [Finding("outbox", "", True, "it is empty")]
+        yield _check_waiting(one, limits)
+    if not found:
+        yield _ok("outbox", "it is empty")
 
 
-def _schedule(one: ScheduleFigures, max_lateness: float) -> Finding:
+def _check_waiting(one: Waiting, limits: Limits) -> Finding:
+    age = (one.oldest_ms or 0) / 1000
+    text = f"the oldest of {one.messages} messages was sent {age:.0f} s ago"
+    severity = _severity(age, limits.max_outbox_age, USUAL_LIMITS.max_outbox_age, limits.lateness)
+    if one.refused:
+        text = f"{text if one.messages else 'nothing waits'}, and {one.refused} were refused"
+        severity = max(severity, Severity.NOTE)
+    return Finding("outbox", one.topic, severity, text, age)
+
+
+def _check_schedule(one: ScheduleFigures, limits: Limits) -> Finding:
     late = one.late_ms / 1000
     text = one.problem or (
         "is paused" if one.is_paused else f"is late by {late:.0f} s" if late else "is on time"
     )
-    is_well = late <= max_lateness and not one.problem
-    return Finding("schedule", one.topic, is_well, f"schedule {one.name} {text}")
+    usual = USUAL_LIMITS.max_schedule_lateness
+    severity = _severity(late, limits.max_schedule_lateness, usual, limits.lateness)
+    if one.problem:
+        severity = Severity.BAD
+    elif one.is_paused:
+        severity = max(severity, Severity.NOTE)
+    return Finding("schedule", one.topic, severity, f"schedule {one.name} {text}", late)
 
 
-def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
+def _check_topic(one: figures.TopicFigures, limits: Limits) -> Iterator[Finding]:
     name = one.topic.name
-    findings = [Finding("redis", name, False, problem) for problem in one.problems]
+    for problem in one.problems:
+        yield Finding("redis", name, Severity.BAD, problem)
     if one.definition_problem:
-        findings.append(Finding("definition", name, False, one.definition_problem))
-    part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
+        yield Finding("definition", name, Severity.BAD, one.definition_problem)
     if limits.needs_workers and one.topic.listener and not one.workers_problem:
         if one.consumers:
-            findings.append(Finding("workers", name, True, f"{one.consumers} live workers"))
+            yield _ok("workers", f"{one.consumers} live workers", name)
         else:
-            findings.append(Finding("workers", name, False, "no live worker serves it"))
-    if limits.max_age is not None:
-        age = (one.age_ms or one.undrained_ms or 0) / 1000
-        paused = ", and it is paused" if one.paused_slots else ""
-        told = "a slot has not been drained" if one.topic.is_priority else "the oldest message has been due"
-        text = f"{told} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
-        findings.append(Finding("age", name, age <= limits.max_age, text))
-    if limits.max_dead is not None:
-        findings.append(
-            Finding("dead", name, one.dead <= limits.max_dead, f"{one.dead} messages are dead{part}")
-        )
-    return findings
+            yield Finding("workers", name, Severity.BAD, "no live worker serves it", one.due)
+    part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
+    age = (one.age_ms or one.undrained_ms or 0) / 1000
+    waits = "a slot has not been drained" if one.topic.is_priority else "the oldest message has been due"
+    paused = ", and it is paused" if one.paused_slots else ""
+    usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
+    severity = _severity(age, limits.max_age, usual, limits.lateness)
+    if one.is_paused:
+        # Somebody has paused it on purpose, and the alerts say nothing of its lateness either.
+        severity = min(severity, Severity.NOTE)
+    text = f"{waits} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
+    yield Finding("age", name, severity, text, age)
+    severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
+    yield Finding("dead", name, severity, f"{one.dead} messages are dead{part}", one.dead)
+    if one.paused_slots:
+        some = "" if one.is_paused else f" in {one.paused_slots} of {one.looked_at} slots"
+        yield Finding("paused", name, Severity.NOTE, f"is paused{some}")
 
 
-__all__ = ["Finding", "Health", "Limits", "check"]
+def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
+    """Return how bad a value is: trouble above a chosen limit; without one, ``beyond_usual`` above the usual limit."""
+    if limit is not None:
+        return Severity.BAD if value > limit else Severity.OK
+    return beyond_usual if usual is not None and value > usual else Severity.OK
+
+
+def _ok(name: str, text: str, topic: str = "") -> Finding:
+    return Finding(name, topic, Severity.OK, text)
+
+
+__all__ = [
+    "CHECKS",
+    "USUAL_LIMITS",
+    "USUAL_UNDRAINED",
+    "Check",
+    "Finding",
+    "Health",
+    "Limits",
+    "Severity",
+    "check_health",
+]

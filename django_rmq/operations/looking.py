@@ -1,9 +1,8 @@
-"""Read-only operations on topics, slots and workers: current figures, counters, and the health check."""
+"""Read-only operations on topics, slots and workers: current figures and counters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django_rmq.core.calls.broker import Broker
@@ -14,17 +13,13 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import crew, figures, measuring, retiring
 from django_rmq.operations import flow as flows
-from django_rmq.operations import health as checking
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.crew import WorkerFigures
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, SlotsFigures, TopicFigures
 from django_rmq.operations.flow import Flow
-from django_rmq.operations.health import Health, Limits
 from django_rmq.operations.measuring import Measurement
-from django_rmq.operations.outbox import outbox
 from django_rmq.operations.retiring import Stranded
-from django_rmq.operations.schedules import schedules
 
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
@@ -86,26 +81,6 @@ def last_minutes(desk: Desk, minutes: Mapping[Topic, int]) -> dict[Topic, list[M
     """Return the samples of the last minutes of each topic, up to an hour; or the error that prevents reading them."""
     desk.actor.require(Permission.VIEW)
     return kept.read_last(desk.broker, minutes)
-
-
-def health(
-    desk: Desk, limits: Limits, names: Collection[str] | None = None, *, patience: float = 0.0
-) -> Health:
-    """Check the health of all topics (or those named). An unavailable Redis is a finding, not an error."""
-    desk.actor.require(Permission.VIEW)
-    topics, coordinator = desk.present_all(names), desk.config.coordinator
-    left: Callable[[], list[Stranded]] = partial(stranded, desk) if names is None else list
-    kept = partial(outbox, desk, names)
-    return checking.check(
-        desk.broker,
-        topics,
-        coordinator,
-        limits,
-        patience=patience,
-        stranded=left,
-        outbox=kept,
-        schedules=partial(schedules, desk, names),
-    )
 
 
 def stranded(desk: Desk) -> list[Stranded]:

@@ -409,7 +409,8 @@ def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker
     assert "BAD  age          renders: a slot has not been drained for 108" in text
     run("rmqhealth", "renders", "--no-workers", "--max-age", "4h")
     broker.prepare(get_config().topic("renders"), 1, "W", None, 1)
-    assert "nothing is overdue" in run("rmqhealth", "renders", "--no-workers", "--max-age", "2h")
+    text = run("rmqhealth", "renders", "--no-workers", "--max-age", "2h", "-v", "2")
+    assert "nothing is overdue" in text
 
 
 def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
@@ -514,6 +515,7 @@ def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worke
     found = json.loads(run("rmqhealth", "--json", "--max-age", "1h", "--max-dead", "0"))
     assert found["ok"] and {one["check"] for one in found["findings"]} == {
         "redis",
+        "writes",
         "coordinator",
         "workers",
         "age",
@@ -521,7 +523,9 @@ def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worke
     }
     # Topics that REST or Spark consumes need no worker.
     assert "blobs" not in [one["topic"] for one in found["findings"] if one["check"] == "workers"]
-    assert "ok   redis" in run("rmqhealth")
+    text = run("rmqhealth")
+    assert "ok   redis" in text and "topics are well" in text and "orders" not in text
+    assert "ok   workers      orders: 1 live workers" in run("rmqhealth", "--verbosity", "2")
 
 
 def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
@@ -529,11 +533,18 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     assert "BAD  workers      orders: no live worker serves it" in text
     assert run("rmqhealth", "--no-workers").count("BAD") == 0
     kill(broker, "orders", [1, 2])
+    assert "note  dead         orders: 2 messages are dead" in run("rmqhealth", "--no-workers")
     assert "2 messages are dead" in run("rmqhealth", "--no-workers", "--max-dead", "1", code=1)
     run("rmqhealth", "--no-workers", "--max-dead", "2")
     broker.send_replace(get_config().topic("orders"), 0, [int(time.time() * 1000) - 1_200_000], [b"1"])
     assert "has been due for 12" in run("rmqhealth", "--no-workers", "--max-age", "1m", code=1)
+    assert "has been due for 12" in run("rmqhealth", "--no-workers", code=1)
     run("rmqhealth", "--no-workers", "--max-age", "1h")
+    run("rmqpause", "orders")
+    text = run("rmqhealth", "--no-workers", "--max-age", "1m")
+    assert "note  age          orders: the oldest message has been due for 12" in text
+    assert "note  paused       orders: is paused" in text
+    run("rmqresume", "orders")
     run("rmqhealth", "--no-workers", "--max-age", "never", code=2)
     run("rmqhealth", "order", code=2)
 

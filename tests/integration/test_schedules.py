@@ -669,14 +669,16 @@ def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, 
     assert found["rmq_schedule_lateness_seconds", *of] == found["rmq_schedule_paused", *of] == 0
     assert ("rmq_schedule_last_timestamp_seconds", *of) not in found
     out = io.StringIO()
-    call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "1h", stdout=out)
+    call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "1h", "-v", "2", stdout=out)
     assert "schedule nightly is on time" in out.getvalue()
     turn(clock, ms("2026-03-30T02:00:00Z"))
     found = collected()
     assert found["rmq_schedule_lateness_seconds", *of] == 3600
     assert found["rmq_schedule_last_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
     with pytest.raises(CommandError, match="schedule nightly is late by 3600 s"):
-        call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "59m", stdout=out)
+        call_command(
+            "rmqhealth", "--no-workers", "--max-age", "2d", "--max-schedule-lateness", "59m", stdout=out
+        )
     operations().pause_schedule("nightly")
     assert collected()["rmq_schedule_paused", *of] == 1
 

@@ -12,10 +12,10 @@ from django.test import override_settings
 
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
-from django_rmq.core.calls.broker import Server
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.servers import _info
+from django_rmq.core.redis.servers import _parse_info
 from django_rmq.core.topics.durability import flaws
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
@@ -148,7 +148,8 @@ def test_every_command_of_the_scripts_is_tried(server: RedisServer) -> None:
     broker = Broker(client_of(server.url))
     flaws(broker, [WORK])
     tried = {
-        word.removeprefix("cmdstat_").upper() for word in _info(ask(server.port, "INFO", "commandstats"))
+        word.removeprefix("cmdstat_").upper()
+        for word in _parse_info(ask(server.port, "INFO", "commandstats"))
     }
     assert named <= tried
     broker.close()

@@ -37,7 +37,8 @@ from django_rmq.core.coordination.zookeeper.session import Session
 from django_rmq.core.coordination.zookeeper.tree import unpack
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
-from django_rmq.operations import crew, figures, health
+from django_rmq.operations import Actor, Operations, crew, figures
+from django_rmq.operations.health import Limits
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from example_project.embedded_server import free_port
@@ -967,9 +968,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
             first.id,
             second.id,
         }
-        told = {
-            one.name: one for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
-        }
+        told = {one.name: one for one in Operations(Actor("tester", "test")).health(Limits()).findings}
         assert (told["coordinator"].is_well, told["workers"].is_well) == (True, True)
     with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
         broker = connections.get_broker()
@@ -978,7 +977,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
         assert figures.overview(broker, [declared])[0].consumers == 0
         (found_wrong,) = (
             one
-            for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
+            for one in Operations(Actor("tester", "test")).health(Limits()).findings
             if one.name == "coordinator"
         )
         assert "does not answer" in found_wrong.text

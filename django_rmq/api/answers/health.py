@@ -21,12 +21,13 @@ class FindingAnswer(Answer):
 
     check = serializers.CharField()
     topic = maybe(serializers.CharField)
-    ok = serializers.BooleanField()
+    ok = serializers.BooleanField(help_text="False: trouble, for which the whole answer is 503")
+    severity = serializers.ChoiceField(["ok", "note", "bad"])
     text = serializers.CharField()
 
 
 class ReadyAnswer(Answer):
-    """Whether all checks passed. Only users with the permission view_topic get findings."""
+    """Whether all checks passed. Only users with the permission view_topic get findings, worst first."""
 
     ok = serializers.BooleanField()
     findings = FindingAnswer(many=True, required=False)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.words.results import Confirmed, Durability
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.stored import Definitions
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")
 Heard_co = TypeVar("Heard_co", covariant=True)
-
-
-class Server(NamedTuple):
-    """What a Redis server reports about itself."""
-
-    name: str
-    info: Mapping[str, str]
-    """The reply to INFO."""
-    config: Mapping[str, str]
-    """The settings ``maxmemory-policy`` and ``save``, as far as the user may read them."""
 
 
 class Subscription(Protocol[Heard_co]):

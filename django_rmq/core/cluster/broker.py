@@ -88,13 +88,19 @@ class ClusterBroker(RedisBroker):
         times = self._everywhere("TIME").values()
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
 
-    def _on_all(self, *command: Any) -> dict[str, Any]:
+    def _on_all(self, commands: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+        # No reply to these commands shows that a node is no longer a primary.
+        self.client.doubt()
         try:
-            errands = [Errand(None, command, node) for node in self.client.primaries()]
+            primaries = self.client.primaries()
         except RedisError as error:
             raise translate(error) from error
+        errands = [Errand(None, command, node) for node in primaries for command in commands]
         Trip(self.client, errands).send().receive()
-        return {f"the node {errand.node}": errand.reply for errand in errands}
+        replies: dict[str, list[Any]] = {}
+        for errand in errands:
+            replies.setdefault(str(errand.node), []).append(errand.reply)
+        return replies
 
     def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         errands = [Errand(key_slot(command[1]), command) for command in commands]

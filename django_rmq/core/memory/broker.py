@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
-from django_rmq.core.calls.broker import Server
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory import (
     answers,
@@ -44,6 +43,7 @@ from django_rmq.core.memory.channels import Events, Wakeups
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.pipeline import Pipeline
 from django_rmq.core.words.keys import events_channel, wake_channel, workers_channel
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 
 T = TypeVar("T")

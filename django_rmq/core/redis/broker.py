@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from django_rmq.core.calls import looking, topics, workers
-from django_rmq.core.calls.broker import Server
 from django_rmq.core.calls.call import Call
 from django_rmq.core.redis import rights, servers
 from django_rmq.core.redis.errors import named, translate
@@ -34,6 +33,7 @@ from django_rmq.core.words.keys import (
     wake_channel,
     workers_channel,
 )
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.stored import Definitions
 from django_rmq.core.words.topics import Topic, redefined
 
@@ -146,11 +146,11 @@ class RedisBroker:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def servers(self) -> list[Server]:
-        """Return what the server reports about itself; on a cluster, what each primary reports.
+        """Return what the server reports about itself; on a cluster, what each primary reports. One round trip.
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """
-        return servers.servers(self._on_all)
+        return servers.parse_servers(self._on_all(servers.COMMANDS))
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
@@ -167,10 +167,9 @@ class RedisBroker:
         except RedisError as error:
             raise translate(error) from error
 
-    def _on_all(self, *command: Any) -> dict[str, Any]:
-        """Return the plain answer of each server, or its ``RedisError``, by a readable name."""
-        (reply,) = self._each([command])
-        return {"Redis": reply}
+    def _on_all(self, commands: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+        """Return the plain answers, or ``RedisError``, of each server, by the addresses of nodes ("": the only server)."""
+        return {"": self._each(commands)}
 
     def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the plain answer, or the ``RedisError``, of each command."""

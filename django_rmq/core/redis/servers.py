@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.calls.broker import Server
 from django_rmq.core.redis.errors import translate
+from django_rmq.core.words.servers import SETTINGS, Server
+
+COMMANDS: list[tuple[str, ...]] = [("INFO",), *(("CONFIG", "GET", name) for name in SETTINGS)]
+"""What each server is asked. Redis 6 takes one setting per command."""
 
 
-def _info(raw: bytes) -> dict[str, str]:
+def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[Server]:
+    """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
+
+    ``replies`` are the plain answers of each server to ``COMMANDS``, or a ``RedisError``, by the addresses of
+    nodes. Servers that did not answer are left out, unless none did.
+    """
+    found = []
+    for node, (info, *configs) in replies.items():
+        if not isinstance(info, RedisError):
+            name = f"the node {node}" if node else "Redis"
+            found.append(Server(name, _parse_info(info), _parse_settings(configs), node))
+    if not found:
+        error = next(info for info, *_ in replies.values())
+        raise translate(error) from error
+    return found
+
+
+def _parse_info(raw: bytes) -> dict[str, str]:
     lines = raw.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def servers(on_all: Callable[..., dict[str, Any]]) -> list[Server]:
-    """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
-
-    ``on_all`` runs a command on each and returns the plain answers, or a ``RedisError``, by readable names.
-    """
-    answers = on_all("INFO")
-    told = {name: raw for name, raw in answers.items() if not isinstance(raw, RedisError)}
-    if not told:
-        error = next(iter(answers.values()))
-        raise translate(error) from error
-    configs: dict[str, dict[str, str]] = {name: {} for name in told}
-    for setting in ("maxmemory-policy", "save"):
-        for name, reply in on_all("CONFIG", "GET", setting).items():
-            if not isinstance(reply, RedisError) and len(reply) == 2 and name in configs:
-                configs[name][setting] = reply[1].decode()
-    return [Server(name, _info(raw), configs[name]) for name, raw in told.items()]
+def _parse_settings(replies: Sequence[Any]) -> dict[str, str]:
+    """Return the settings, without those that the user may not read or the server does not have."""
+    return {
+        name: reply[1].decode()
+        for name, reply in zip(SETTINGS, replies, strict=True)
+        if not isinstance(reply, RedisError) and len(reply) == 2
+    }

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from django_rmq.core.calls.broker import Broker, Server
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
@@ -82,16 +83,14 @@ def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> l
 
 
 def _eviction(server: Server) -> list[Flaw]:
-    policy = server.config.get("maxmemory-policy") or server.info.get("maxmemory_policy", "")
-    # A policy that evicts only keys with a time to live spares RMQ's keys, which have none.
-    if not policy.startswith("allkeys"):
+    if not server.deletes_messages:
         return []
     evicted = int(server.info.get("evicted_keys", "0"))
     already = f"; it has deleted {evicted} keys since its start" if evicted else ""
     return [
         Flaw(
             "eviction",
-            f"{server.name} has the maxmemory-policy {policy}: it deletes messages when its memory is full{already}.",
+            f"{server.name} has the maxmemory-policy {server.policy}: it deletes messages when its memory is full{already}.",
             "Set maxmemory-policy noeviction. When the memory is full, sends are then refused and "
             "consuming continues.",
         )

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, at_least, duration, shown
-from django_rmq.operations.health import Limits
+from django_rmq.management import RmqCommand, ago, at_least, duration, shown
+from django_rmq.operations.health import (
+    USUAL_LIMITS,
+    USUAL_UNDRAINED,
+    Finding,
+    Health,
+    Limits,
+    Severity,
+)
+
+SHOWN = 10
+"""How many findings of one check and severity are printed; the others are counted."""
+
+_MARKS = {Severity.BAD: "BAD ", Severity.NOTE: "note", Severity.OK: "ok  "}
 
 
 class Command(RmqCommand):
     """Check the health of the queues."""
 
     help = (
-        "Check that Redis answers, that slots are assigned to the workers, and that every topic has a "
-        "live worker. With limits, also check how long messages have been due or in the outbox, and how many are dead. "
+        "Check that Redis answers and takes writes, that slots are assigned to the workers, that every topic "
+        "has a live worker, and that nothing is late. Dead messages, paused topics and refused rows of the "
+        "outbox are notes. Notes do not change the exit code. A limit that you give makes what exceeds it a "
+        "failure. Prints what is wrong first, and what is well in a few lines. "
         "Exits with 0 if healthy, 1 if not (also while Redis is unavailable), 2 if usage or settings are "
         "wrong."
     )
@@ -28,22 +44,28 @@ class Command(RmqCommand):
             type=duration,
             metavar="AGE",
             help="fail if a topic's oldest message has been due for longer, or a slot of a priority topic "
-            "has not been empty for longer: 90, 15m, 2h or 7d",
+            f"has not been empty for longer: 90, 15m, 2h or 7d (default: {ago(USUAL_LIMITS.max_age)}, for slots "
+            f"of priority topics {ago(USUAL_UNDRAINED)}; what is paused is a note)",
         )
         parser.add_argument(
-            "--max-dead", type=at_least(0), metavar="N", help="fail if more messages of a topic are dead"
+            "--max-dead",
+            type=at_least(0),
+            metavar="N",
+            help="fail if more messages of a topic are dead (default: dead messages are a note)",
         )
         parser.add_argument(
             "--max-outbox-age",
             type=duration,
             metavar="AGE",
-            help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d",
+            help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d "
+            f"(default: {ago(USUAL_LIMITS.max_outbox_age)})",
         )
         parser.add_argument(
             "--max-schedule-lateness",
             type=duration,
             metavar="AGE",
-            help="fail if a schedule is late by more: 90, 15m, 2h or 7d",
+            help="fail if a schedule is late by more: 90, 15m, 2h or 7d "
+            f"(default: {ago(USUAL_LIMITS.max_schedule_lateness)})",
         )
         parser.add_argument(
             "--no-workers",
@@ -57,27 +79,26 @@ class Command(RmqCommand):
             metavar="TIME",
             help="how long slots may be without a worker while workers start and stop (default: 6 s)",
         )
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         limits = Limits(
-            options["max_age"],
-            options["max_dead"],
-            not options["no_workers"],
-            options["max_outbox_age"],
-            options["max_schedule_lateness"],
+            max_age=options["max_age"],
+            max_dead=options["max_dead"],
+            needs_workers=not options["no_workers"],
+            max_outbox_age=options["max_outbox_age"],
+            max_schedule_lateness=options["max_schedule_lateness"],
+            lateness=Severity.BAD,
         )
-        names = [topic.name for topic in self.topics(options["topics"])]
+        names = [topic.name for topic in self.topics(options["topics"])] if options["topics"] else None
         health = self.operations().health(limits, names, patience=options["patience"])
         if options["json"]:
             self.print_json(
                 {"ok": health.is_well, "findings": [finding.as_json() for finding in health.findings]}
             )
         else:
-            for finding in health.findings:
-                mark = self.style.SUCCESS("ok  ") if finding.is_well else self.style.ERROR("BAD ")
-                about = f"{finding.topic}: " if finding.topic else ""
-                self.stdout.write(f"{mark} {finding.name:<11}  {about}{shown(finding.text)}")
+            for line in self._lines(health, everything=options["verbosity"] > 1):
+                self.stdout.write(line)
         if not health.is_well:
             first = health.troubles[0]
             about = f"{first.topic}: " if first.topic else ""
@@ -85,3 +106,28 @@ class Command(RmqCommand):
                 shown(f"{len(health.troubles)} of {len(health.findings)} checks failed; {about}{first.text}"),
                 returncode=1,
             )
+
+    def _lines(self, health: Health, *, everything: bool) -> Iterator[str]:
+        """Yield the findings as lines: the worst ones of each check, and in one line the topics that are well."""
+        reported = [one for one in health.findings if everything or one.severity or not one.topic]
+        for (severity, name), group in groupby(reported, lambda one: (one.severity, one.name)):
+            found = list(group)
+            count = len(found) if everything else SHOWN
+            for finding in found[:count]:
+                yield self._line(severity, name, _text(finding))
+            if found[count:]:
+                yield self._line(severity, name, f"and {len(found) - count} more (all: --json or -v 2)")
+        topics = {one.topic for one in health.findings if one.topic}
+        well = topics - {one.topic for one in health.findings if one.severity}
+        if well and not everything:
+            yield self._line(
+                Severity.OK, "topics", "1 topic is well" if len(well) == 1 else f"{len(well)} topics are well"
+            )
+
+    def _line(self, severity: Severity, name: str, text: str) -> str:
+        style = {Severity.BAD: self.style.ERROR, Severity.NOTE: self.style.WARNING}
+        return f"{style.get(severity, self.style.SUCCESS)(_MARKS[severity])} {name:<11}  {text}"
+
+
+def _text(finding: Finding) -> str:
+    return shown(f"{finding.topic}: {finding.text}" if finding.topic else finding.text)

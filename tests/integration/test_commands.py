@@ -533,7 +533,7 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     assert "BAD  workers      orders: no live worker serves it" in text
     assert run("rmqhealth", "--no-workers").count("BAD") == 0
     kill(broker, "orders", [1, 2])
-    assert "note  dead         orders: 2 messages are dead" in run("rmqhealth", "--no-workers")
+    assert "note dead         orders: 2 messages are dead" in run("rmqhealth", "--no-workers")
     assert "2 messages are dead" in run("rmqhealth", "--no-workers", "--max-dead", "1", code=1)
     run("rmqhealth", "--no-workers", "--max-dead", "2")
     broker.send_replace(get_config().topic("orders"), 0, [int(time.time() * 1000) - 1_200_000], [b"1"])
@@ -542,8 +542,8 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     run("rmqhealth", "--no-workers", "--max-age", "1h")
     run("rmqpause", "orders")
     text = run("rmqhealth", "--no-workers", "--max-age", "1m")
-    assert "note  age          orders: the oldest message has been due for 12" in text
-    assert "note  paused       orders: is paused" in text
+    assert "note age          orders: the oldest message has been due for 12" in text
+    assert "note paused       orders: is paused" in text
     run("rmqresume", "orders")
     run("rmqhealth", "--no-workers", "--max-age", "never", code=2)
     run("rmqhealth", "order", code=2)

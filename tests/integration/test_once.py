@@ -44,6 +44,7 @@ RMQ: dict[str, Any] = {
         "others": {**KEYED, "ORIGIN": True},
         "plain": KEYED,
         "unkeyed": {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1},
+        "accounts": {"TYPE": "fifo", "SLOTS": 1, "ORIGIN": True, "BACKOFF": 0, "OUTBOX": False},
     },
 }
 
@@ -417,6 +418,69 @@ def test_what_is_given_up_in_a_list_has_no_effect_and_the_others_have_theirs_onc
     assert kinds == {"a": None, "bad": "rejected", "c": None, "late": "failed"}
     assert (calls, groups()) == ([4, 2], ["a", "c"])
     assert ProcessedMessage.objects.count() == 2
+
+
+def book_in_lists(decide: Callable[[Message], None]) -> tuple[list[list[Any]], list[Any]]:
+    """Register a listener of ``accounts``; return its calls, and the bodies whose effects were committed, in order."""
+    calls, booked = list[list[Any]](), list[Any]()
+
+    @listener("accounts", once=True, batch_size=10)
+    def book(messages: list[Message]) -> None:
+        calls.append([message.body for message in messages])
+        for message in messages:
+            Group.objects.create(name=str(message.body))
+            decide(message)
+        transaction.on_commit(lambda: booked.extend(calls[-1]))
+
+    return calls, booked
+
+
+@pytest.mark.parametrize("end", ["retry", "reject"])
+def test_the_effects_of_a_strict_fifo_topic_are_committed_in_order(
+    broker: InMemoryBroker, clock: Clock, end: str
+) -> None:
+    tries: list[int] = []
+
+    def decide(message: Message) -> None:
+        if message.body == 2 and len(tries) < 2:
+            tries.append(2)
+            getattr(message, end)("not yet")
+
+    calls, booked = book_in_lists(decide)
+    send_messages("accounts", [1, 2, 3, 4])
+    messages, outcomes = deliver(broker, clock, "accounts")
+    if end == "reject":
+        assert [outcome and outcome.kind for outcome in outcomes] == [None, "rejected", None, None]
+        assert booked == [1, 3, 4], "a dead message holds nobody"
+        return
+    assert [outcome and outcome.kind for outcome in outcomes] == [None, "failed"]
+    assert (calls, booked) == ([[1, 2, 3, 4], [1]], [1])
+    give_back(broker, messages)
+    tries.clear()
+    clock.advance(ms=10)
+    while drain("accounts"):
+        clock.advance(ms=10)
+    assert booked == [1, 2, 3, 4]
+    assert ProcessedMessage.objects.count() == 4
+
+
+def test_messages_behind_the_hold_are_not_counted_as_processed(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, booked = book_in_lists(lambda message: None)
+    send_messages("accounts", [1, 2, 3])
+    messages, _ = deliver(broker, clock, "accounts")
+    row = processed.row_of(messages[1])
+    give_back(broker, messages)
+    ProcessedMessage.objects.filter(origin=row[1]).delete()
+    Group.objects.all().delete()
+    calls, booked = book_in_lists(lambda message: message.retry("later"))
+    with caplog.at_level("DEBUG", "django_rmq"):
+        _, outcomes = deliver(broker, clock, "accounts")
+    assert [outcome and outcome.kind for outcome in outcomes] == [None, "failed"]
+    assert (calls, booked) == ([[2]], [])
+    told = [each for each in caplog.records if getattr(each, "rmq_event", "") == "processed_before"]
+    assert len(told) == 1, "the first one; the third comes back behind the second"
 
 
 def test_a_listener_that_empties_its_list_hides_no_outcome(broker: InMemoryBroker, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
 from django_rmq.operations.taking import Taking
 from tests.brokers import ClusterBroker
-from tests.workers import Heard, Worker, audit, broker_on, cluster_of, eventually, live, send, total
+from tests.workers import Heard, Listener, Worker, audit, broker_on, cluster_of, eventually, live, send, total
 
 QUICK = BackOff(10, 10)
 AT_ONCE = BackOff(0, 0)
@@ -363,6 +363,73 @@ def test_a_list_commits_only_what_comes_before_its_first_failure(broker: Any, si
     if way == "many":
         assert total(broker, topic, "failed") <= 12
         assert sum(ledger.dead for ledger in audit(broker, topic)) == 0
+
+
+@pytest.mark.parametrize("kind", ["thread", "coroutine"])
+def test_a_list_is_not_called_with_what_comes_behind_an_unreadable_message(broker: Any, kind: str) -> None:
+    topic = fifo(max_retries=2)
+    begun: list[Any] = []
+
+    def listener(messages: list[Message]) -> None:
+        begun.extend(message.body for message in messages)
+
+    async def coroutine(messages: list[Message]) -> None:
+        listener(messages)
+
+    send(broker, topic, [0])
+    send(broker, replace(topic, body="bytes"), [b"not JSON"])
+    send(broker, topic, [1, 2])
+    with Worker(broker, topic, coroutine if kind == "coroutine" else listener, batch_size=10):
+        eventually(lambda: live(broker, topic) == 0, "the end of all", 60)
+    assert begun == [0, 1, 2]
+    (ledger,) = audit(broker, topic)
+    assert (ledger.dead, total(broker, topic, "failed") + total(broker, topic, "undecodable")) == (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["thread", "coroutine", "drain"])
+def test_what_a_list_holds_back_is_given_back_uncharged_behind_the_first_failure(
+    broker: Any, kind: str
+) -> None:
+    """``once`` rolls back and calls again without these; even if the failed message is then cancelled."""
+    topic = fifo(backoff=AT_ONCE)
+    calls: list[list[Any]] = []
+
+    def listener(messages: list[Message]) -> None:
+        calls.append([message.body for message in messages])
+        if len(calls) == 1:
+            for message in messages[1:]:
+                message.outcome = calling.HELD_BACK
+
+    async def coroutine(messages: list[Message]) -> None:
+        listener(messages)
+
+    send(broker, topic, range(4))
+    if kind == "drain":
+        prepared = broker.run(taking.prepare(topic, 0, "test", None, 10))
+        messages = [Message(topic, 0, prepared.receipt, given) for given in prepared.deliveries]
+        assert calling.run(Listener(topic.name, listener, 10), messages) == [None]
+        return
+    with Worker(broker, topic, coroutine if kind == "coroutine" else listener, batch_size=10):
+        eventually(lambda: live(broker, topic) == 0, "the end of all", 60)
+    assert calls == [[0, 1, 2, 3], [1, 2, 3]]
+    assert total(broker, topic, "failed") == 0
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("kind", ["thread", "coroutine"])
+def test_a_listener_that_empties_its_list_has_run_it(broker: Any, kind: str, count: int) -> None:
+    topic = fifo()
+    begun: list[Any] = []
+
+    def listener(messages: list[Message]) -> None:
+        while messages:
+            begun.append(messages.pop(0).body)
+
+    async def coroutine(messages: list[Message]) -> None:
+        listener(messages)
+
+    finish(broker, topic, coroutine if kind == "coroutine" else listener, count, batch_size=10)
+    assert begun == list(range(count))
 
 
 def test_a_rejected_message_is_dead_at_once_and_holds_nobody(broker: Any) -> None:

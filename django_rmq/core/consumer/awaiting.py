@@ -41,13 +41,14 @@ async def await_one(function: Coroutine, message: Message, argument: Any) -> Fai
 async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
     """Await a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
     if len(messages) == 1:
-        return [(messages[0], await await_one(function, messages[0], messages))]
+        return [(messages[0], await await_one(function, messages[0], list(messages)))]
     group = Group(messages)
     if not group.readable:
         return group.rest()
     try:
         try:
-            returned = await function(group.readable)
+            # A list of its own: the listener may change it.
+            returned = await function(list(group.readable))
         finally:
             if forks.forking is not None:
                 forks.end_copy()

@@ -14,6 +14,9 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Cancelled, InvalidBody
 
+HELD_BACK = Failure(b"", "held back")
+"""The ``outcome`` of a message of a strict fifo topic that is given back, because one before it holds the slot."""
+
 
 def check_returned(returned: Any) -> None:
     """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
@@ -87,6 +90,10 @@ class Group:
                 self.readable.append(message)
             except Exception as error:  # noqa: BLE001 - whatever a decoder raises
                 self._unreadable.append((message, undecodable(message, error)))
+                # An unreadable message that is tried again holds the slot of a strict fifo topic. The messages
+                # behind it are not called before it has ended.
+                if message.topic.is_strict and not isinstance(self._unreadable[-1][1], Unfit):
+                    break
 
     def rest(self) -> list[Outcome]:
         """Return the outcomes of the messages that the listener does not get."""
@@ -99,7 +106,8 @@ class Group:
             return None
         if returned is not None:
             check_returned(returned)
-        return [(message, decided(message)) for message in self.readable] + self.rest()
+        ended = [message for message in self.readable if message.outcome is not HELD_BACK]
+        return [(message, decided(message)) for message in ended] + self.rest()
 
     def raised(self, error: BaseException) -> None:
         """Record that the list failed as a whole."""
@@ -114,13 +122,14 @@ class Group:
 def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[Outcome] | None:
     """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
     if len(messages) == 1:
-        return [(messages[0], call_one(function, messages[0], messages))]
+        return [(messages[0], call_one(function, messages[0], list(messages)))]
     group = Group(messages)
     if not group.readable:
         return group.rest()
     try:
         try:
-            returned = function(group.readable)
+            # A list of its own: the listener may change it.
+            returned = function(list(group.readable))
         finally:
             if forks.forking is not None:
                 forks.end_copy()
@@ -138,12 +147,14 @@ def holds(failure: Failure | None) -> bool:
 def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
     """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
 
-    What is behind it goes back uncharged, although the list was called with it: no later message may succeed
-    before that one.
+    What is behind it goes back uncharged, even if the list was called with it: no later message may succeed
+    before that one. Such messages may have no outcome at all.
     """
     of = {id(message): (message, failure) for message, failure in outcomes}
     kept: list[Outcome] = []
     for message in group:
+        if id(message) not in of:
+            break
         kept.append(of[id(message)])
         if holds(kept[-1][1]):
             break
@@ -202,7 +213,7 @@ def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | N
             continue
         if group[0].topic.is_strict:
             found = in_line(group, found)
-            if holds(found[-1][1]):
+            if len(found) < len(group) or holds(found[-1][1]):
                 lists.clear()
         outcomes.update((id(message), outcome) for message, outcome in found)
     return [outcomes[id(message)] for message in messages if id(message) in outcomes]
@@ -213,6 +224,7 @@ def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
 
 
 __all__ = [
+    "HELD_BACK",
     "Group",
     "call_group",
     "call_one",

@@ -19,7 +19,7 @@ def noted(
     """
     if outcomes and tally.batch.topic.is_strict:
         outcomes = in_line(group, outcomes)
-        if holds(outcomes[-1][1]):
+        if len(outcomes) < len(group) or holds(outcomes[-1][1]):
             lists.clear()
     tally.note(outcomes)
     return outcomes

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from django_rmq.core.consumer import forks
-from django_rmq.core.consumer.calling import check_returned
+from django_rmq.core.consumer.calling import HELD_BACK, check_returned, holds
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import ConfigurationError
@@ -59,7 +59,9 @@ class Once:
         """Call the listener with the messages that are new, in one transaction.
 
         If it gives up some of them with ``retry`` or ``reject``, nothing is kept, and it is called again with the
-        others: what it wrote for one message cannot be told from what it wrote for another.
+        others: what it wrote for one message cannot be told from what it wrote for another. On a strict fifo topic
+        the others are those before the first message that holds the slot. The messages behind that one must not
+        have an effect before it.
         """
         connection, is_partly_done = self._connection(), False
         while messages:
@@ -73,10 +75,11 @@ class Once:
                 continue
             if returned is False:
                 return False
-            called = set(map(id, new))
-            _note_done([message for message in messages if id(message) not in called])
-            kept = [message for message in new if message.outcome is None]
-            messages = kept if len(kept) < len(new) else []
+            called, before = set(map(id, new)), _before_the_hold(messages)
+            _note_done([message for message in before if id(message) not in called])
+            if all(message.outcome is None for message in new):
+                break
+            messages = [message for message in before if id(message) in called and message.outcome is None]
         return None
 
     def _connection(self) -> Any:
@@ -103,6 +106,20 @@ class Once:
             check_returned(returned)
         _check_kept(connection)
         return returned
+
+
+def _before_the_hold(messages: list[Message]) -> list[Message]:
+    """Return the messages that may have an effect now: on a strict fifo topic, those before one that holds the slot.
+
+    That one is tried again first, so those behind it are marked as not called: the queue must not commit them.
+    """
+    is_strict = bool(messages) and messages[0].topic.is_strict
+    for index, message in enumerate(messages if is_strict else ()):
+        if holds(message.outcome):
+            for later in messages[index + 1 :]:
+                later.outcome = HELD_BACK
+            return messages[:index]
+    return messages
 
 
 def _record(connection: Any, messages: list[Message], *, one_by_one: bool = False) -> list[Message]:

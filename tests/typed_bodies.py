@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
@@ -11,7 +11,16 @@ from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 from uuid import UUID
 
 from annotated_types import Gt
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
 
@@ -128,6 +137,44 @@ def upcast(data: Any) -> Any:
     if "lines" in data:
         return data
     return {"shop": data["shop"], "at": data["at"], "lines": [{"sku": data["sku"], "price": data["price"]}]}
+
+
+class Aliased(BaseModel):
+    """Fields that are written under names under which they are not read, or not written at all."""
+
+    renamed: int = Field(validation_alias="in")
+    optional: int = Field(default=3, serialization_alias="out")
+    hidden: int = Field(exclude=True)
+    choices: int = Field(validation_alias=AliasChoices("a", "b"), serialization_alias="b")
+    same: int = Field(alias="one")
+
+
+@dataclass
+class Initialised:
+    """A dataclass that wants at its start what it does not keep."""
+
+    start: InitVar[int]
+    kept: int = 0
+
+
+class Renaming(BaseModel):
+    """A model that reads what it writes by a function of its own."""
+
+    value: int = Field(validation_alias="in")
+
+    @model_validator(mode="before")
+    @classmethod
+    def renamed(cls, data: Any) -> Any:
+        """Take the name under which the value is written."""
+        return {"in": data["value"]} if isinstance(data, dict) and "value" in data else data
+
+
+class ByName(BaseModel):
+    """A model that takes names of fields, too."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    value: int = Field(validation_alias="in")
 
 
 NOT_A_FUNCTION = 7

@@ -12,10 +12,11 @@ from rest_framework.renderers import AdminRenderer, BaseRenderer, BrowsableAPIRe
 from rest_framework.settings import api_settings
 
 from django_rmq.api.errors import BodyTooLarge
+from django_rmq.core.words import bodies
 from django_rmq.project.settings import get_config
 
-DEEPEST = 100
-"""Maximum depth of nested lists and objects in a request."""
+DEEPEST = bodies.DEEPEST + 4
+"""How many lists and objects of a request may stand within one another: those of a body, and what stands around it."""
 
 
 def check_size(length: object, encoding: str = "") -> None:
@@ -50,7 +51,8 @@ class Parser(BaseParser):
             value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
             if "\\ud" in text or "\\uD" in text:
                 json.dumps(value, ensure_ascii=False).encode()
-            _check_depth(value)
+            if bodies.is_deeper(value, DEEPEST):
+                raise RecursionError
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ParseError(f"The body is not JSON: {reason[:200]}.", "invalid_json") from None
@@ -66,20 +68,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("an object has a key twice")
     return found
-
-
-def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > DEEPEST:
-            raise RecursionError
-        level = [
-            item
-            for one in level
-            if isinstance(one, (dict, list))
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
 
 
 class Renderer(BaseRenderer):

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError, call_command
+from django.db import transaction
 from django.test import override_settings
 
-from django_rmq import TopicMismatch, send_message, send_messages
+from django_rmq import InvalidMessage, TopicMismatch, remove_message, send_message, send_messages, status
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.records import write_record
 from django_rmq.core.memory.broker import InMemoryBroker
@@ -130,6 +131,61 @@ def test_what_is_each_process_own_business_is_not(change: dict[str, Any]) -> Non
 def test_a_definition_of_another_version_differs_by_what_only_it_has() -> None:
     registered = {**PRIORITY.definition(), "colour": "red"}
     assert definitions.differences(PRIORITY, registered) == [("COLOUR", None, "red")]
+
+
+# --- following Redis
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"TIMEOUT": 60},
+        {"TIMEOUT": 5},
+        {"MAX_RETRIES": 3},
+        {"BACKOFF": 5},
+        {"RETRY_PRIORITY": "lowest"},
+        {"SERIAL": False},
+        {"MAX_PREPARED": 5},
+    ],
+    ids=lambda change: next(iter(change)).lower(),
+)
+@pytest.mark.django_db(transaction=True)
+def test_a_sender_follows_redis_in_what_only_consumers_need(
+    shop: Any, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (setting,) = change
+    with shop(renders=RENDERS):
+        send_message("renders", 1, priority=50)
+        before = connections.present(get_config().topic("renders"))
+    with shop(renders={**RENDERS, **change}):
+        assert send_message("renders", 2, priority=50).status == "stored"
+        assert send_messages("renders", [3, 4], priority=50).counts() == {"stored": 2}
+        assert remove_message("renders", 4).status == "waiting"
+        assert status("renders", 3).state == "waiting"
+        with transaction.atomic():
+            result = send_message("renders", 5, priority=50)
+        assert result.status == "stored"
+        assert connections.present(get_config().topic("renders")) == before
+        (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert f'This process follows Redis: topic "renders": {setting} is ' in warning.getMessage()
+        broker = direct(connections.get_broker())
+        with pytest.raises(TopicMismatch, match=f"{setting} is .* here and .* in Redis"):
+            definitions.register_topics(broker, [get_config().topic("renders")])
+
+
+def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any) -> None:
+    with shop(renders={**RENDERS, "MAX_RETRIES": 40}):
+        run("rmqtopics", "--apply")
+    with shop(renders=RENDERS):
+        for sku in range(20):
+            send_message("renders", sku, priority=50)
+        with pytest.raises(InvalidMessage, match="priority must be from 41 "):
+            send_message("renders", 1, priority=30)
+        broker, client = direct(connections.get_broker()), connections.get_broker().client
+        settled = {
+            client.hget(slot_keys(broker.prefix, "renders", slot).control, "max_retries") for slot in range(4)
+        }
+        assert settled == {b"40"}
 
 
 # --- applying

@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 import redis
@@ -750,3 +751,20 @@ def test_taking_back_by_the_wrong_name_is_refused() -> None:
         remove_message("prices", key="k1")
     with pytest.raises(InvalidMessage, match="pass key="):
         remove_message("keyed", {"sku": 1})
+
+
+# --- times without a zone
+
+
+def test_without_time_zones_in_the_project_a_naive_time_is_one_of_its_zone() -> None:
+    aware = datetime(2090, 7, 1, 12, tzinfo=ZoneInfo("Asia/Tokyo"))
+    naive = datetime(2090, 7, 1, 12)  # noqa: DTZ001 - what a project without USE_TZ has
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo"):
+        send_message("orders", 1, fixed_time=naive)
+        send_messages("orders", [2, Send(3, fixed_time=naive)], fixed_time=naive)
+        ensure_message("orders", 4, fixed_time=naive)
+    topic, broker = get_config().topic("orders"), direct(connections.get_broker("worker"))
+    entries = [entry for slot in range(4) for entry in broker.peek(topic, slot, "store").entries]
+    assert [entry.score for entry in entries] == [aware.timestamp() * 1000] * 4
+    with override_settings(USE_TZ=True), pytest.raises(InvalidMessage, match="is naive"):
+        send_message("orders", 1, fixed_time=naive)

@@ -538,6 +538,20 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What running workers would not follow is not applied.",
         (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
     ),
+    "senders_compare_everything": PythonMutant(
+        "core/topics/definitions.py",
+        "if sends_only and (followed",
+        "if False and (followed",
+        "A change of what only consumers need never raises in a sender.",
+        (DEFINITIONS + "a_sender_follows_redis_in_what_only_consumers_need[timeout]",),
+    ),
+    "senders_keep_their_retries": PythonMutant(
+        "core/producer/placing.py",
+        'fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}',
+        'fields = {"slots": counts[attempt % len(counts)]}',
+        "The first priority of a slot settles the retries that Redis has, not those of its sender.",
+        (DEFINITIONS + "the_first_priority_of_a_slot_settles_the_registered_retries",),
+    ),
     # --- typed bodies
     "tries_an_unfit_body_again": PythonMutant(
         "core/consumer/failures.py",
@@ -548,8 +562,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     "trusts_instances": PythonMutant(
         "project/validating/declared.py",
-        "found = adapter.validate_json(encode_json(_dumped(adapter, self._instance(adapter, body))))",
-        "found = self._instance(adapter, body)",
+        "return _dumped(adapter, adapter.validate_json(raw))",
+        "return _dumped(adapter, self._instance(adapter, body))",
         "An instance is validated with all that is in it, and what could not be read is not sent.",
         (
             TYPED + "what_a_dataclass_does_not_enforce_is_converted_or_refused",

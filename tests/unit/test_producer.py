@@ -96,11 +96,20 @@ def test_priorities_begin_above_what_reads_as_a_retry(producer: Producer) -> Non
         (True, "aware datetime"),
         (datetime(2090, 1, 1), "naive"),  # noqa: DTZ001
         (datetime(9999, 1, 1, tzinfo=UTC), "2100"),
-        (datetime.now(UTC) - timedelta(seconds=1), "not in the future"),
+        (datetime.now(UTC) - timedelta(seconds=61), "not in the future"),
     ],
 )
 def test_a_fixed_time_that_cannot_be_meant_is_refused(producer: Producer, given: Any, rule: str) -> None:
     assert rule in refusal(producer, FIXED, fixed_time=given)
+
+
+def test_an_instant_that_has_just_passed_is_taken_as_now(producer: Producer) -> None:
+    before = datetime.now(UTC)
+    assert producer.build(FIXED, "x", fixed_time=before).score >= before.timestamp() * 1000
+    keyed = replace(FIXED, identity="key")
+    assert "not in the future" in refusal(
+        producer, keyed, fixed_time=TOMORROW, expires=before - timedelta(seconds=1)
+    )
 
 
 def test_a_fixed_time_in_seconds_is_read_back_with_a_guess(producer: Producer) -> None:

@@ -347,6 +347,32 @@ def test_options_that_do_not_fit_the_type_are_problems() -> None:
     assert not list(conditions.problems(Topic("plain", TopicType.FIXED_TIME)))
 
 
+def test_a_type_that_does_not_read_what_it_writes_is_a_problem() -> None:
+    (found,) = conditions.problems(typed("Aliased", identity="key"))
+    assert found.id == "E104"
+    assert found.message.endswith(
+        "does not read what it writes, so no body could be sent: hidden is required, and not written; "
+        "optional is written as 'out' and read as 'optional'; renamed is written as 'renamed' and read as 'in'."
+    )
+    (found,) = conditions.problems(typed("Initialised"))
+    assert "start is required, and not written" in found.message
+
+
+@pytest.mark.parametrize(("name", "stored"), [("Renaming", b'{"value":7}'), ("ByName", b'{"value":7}')])
+def test_a_type_that_reads_its_own_names_is_none(name: str, stored: bytes) -> None:
+    topic = typed(name)
+    assert not list(conditions.problems(topic))
+    assert encode_body(topic, {"in": 7}) == stored
+    assert message(topic, stored).body.value == 7
+
+
+def test_the_error_of_a_body_that_the_type_cannot_read_again_says_so() -> None:
+    with pytest.raises(
+        InvalidBody, match=r"body as the type writes it does not fit .*Aliased: .*in: Field required"
+    ):
+        encode_body(typed("Aliased"), {"in": 1, "hidden": 2, "a": 3, "one": 4})
+
+
 def test_a_type_is_not_part_of_the_registered_definition() -> None:
     assert PRICES.definition() == replace(PRICES, typed=None).definition()
     assert hash(PRICES) == hash(typed("PriceChanged"))

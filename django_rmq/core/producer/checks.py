@@ -30,6 +30,10 @@ MAX_REPLICAS = 100
 """The maximum number of replicas that a send may ask to confirm."""
 
 
+JUST_NOW_MS = 60_000
+"""For how long an instant that has just passed is taken as now: ``fixed_time=timezone.now()`` is no mistake."""
+
+
 def _milliseconds(name: str, value: object) -> int:
     """Return a duration in ms, given as a timedelta or an integer number of ms."""
     if isinstance(value, timedelta):
@@ -70,7 +74,7 @@ def check_priority(topic: Topic, value: object) -> int:
 def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = False) -> int:
     """Return an instant in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
 
-    ``past`` allows past times.
+    A ``fixed_time`` of the last minute counts as now. ``past`` allows all past times.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -83,7 +87,7 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
     else:
         at = value
     now = time.time() * 1000
-    if at <= now and not past:
+    if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
         hint = ""
         if now / 1000 < at * 10 < now:
             hint = "; is it in seconds? It must be in milliseconds"

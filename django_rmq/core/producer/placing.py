@@ -90,19 +90,23 @@ def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
 
 
 @lru_cache(1024)
-def _with_slots(topic: Topic, slots: int) -> Topic:
+def _with_fields(topic: Topic, fields: tuple[tuple[str, Any], ...]) -> Topic:
     """Return the same object each time, because what goes over the wire is cached per object."""
-    return replace(topic, slots=slots)
+    return replace(topic, **dict(fields))
 
 
 class Places:
     """Decides where messages are placed: by the slot count of their topic, or by the counts learned from a re-slotting.
 
-    ``counts``: for topics that were re-slotted, the slot counts in the order in which to try them.
+    ``counts``: for topics that were re-slotted, the slot counts in the order in which to try them. ``followed``: the
+    fields in which Redis differs from the settings for topics in ``counts``.
     """
 
-    def __init__(self, counts: dict[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self._counts = counts
+        self._followed = {} if followed is None else followed
 
     def outgoing(
         self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None
@@ -117,8 +121,10 @@ class Places:
         counts = self._counts.get(topic.name)
         if counts is None:
             return topic
-        slots = counts[attempt % len(counts)]
-        return topic if slots == topic.slots else _with_slots(topic, slots)
+        fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}
+        if all(getattr(topic, name) == value for name, value in fields.items()):
+            return topic
+        return _with_fields(topic, tuple(fields.items()))
 
     def slots(self, out: Outgoing) -> list[int]:
         """Return the slots that may hold a message.
@@ -176,6 +182,7 @@ class Places:
 
 def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
     """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
+    topic = places.present(topic)
     given = options.get
     score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
     raw = encode_body(topic, body)

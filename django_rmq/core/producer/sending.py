@@ -5,7 +5,7 @@ Django, transactions and settings are handled in ``project/sending``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
@@ -31,14 +31,19 @@ class Producer:
     """Validates messages and sends them to their slots.
 
     Safe to share between threads. It keeps two things: which topics have messages with an explicit slot basis
-    (the first ``send`` after such a message records this in Redis), and the slot counts of topics that were
-    re-slotted (``counts``: topic -> counts in the order in which to try them; several producers may share
-    it).
+    (the first ``send`` after such a message records this in Redis), and how Redis has topics that were
+    re-slotted or whose consumers' options differ (``counts`` and ``followed``: see ``Places``; several producers may
+    share them).
     """
 
-    def __init__(self, broker: Broker, counts: dict[str, tuple[int, ...]] | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        counts: dict[str, tuple[int, ...]] | None = None,
+        followed: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.broker = broker
-        self._places = Places({} if counts is None else counts)
+        self._places = Places({} if counts is None else counts, {} if followed is None else followed)
         self._to_note: dict[str, Topic] = {}
         self._noted: set[str] = set()
 

@@ -7,7 +7,7 @@ Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopic
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS", "ACCUMULATE")
 
 NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL", "ORDER")
 """Settings that running workers could not follow: they use the old value until they are restarted."""
+
+
+CONSUMER_OPTIONS = ("TIMEOUT", "MAX_RETRIES", "BACKOFF", "RETRY_PRIORITY", "SERIAL", "MAX_PREPARED")
+"""Settings that only consumers need: they decide neither the bytes of a message nor its slot. Senders follow Redis."""
 
 
 class Difference(NamedTuple):
@@ -47,13 +51,16 @@ def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
     ]
 
 
-def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
+def register_topics(
+    broker: Broker, topics: Iterable[Topic], *, sends_only: bool = False
+) -> dict[str, dict[str, Any]]:
     """Register the topics that Redis does not know yet; return the registered definition of each.
 
     Settings with the slot count from before a re-slotting cause a warning: the registered one applies, and
-    during a re-slotting both are valid. Raises ``TopicMismatch`` with every other difference and both of its
-    values, and ``WrongType`` if a definition cannot be read. Topics that were registered before the error
-    stay registered.
+    during a re-slotting both are valid. If the process only sends (``sends_only``), differences in
+    ``CONSUMER_OPTIONS`` are such warnings, too. Raises ``TopicMismatch`` with every other difference and both
+    of its values, and ``WrongType`` if a definition cannot be read. Topics that were registered before the
+    error stay registered.
     """
     known = broker.definitions()
     found, agreed = {}, {}
@@ -69,6 +76,14 @@ def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[s
             )
         if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
             different = [difference for difference in different if difference.setting != "SLOTS"]
+        if sends_only and (followed := [each for each in different if each.setting in CONSUMER_OPTIONS]):
+            logger.warning(
+                "This process follows Redis: %s. Deploy the same settings everywhere, then run `manage.py rmqtopics "
+                "--apply`",
+                _sentence(topic.name, followed),
+                extra={"rmq_event": "definition_followed", "rmq_topic": topic.name},
+            )
+            different = [each for each in different if each not in followed]
         if different:
             found[topic.name] = different
     if found:
@@ -80,8 +95,24 @@ def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[s
 
 
 def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
-    """Return ``topic`` with all slots that may hold its messages, as registered, whatever the settings say."""
-    return replace(topic, slots=max(slot_counts(registered))) if registered else topic
+    """Return ``topic`` with the options of its consumers, and all slots that may hold its messages, as registered."""
+    return (
+        replace(topic, slots=max(slot_counts(registered)), **consumer_fields(topic, registered))
+        if registered
+        else topic
+    )
+
+
+def consumer_fields(topic: Topic, registered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``topic`` for ``CONSUMER_OPTIONS`` in which its ``registered`` definition differs from it."""
+    fields = {}
+    for name in (option.lower() for option in CONSUMER_OPTIONS):
+        if name in registered and registered[name] != topic.definition()[name]:
+            fields[name] = registered[name]
+    if "backoff" in fields:
+        base_ms, cap_ms = fields["backoff"]
+        fields["backoff"] = replace(topic.backoff, base_ms=base_ms, cap_ms=cap_ms)
+    return fields
 
 
 def _sentence(name: str, different: list[Difference]) -> str:
@@ -142,8 +173,8 @@ def messages_held(broker: Broker, topic: Topic) -> int:
 def apply(broker: Broker, topic: Topic) -> None:
     """Make ``topic`` the registered definition, and give each slot its time-out and retries.
 
-    Call ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
-    start the next time; stop them before.
+    Call ``obstacles`` first. Workers with other settings raise ``TopicMismatch`` when they start the next time. Senders do
+    so only if more than ``CONSUMER_OPTIONS`` differs.
     """
     for _ in walk(broker, (people.configure(topic, slot) for slot in range(topic.slots))):
         pass

@@ -13,19 +13,36 @@ from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 
+DEEPEST = 100
+"""How many lists and objects of a body may stand within one another. It is the same on every stack and in every Python."""
 
-def _json_default(value: object) -> str:
+
+def _json_default(value: object) -> Any:
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (UUID, Decimal)):
         return str(value)
     if isinstance(value, timedelta):
-        return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
-    if type(value).__module__ == "django.utils.functional":  # a lazy translation: evaluated when it is read
-        return str(value)
+        sign, size = ("-", -value) if value < timedelta() else ("", value)
+        return f"{sign}P{size.days}DT{size.seconds}.{size.microseconds:06d}S"
+    if type(value).__module__ == "django.utils.functional":
+        return _evaluated(value)
     raise InvalidMessage(
         f"body contains {value!r} of type {type(value).__name__}, which JSON cannot represent"
     )
+
+
+def _evaluated(value: Any) -> Any:
+    """Return what a lazy object of Django stands for: a lazy translation, or for example ``request.user``."""
+    make, arguments = value.__reduce__()[:2]
+    if hasattr(type(value), "_setup"):
+        found = make(*arguments)
+    else:
+        function, positional, named = arguments[:3]
+        found = function(*positional, **named)
+    if isinstance(found, (dict, list, tuple)):
+        _check_keys(found)
+    return found
 
 
 def _json_encoder() -> Callable[[object], str]:
@@ -62,23 +79,43 @@ def _check_keys(value: Any) -> None:
                 _check_keys(item)
 
 
+def is_deeper(value: object, levels: int) -> bool:
+    """Return whether more than ``levels`` lists and objects stand within one another in ``value``."""
+    if not isinstance(value, (dict, list, tuple)):
+        return False
+    if not levels:
+        return True
+    return any(is_deeper(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value))
+
+
+def _check_depth(body: object, raw: bytes) -> bytes:
+    """Return ``raw``, the JSON of ``body``, or raise ``InvalidMessage`` if ``body`` is nested too deeply."""
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and is_deeper(body, DEEPEST):
+        raise InvalidMessage(
+            f"body is nested too deeply: at most {DEEPEST} lists and objects within one another"
+        )
+    return raw
+
+
 def encode_json(body: object) -> bytes:
     """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
 
-    Dates, times, UUIDs and Decimals become text. NaN, infinities, lone surrogates, cycles and keys
-    that are not text raise ``InvalidMessage``.
+    Dates, times, durations, UUIDs and Decimals become text, and lazy objects of Django what they stand for. NaN,
+    infinities, lone surrogates, cycles, more than ``DEEPEST`` levels and keys that are not text raise ``InvalidMessage``.
     """
     try:
         if isinstance(body, (dict, list, tuple)):
             _check_keys(body)
-        return _encode_json(body).encode()
+        return _check_depth(body, _encode_json(body).encode())
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"body contains text that is not valid Unicode: {error.reason}") from None
     except ValueError as error:
         reason = "NaN or infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
         raise InvalidMessage(f"body contains {reason}, which JSON cannot represent") from None
     except RecursionError:
-        raise InvalidMessage("body is nested too deeply, or contains itself") from None
+        raise InvalidMessage(
+            f"body contains itself, or has more than {DEEPEST} lists and objects within one another"
+        ) from None
     except TypeError as error:
         raise InvalidMessage(f"body cannot be written as JSON: {error}") from None
 
@@ -86,7 +123,7 @@ def encode_json(body: object) -> bytes:
 def encode_decoded(body: object) -> bytes:
     """Return the canonical JSON of a body that was JSON, so that its keys are texts; otherwise like `encode_json`."""
     try:
-        return _encode_json(body).encode()
+        return _check_depth(body, _encode_json(body).encode())
     except (ValueError, RecursionError):
         return encode_json(body)
 

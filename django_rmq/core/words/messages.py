@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
 from django_rmq.core.words import discretion
@@ -158,16 +157,9 @@ class Message(Held, Generic[Body]):
         return self.envelope.headers or {}
 
     @property
-    def origin(self) -> str:
-        """What identifies the send, in every delivery of its message (topics with ``ORIGIN``).
-
-        Without one it identifies only this delivery: by slot count, slot, receipt and a hash of the member.
-        """
-        given = self.envelope.origin
-        if given is not None:
-            return given
-        digest = blake2b(self.delivery.member, digest_size=8).hexdigest()
-        return f"{self.topic.slots}.{self.slot}.{self.receipt}.{digest}"
+    def origin(self) -> str | None:
+        """What identifies the send, in every delivery of its message. None if it was sent without one (see ``ORIGIN``)."""
+        return self.envelope.origin
 
     @property
     def max_retries(self) -> int:

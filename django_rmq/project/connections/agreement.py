@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.topics.definitions import as_registered, register_topics
+from django_rmq.core.topics.definitions import as_registered, consumer_fields, register_topics
 from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import ServerTrouble, WrongType
 from django_rmq.project.connections.brokers import current, get_broker
@@ -16,14 +16,18 @@ LOOK_SECONDS = 5.0
 
 
 def agree(topic: Topic) -> None:
-    """Check, once per process, that Redis has the same definition of ``topic`` (or none yet).
+    """Check, once per process, that Redis has the same definition of ``topic`` (or none yet), as far as senders need it.
 
+    A different slot count after a re-slotting, and different options of its consumers, are taken from Redis.
     Raises ``TopicMismatch``, or ``ServerTrouble`` if Redis is unavailable.
     """
     built = current()
     if topic.name not in built.agreed:
-        registered = register_topics(get_broker(), [topic])[topic.name]
-        if "reslot" in registered:
+        registered = register_topics(get_broker(), [topic], sends_only=True)[topic.name]
+        followed = consumer_fields(topic, registered)
+        if followed:
+            built.followed[topic.name] = followed
+        if followed or "reslot" in registered:
             built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)
 
@@ -50,7 +54,8 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
                 {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
             )
         built.next_look = now + LOOK_SECONDS
-    return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
+    slots = max(built.slot_counts.get(topic.name, (topic.slots,)))
+    return replace(topic, slots=slots, **built.followed.get(topic.name, {}))
 
 
 def slots_now(topic: Topic) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.cluster.broker import ClusterBroker
@@ -58,6 +58,9 @@ class Built:
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """For topics that were re-slotted: the slot counts by which their messages are placed, whatever the
     settings say."""
+    followed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The fields of topics that are as Redis has them, because the settings of this process differ. Only consumers need
+    these."""
     events: EventStream | None = None
     survey: tuple[float, Survey] | None = None
     """The last answer of ZooKeeper, and until when (monotonic) it is used."""
@@ -104,7 +107,8 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     built = current()
     producer = built.producers.get(purpose)
     if producer is None:
-        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose), built.slot_counts))
+        made = Producer(get_broker(purpose), built.slot_counts, built.followed)
+        producer = built.producers.setdefault(purpose, made)
     return producer
 
 

@@ -44,9 +44,15 @@ _statements: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def row_of(message: Message) -> Row:
-    """Return the row of a message. An origin that is not one of RMQ's own becomes a hash of it."""
+    """Return the row of a message. An origin that is not one of RMQ's own becomes a hash of it.
+
+    A message without an origin has the row of this delivery, which no later delivery meets.
+    """
     topic, origin = message.topic.name, message.origin
-    if _OWN_ORIGIN.fullmatch(origin):
+    if origin is None:
+        digest = blake2b(message.delivery.member, digest_size=8).hexdigest()
+        origin = f"{message.topic.slots}.{message.slot}.{message.receipt}.{digest}"
+    elif _OWN_ORIGIN.fullmatch(origin):
         return topic, origin
     # Databases differ in how they compare text; all of them compare UUIDs in the same way.
     text = f"{topic} {origin}".encode("utf-8", "surrogatepass")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
+
+from django.conf import settings
+from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from django_rmq.core.producer.placing import Send
 from django_rmq.core.producer.sending import takes_bodies
@@ -56,7 +60,7 @@ class Bulk:
         for index, item in enumerate(chunk, len(self.results)):
             body, options = item, self._shared
             if isinstance(item, Send):
-                body, options = item.body, {**self._shared, **item.options()}
+                body, options = item.body, {**self._shared, **with_zones(item.options())}
             try:
                 built.append(self._producer.build(self._topic, body, **call.options(options)))
             except CallerError as error:
@@ -83,4 +87,13 @@ class Bulk:
         return f"; the {len(self.results)} messages before it were sent" if self.results else ""
 
 
-__all__ = ["Bulk"]
+def with_zones(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a message; naive datetimes in them are times of ``TIME_ZONE`` if ``USE_TZ`` is False."""
+    for name in ("fixed_time", "expires"):
+        value = options.get(name)
+        if isinstance(value, datetime) and is_naive(value) and not settings.USE_TZ:
+            options[name] = make_aware(value, get_default_timezone())
+    return options
+
+
+__all__ = ["Bulk", "with_zones"]

@@ -18,7 +18,7 @@ from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.project import connections
-from django_rmq.project.sending.bulk import Bulk
+from django_rmq.project.sending.bulk import Bulk, with_zones
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
 from django_rmq.project.sending.failures import too_full
 from django_rmq.project.settings import get_config
@@ -165,7 +165,7 @@ async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a message that were given among the ``parameters`` of a call, as ``locals`` returns them."""
-    return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
+    return with_zones({name: value for name in OPTIONS if (value := parameters.get(name)) is not None})
 
 
 def _send_one(

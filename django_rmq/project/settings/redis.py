@@ -170,7 +170,7 @@ def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
     if parts is None or parts.fragment:
         problems.report("E012", f"{place}, which cannot be read: {wanted}.", _QUOTING)
     elif parts.scheme not in addresses.SCHEMES:
-        problems.report("E012", f"{place}, with an unknown scheme: {wanted}.")
+        problems.report("E012", f"{place}, with the unknown scheme {parts.scheme!r}: {wanted}.")
     elif not (parts.path if parts.scheme == "unix" else parts.hostname):
         missing = "path" if parts.scheme == "unix" else "host"
         problems.report("E012", f"{place}, without a {missing}: {wanted}.")

@@ -28,6 +28,13 @@ def problems(topic: Topic) -> Iterator[Problem]:
     except Unusable as error:
         yield Problem(error.check, f"{place}: {error}.", error.hint)
         return
+    unread = typed.unread_fields()
+    if unread:
+        yield Problem(
+            "E104",
+            f"{place}: its BODY does not read what it writes, so no body could be sent: {'; '.join(unread)}.",
+            "Give each field one alias for reading and writing, and a default if it is not written.",
+        )
     stored = typed.schema("serialization")
     if stored is not None:
         yield from _of_options(place, topic, stored)

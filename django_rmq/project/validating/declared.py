@@ -6,7 +6,7 @@ The only importer of pydantic (extra ``typed``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import GenericAlias
@@ -57,14 +57,15 @@ class DeclaredBody:
         It is read again before it is returned: instances inside a body are not validated otherwise, and what
         a listener could not read is not sent.
         """
-        adapter = adapter_of(self.path)
+        adapter, written = adapter_of(self.path), False
         try:
-            found = adapter.validate_json(encode_json(_dumped(adapter, self._instance(adapter, body))))
-            return _dumped(adapter, found)
+            raw = encode_json(_dumped(adapter, self._instance(adapter, body)))
+            written = True
+            return _dumped(adapter, adapter.validate_json(raw))
         except InvalidMessage:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a validator or a serializer of the project raises
-            raise self._invalid(error) from None
+            raise self._invalid(error, "as the type writes it " if written else "") from None
 
     def read(self, raw: bytes) -> Any:
         """Return the instance from what is stored. Raises ``InvalidBody``."""
@@ -88,6 +89,10 @@ class DeclaredBody:
         except PydanticInvalidForJsonSchema:
             return None
 
+    def unread_fields(self) -> list[str]:
+        """Return the fields that the type does not read as it writes them, each with the reason."""
+        return sorted(set(_unread(adapter_of(self.path).core_schema, {})))
+
     def _instance(self, adapter: TypeAdapter[Any], body: object) -> Any:
         """Return the validated ``body``. JSON has texts for what strict types want as objects."""
         from pydantic import ValidationError
@@ -101,25 +106,71 @@ class DeclaredBody:
                 raise error from None
             return adapter.validate_json(raw)
 
-    def _invalid(self, error: Exception) -> InvalidBody:
+    def _invalid(self, error: Exception, how: str = "") -> InvalidBody:
         from pydantic import ValidationError
 
         if not isinstance(error, ValidationError):
             what = f"{type(error).__name__}: {error}"
-            return InvalidBody(f"body does not fit {self.path}: {what}", {"": [what]})
+            return InvalidBody(f"body {how}does not fit {self.path}: {what}", {"": [what]})
         fields: dict[str, list[str]] = {}
         # Without the values: errors are logged, and shown to people who must not see bodies.
         for each in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]:
             fields.setdefault(place(each["loc"]), []).append(each["msg"])
         told = "; ".join(f"{at}: {', '.join(said)}" if at else ", ".join(said) for at, said in fields.items())
         more = error.error_count() - MOST_ERRORS
-        text = f"body does not fit {self.path}: {told}{f'; and {more} more' if more > 0 else ''}"
+        text = f"body {how}does not fit {self.path}: {told}{f'; and {more} more' if more > 0 else ''}"
         return InvalidBody(text, fields)
 
 
 def _dumped(adapter: TypeAdapter[Any], instance: Any) -> Any:
     """Return the data of an instance under the names by which it is read."""
     return adapter.dump_python(instance, mode="json", by_alias=True, round_trip=True, warnings="none")
+
+
+def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields in a core schema of pydantic that are written under a name under which they are not read."""
+    if isinstance(schema, (list, tuple)):
+        for each in schema:
+            yield from _unread(each, config)
+    if not isinstance(schema, Mapping):
+        return
+    kind = str(schema.get("type"))
+    # Functions of the project may rename fields as they like: sends will tell.
+    if kind.startswith("function-") or "function" in schema.get("serialization", {}):
+        return
+    config = schema.get("config") or config
+    fields = schema.get("fields", ())
+    if kind in ("model-fields", "typed-dict"):
+        for name, field in fields.items():
+            yield from _unread_field(name, field, config)
+    elif kind == "dataclass-args":
+        for field in fields:
+            yield from _unread_field(field["name"], field, config)
+    for key, each in schema.items():
+        if key not in ("config", "metadata", "function"):
+            yield from _unread(each, config)
+
+
+def _unread_field(name: str, field: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    if field.get("serialization_exclude") or field.get("init_only"):
+        if field["schema"]["type"] != "default" and field.get("required", True):
+            yield f"{name} is required, and not written"
+        return
+    alias = field.get("validation_alias")
+    read = set() if alias is None else _first_names(alias)
+    if alias is None or config.get("validate_by_name") or config.get("populate_by_name"):
+        read.add(name)
+    written = field.get("serialization_alias", name)
+    if written not in read:
+        yield f"{name} is written as {written!r} and read as {' or '.join(map(repr, sorted(read))) or 'something else'}"
+
+
+def _first_names(alias: str | Sequence[Any]) -> set[str]:
+    """Return the keys under which a validation alias finds a whole value: its paths of one step."""
+    if isinstance(alias, str):
+        return {alias}
+    paths = alias if alias and isinstance(alias[0], (list, tuple)) else [alias]
+    return {path[0] for path in paths if len(path) == 1}
 
 
 def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:

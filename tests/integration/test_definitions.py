@@ -173,7 +173,7 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
             definitions.register_topics(broker, [get_config().topic("renders")])
 
 
-def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any) -> None:
+def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, redis_url: str) -> None:
     with shop(renders={**RENDERS, "MAX_RETRIES": 40}):
         run("rmqtopics", "--apply")
     with shop(renders=RENDERS):
@@ -181,10 +181,11 @@ def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any) 
             send_message("renders", sku, priority=50)
         with pytest.raises(InvalidMessage, match="priority must be from 41 "):
             send_message("renders", 1, priority=30)
-        broker, client = direct(connections.get_broker()), connections.get_broker().client
+        prefix, client = get_config().key_prefix, redis.Redis.from_url(redis_url)
         settled = {
-            client.hget(slot_keys(broker.prefix, "renders", slot).control, "max_retries") for slot in range(4)
+            client.hget(slot_keys(prefix, "renders", slot).control, "max_retries") for slot in range(4)
         }
+        client.close()
         assert settled == {b"40"}
 
 

@@ -107,7 +107,7 @@ def test_a_delivery_whose_end_was_lost_has_no_second_effect(broker: InMemoryBrok
 
     @listener("payments", once=True)
     def pay(message: Message) -> None:
-        calls.append(message.origin)
+        calls.append(origin_of(message))
         Group.objects.create(name=f"{message.body}-{len(calls)}")
 
     send_message("payments", "a")
@@ -205,7 +205,7 @@ def test_a_failed_message_is_tried_again_with_its_origin(broker: InMemoryBroker,
 
     @listener("payments", once=True)
     def pay(message: Message) -> None:
-        origins.append(message.origin)
+        origins.append(origin_of(message))
         write(message)
         if len(origins) < 3:
             raise Retry("later", delay=0)
@@ -525,11 +525,16 @@ def test_a_list_that_fails_is_rolled_back_and_settled_one_by_one(
 # --- origins
 
 
+def origin_of(message: Message) -> str:
+    assert message.origin is not None
+    return message.origin
+
+
 def origins_in(broker: InMemoryBroker, clock: Clock) -> list[str]:
     registry.add("payments", str)
     messages, _ = deliver(broker, clock)
     give_back(broker, messages)
-    return [message.origin for message in messages]
+    return [origin_of(message) for message in messages]
 
 
 def test_every_way_to_send_gives_an_origin(broker: InMemoryBroker, clock: Clock) -> None:
@@ -776,7 +781,7 @@ class InATestCase(RMQTestMixin, TestCase):
 
             @listener("payments", once=True)
             def pay(message: Message) -> None:
-                runs.append(message.origin)
+                runs.append(origin_of(message))
                 write(message)
                 if len(runs) == 1:
                     raise Retry("once more", delay=0)

@@ -543,7 +543,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "if sends_only and (followed",
         "if False and (followed",
         "A change of what only consumers need never raises in a sender.",
-        (DEFINITIONS + "a_sender_follows_redis_in_what_only_consumers_need[timeout]",),
+        (DEFINITIONS + "a_sender_follows_redis_in_what_only_consumers_need[max_retries]",),
     ),
     "senders_keep_their_retries": PythonMutant(
         "core/producer/placing.py",

@@ -51,9 +51,13 @@ class RmqCommand(BaseCommand):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
 
-    def operations(self) -> Operations:
-        """Return the operations of a shell, to which everything is permitted. The audit trail names its user."""
-        return Operations(Actor(_who(), "command"), "worker")
+    def operations(self, *, as_shown: bool = False) -> Operations:
+        """Return the operations of a shell, to which everything is permitted. The audit trail names its user.
+
+        ``as_shown``: topics with a FORMATTER are read as it shows them, for commands that print bodies.
+        """
+        permits = (lambda _permission: True) if as_shown else None
+        return Operations(Actor(_who(), "command", permits=permits), "worker")
 
     def topics(self, names: Sequence[str]) -> list[Topic]:
         """Return the topics of these names, or all. Raises ``UnknownTopic``."""
@@ -77,26 +81,50 @@ class RmqCommand(BaseCommand):
         """Print ``found`` as JSON."""
         self.stdout.write(json.dumps(found, indent=2))
 
+    def foretell(self, what: str, progress: Progress, done: str, options: dict[str, Any]) -> None:
+        """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
+        if options["json"]:
+            self.print_json(progress_as_json(progress))
+            return
+        count = progress.outcomes.get("matching", 0)
+        limit = options.get("limit") or count
+        more = f" (at most {limit} of {count})" if limit < count else _rest(progress)
+        self.stdout.write(f"{what}: {messages_text(min(count, limit))} would be {done}{more}")
+
     def tell(self, what: str, progress: Progress, options: dict[str, Any]) -> None:
         """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
         if options["json"]:
-            self.print_json(
-                {
-                    "outcomes": progress.outcomes,
-                    "done": progress.done,
-                    "total": progress.total,
-                    "complete": progress.is_complete,
-                    "problems": list(progress.problems),
-                }
-            )
+            self.print_json(progress_as_json(progress))
         else:
-            rest = "" if progress.is_complete else f" (stopped after {progress.done} of {progress.total})"
-            self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{rest}")
+            self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}")
+        self.complain(progress)
+
+    def complain(self, progress: Progress) -> None:
+        """Raise ``CommandError`` if part of a long operation could not be done."""
         if progress.problems:
             raise CommandError(
-                shown(f"{len(progress.problems)} slots failed: {progress.problems[0]}"),
-                returncode=1,
+                shown(f"{len(progress.problems)} slots failed: {progress.problems[0]}"), returncode=1
             )
+
+
+def progress_as_json(progress: Progress) -> dict[str, Any]:
+    """Return how a long operation ended, for JSON."""
+    return {
+        "outcomes": progress.outcomes,
+        "done": progress.done,
+        "total": progress.total,
+        "complete": progress.is_complete,
+        "problems": list(progress.problems),
+    }
+
+
+def _rest(progress: Progress) -> str:
+    return "" if progress.is_complete else f" (stopped after {progress.done} of {progress.total})"
+
+
+def messages_text(count: int) -> str:
+    """Return a number of messages in words."""
+    return f"{count} message" if count == 1 else f"{count} messages"
 
 
 def allow_options_between_arguments(parser: ArgumentParser) -> None:
@@ -109,9 +137,7 @@ def allow_options_between_arguments(parser: ArgumentParser) -> None:
 
 def outcomes_text(outcomes: dict[str, int]) -> str:
     """Return outcomes in readable form."""
-    told = ", ".join(
-        f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count or word == "matching"
-    )
+    told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
     return told or "nothing to do"
 
 

@@ -1,37 +1,94 @@
-"""One message, as commands name it and show it."""
+"""Messages, as commands name, select and show them."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management import CommandError
 
 from django_rmq.core.words.status import MessageStatus
 from django_rmq.core.words.topics import Topic
-from django_rmq.management import shown
+from django_rmq.management import at_least, duration, shown
+from django_rmq.operations import Copy, Filter
+from django_rmq.operations.redaction import is_redacted, shown_body
+
+_STATES = {"waiting": "store", "in_flight": "prepare", "retry": "retry", "dead": "dead", "claimed": "claim"}
+"""State as ``rmqstats --id`` and REST's status call it → as the operations call it."""
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
     """Add the options that name a message. ``many``: several ids may be given."""
-    group = parser.add_argument_group("several messages or one" if many else "one message")
-    group.add_argument(
-        "--id",
-        action="append" if many else "store",
-        metavar="ID",
-        help="the message with this id" + (", can be repeated" if many else ", as a send returns it"),
-    )
-    group.add_argument("--key", metavar="KEY", help="the message with this key (topics with IDENTITY 'key')")
-    group.add_argument(
+    add_id(parser, many=many)
+    parser.add_argument("--key", metavar="KEY", help="the message with this key (topics with IDENTITY 'key')")
+    parser.add_argument(
         "--body",
         metavar="JSON",
         help="the message with this body; beside --key, on topics with SLOT_BASIS: an object with that field",
     )
-    group.add_argument("--slot-basis", metavar="TEXT", help="the slot basis that the send was given")
+    parser.add_argument("--slot-basis", metavar="TEXT", help="the slot basis that the send was given")
+
+
+def add_id(parser: ArgumentParser, *, many: bool) -> None:
+    """Add the option for an id, or for several."""
+    parser.add_argument(
+        "--id",
+        action="append" if many else "store",
+        metavar="ID",
+        help="the message with this id, as a send, a list or the log shows it"
+        + (", can be repeated" if many else ""),
+    )
+
+
+def add_filter(parser: ArgumentParser) -> None:
+    """Add the options that select messages of a state."""
+    parser.add_argument(
+        "--error",
+        metavar="CLASS",
+        default="",
+        help="messages whose last error has this class, with or without its module",
+    )
+    parser.add_argument(
+        "--text", default="", help="messages with this text in the body, the key, the headers or the error"
+    )
+    parser.add_argument(
+        "--older-than",
+        type=duration,
+        metavar="AGE",
+        help="messages that have been due, in flight or dead for at least: 90, 15m, 2h or 7d",
+    )
+    parser.add_argument("--newer-than", type=duration, metavar="AGE", help="for at most")
+    parser.add_argument("--slot", type=at_least(0), metavar="N", help="messages of this slot")
+
+
+def add_priority(parser: ArgumentParser) -> None:
+    """Add the option that selects waiting messages by their priority."""
+    parser.add_argument(
+        "--priority", type=at_least(1), metavar="N", help="priority topics: waiting messages of this priority"
+    )
+
+
+def filter_of(options: Mapping[str, Any]) -> Filter:
+    """Return the filter that the options describe."""
+    names = ("text", "error", "older_than", "newer_than", "slot", "priority")
+    return Filter(**{name: options[name] for name in names if options.get(name) is not None})
+
+
+def add_state(parser: ArgumentParser, *states: str) -> None:
+    """Add the option for one of these states of messages, as ``rmqstats`` and the operations name them."""
+    known = {name: state for name, state in _STATES.items() if state in states}
+
+    def parse(text: str) -> str:
+        if text in states or text in known:
+            return known.get(text, text)
+        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+
+    names = [name if name == state else f"{name} (or {state})" for name, state in known.items()]
+    parser.add_argument("--state", required=True, type=parse, metavar="STATE", help=", ".join(names))
 
 
 def is_named(options: Mapping[str, Any]) -> bool:
@@ -65,6 +122,23 @@ def lines_of_status(one: MessageStatus) -> list[str]:
     if one.progress is not None:
         facts["progress"] = f"{one.progress:.0%}"
     return [f"{name:14}{shown(str(value))}" for name, value in facts.items() if value not in (None, "")]
+
+
+def copy_as_json(copy: Copy) -> dict[str, Any]:
+    """Return a message of a list for JSON, as far as it may be seen."""
+    left_out = ("topic", "member", "raw", "scored")
+    found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
+    found["body"], found["encoding"] = shown_body(copy)
+    return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
+
+
+def instant(ms: int | None) -> str:
+    """Return a time in UTC. None: a dash."""
+    if ms is None:
+        return "-"
+    return (
+        datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from django_rmq.core.telling.history import Minute
 from django_rmq.operations import claims as claiming
-from django_rmq.operations import editing, looking, named, reading, sending, sweeping, tracking
+from django_rmq.operations import editing, grouping, looking, named, reading, sending, sweeping, tracking
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
@@ -27,6 +27,7 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, SlotFigures, SlotsFigures, TopicFigures
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
+from django_rmq.operations.grouping import Group, Groups
 from django_rmq.operations.health import Health, check_health
 from django_rmq.operations.ids import STATES, Identity, identify
 from django_rmq.operations.listing import Listing
@@ -53,6 +54,7 @@ class Operations(Desk):
     stranded, find_stranded = looking.stranded, looking.find_stranded
 
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
+    groups = grouping.groups
     follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
@@ -90,6 +92,8 @@ __all__ = [
     "Filter",
     "Flow",
     "Followed",
+    "Group",
+    "Groups",
     "Health",
     "Identity",
     "Limits",

@@ -14,6 +14,7 @@ from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
 from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
+from django_rmq.project.sealing import sealed_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class Copy:
         if self.raw is None:
             raise ValueError("permission to see the body is missing")
         return decode_body(self.topic, self.raw)
+
+    @property
+    def log_id(self) -> str:
+        """The id by which the log names the message; the id of the copy if its content is hidden."""
+        return self.id if self.member is None else sealed_id(self.topic.name, self.slot, self.member)
 
     @property
     def is_retry(self) -> bool:

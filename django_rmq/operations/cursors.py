@@ -49,6 +49,7 @@ class Order(NamedTuple):
                 self.wanted.text,
                 self.wanted.error,
                 self.wanted.slot,
+                self.wanted.priority,
             ]
         ).encode()
 

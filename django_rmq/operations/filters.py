@@ -1,4 +1,4 @@
-"""Filters that select messages of a state by text, error, age and slot."""
+"""Filters that select messages of a state by text, error, age, slot and priority."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django_rmq.core.words.answers import Entry
-from django_rmq.core.words.bounds import MAX_AGE, is_number, is_whole, shown
+from django_rmq.core.words.bounds import MAX_AGE, MAX_PRIORITY, is_number, is_whole, shown
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.copies import Copy
@@ -30,6 +30,8 @@ class Filter:
     older_than: float | None = None
     newer_than: float | None = None
     slot: int | None = None
+    priority: int | None = None
+    """Priority topics: the priority with which they wait."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,13 +73,26 @@ class Filter:
             if not is_number(age) or not 0 <= age <= MAX_AGE:
                 raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {shown(age)}")
             check_age(topic, state)
+        if self.priority is not None:
+            self._check_priority(topic, state)
         if self.error and state == "prepare":
             raise OperationRefused(
                 "messages in flight cannot be filtered by error, because their delivery has not ended"
             )
 
+    def _check_priority(self, topic: Topic, state: str) -> None:
+        if not (is_whole(self.priority) and 1 <= self.priority <= MAX_PRIORITY):
+            raise InvalidRequest(f"a priority must be from 1 to {MAX_PRIORITY}, got {shown(self.priority)}")
+        if not topic.is_priority:
+            raise OperationRefused(f"topic {topic.name} is ordered by time, so its messages have no priority")
+        if state not in ("store", "claim"):
+            raise OperationRefused("only messages that wait can be filtered by priority")
+
     def scores(self, state: str, now_ms: int) -> tuple[float, float]:
         """Return the bounds of the selected scores."""
+        if self.priority is not None:
+            # A message that failed and keeps its priority has its retries in the fraction.
+            return float(self.priority), math.nextafter(self.priority + 1, -math.inf)
         if self.older_than is None and self.newer_than is None:
             return -math.inf, math.inf
         # On time topics, 999 and less are retries, which have no time.

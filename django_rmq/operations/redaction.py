@@ -7,15 +7,16 @@ Consumers get the original bodies.
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.bodies import decode_body, encode_json
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import OperationRefused
+from django_rmq.exceptions import InvalidMessage, OperationRefused
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.copies import Copy
 from django_rmq.project.settings import get_config
@@ -74,6 +75,45 @@ def format_body(topic: Topic, raw: bytes) -> Any:
     return formatter(topic.name, body)
 
 
+def shown_body(copy: Copy) -> tuple[Any, str]:
+    """Return a copy's body as it may be shown, in a form that JSON can carry, and its kind.
+
+    ``json``, ``text``, or ``base64`` for anything else; ``hidden`` without the permission to see it, and ``withheld``
+    if the formatter failed. The formatter's output replaces the body of a redacted topic.
+    """
+    if copy.raw is None:
+        return None, "hidden"
+    return (
+        _formatted(copy.topic, copy.raw) if is_redacted(copy.topic) else readable_body(copy.topic, copy.raw)
+    )
+
+
+def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
+    """Return a body in a form that JSON can carry, and its kind: json, text, or base64 for anything else."""
+    if topic.body != "bytes":
+        try:
+            body = decode_body(topic, raw)
+            # Foreign programs may have sent values that Python reads and JSON does not have.
+            encode_json(body)
+            return body, topic.body
+        except (ValueError, RecursionError, InvalidMessage):
+            pass
+    return b64encode(raw).decode(), "base64"
+
+
+def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
+    """Return the formatter's output for a body; one that fails withholds it."""
+    try:
+        shown = format_body(topic, raw)
+        if isinstance(shown, bytes):
+            return b64encode(shown).decode(), "base64"
+        encode_json(shown)
+        return shown, "text" if isinstance(shown, str) else "json"
+    except Exception:
+        logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
+        return None, "withheld"
+
+
 def redacted(copy: Copy) -> Copy:
     """Return a copy of a redacted topic with the formatter's output for key, headers, slot basis and error.
 
@@ -120,6 +160,8 @@ __all__ = [
     "is_redacted",
     "is_withheld",
     "may_search",
+    "readable_body",
     "redacted",
     "require_search",
+    "shown_body",
 ]

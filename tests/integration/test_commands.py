@@ -27,6 +27,7 @@ from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker
 from tests.workers import eventually
@@ -196,12 +197,16 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
 def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
     kill(broker, "orders", list(range(30)))
     kill(broker, "orders", list(range(100, 120)), error="Other: no")
-    assert run("rmqreplay", "orders", "--all", "--dry-run") == "orders, nothing was replayed: 50 matching\n"
-    assert "20 matching" in run("rmqreplay", "orders", "--error", "Other", "--dry-run")
+    dry = run("rmqreplay", "orders", "--all", "--dry-run")
+    assert dry == "orders: 50 messages would be replayed\n  30  shop.Boom\n  20  Other\n"
+    found = json.loads(run("rmqreplay", "orders", "--error", "Other", "--dry-run", "--json"))
+    assert (found["outcomes"], found["classes"], found["complete"]) == ({"matching": 20}, {"Other": 20}, True)
+    most = run("rmqreplay", "orders", "--all", "--limit", "7", "--dry-run")
+    assert most.startswith("orders: 7 messages would be replayed (at most 7 of 50)\n")
     assert "--no-input" in run("rmqreplay", "orders", "--all", code=2)
     assert run("rmqreplay", "orders", "--error", "Other", "--no-input") == "orders: 20 replayed\n"
     nothing_to_confirm = run("rmqreplay", "orders", "--error", "Other")
-    assert nothing_to_confirm == "orders, nothing was replayed: 0 matching\n"
+    assert nothing_to_confirm == "orders: 0 messages would be replayed\n"
     answer = run("rmqreplay", "orders", "--all", "--limit", "10", "--no-input", "--json")
     assert json.loads(answer)["outcomes"] == {"replayed": 10} and not json.loads(answer)["complete"]
     began = time.monotonic()
@@ -218,11 +223,12 @@ def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
 
 def test_rmqpurge(broker: Broker, run: Run) -> None:
     kill(broker, "orders", list(range(30)))
-    assert (
-        run("rmqpurge", "orders", "--state", "dead", "--dry-run")
-        == "orders, nothing was deleted: 30 matching\n"
-    )
-    assert "0 matching" in run("rmqpurge", "orders", "--state", "dead", "--older-than", "1h", "--dry-run")
+    for state in ("dead", "waiting", "store"):
+        count = 30 if state == "dead" else 0
+        dry = run("rmqpurge", "orders", "--state", state, "--dry-run")
+        assert dry == f"orders: {count} messages would be deleted\n"
+    dry = run("rmqpurge", "orders", "--state", "dead", "--older-than", "1h", "--dry-run")
+    assert dry == "orders: 0 messages would be deleted\n"
     assert "--no-input" in run("rmqpurge", "orders", "--state", "dead", code=2)
     assert "cannot be filtered by age" in run(
         "rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2
@@ -231,6 +237,138 @@ def test_rmqpurge(broker: Broker, run: Run) -> None:
     assert dead(broker, "orders") == 30
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: 30 purged\n"
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: nothing to do\n"
+
+
+def test_rmqpurge_deletes_what_matches(broker: Broker, run: Run) -> None:
+    send_messages("renders", [{"sku": n} for n in range(6)], priority=100)
+    send_messages("renders", [{"sku": n} for n in range(6, 10)], priority=101)
+    arguments = ("rmqpurge", "renders", "--state", "waiting", "--priority", "100")
+    assert run(*arguments, "--dry-run") == "renders: 6 messages would be deleted\n"
+    assert run(*arguments, "--text", '"sku":3', "--no-input") == "renders: 1 deleted\n"
+    assert run(*arguments, "--no-input") == "renders: 5 deleted\n"
+    assert sorted(score for _, score in stored(broker, "renders")) == [101] * 4
+    assert "ordered by time" in run("rmqpurge", "orders", "--state", "store", "--priority", "5", code=2)
+    assert "that wait" in run("rmqpurge", "renders", "--state", "dead", "--priority", "5", code=2)
+
+
+def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1, 2])
+    kill(broker, "orders", [3], error="Reject: no")
+    topic = get_config().topic("orders")
+    dead_ids = [
+        sealed_id("orders", slot, entry.member)
+        for slot in range(4)
+        for entry in broker.peek(topic, slot, "dead").entries
+    ]
+    named = [part for one in dead_ids for part in ("--id", one)]
+    dry = run("rmqreplay", "orders", *named, "--dry-run")
+    assert dry == "orders: 3 messages would be replayed\n  2  shop.Boom\n  1  Reject\n"
+    assert dead(broker, "orders") == 3
+    run("rmqreplay", "orders", "--id", dead_ids[0])
+    answer = run("rmqreplay", "orders", *named, "--dry-run", "--json", code=1)
+    found, _ = json.JSONDecoder().raw_decode(answer)
+    assert found["outcomes"] == {"store": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
+
+
+# --- rmqlist
+
+
+def test_rmqlist_shows_dead_messages_with_their_errors(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [{"order": 7}], error="shop.Boom: order 7 is bad\n  File x, line 3")
+    kill(broker, "orders", [{"order": 8}], error="Reject: no")
+    head, *rows = run("rmqlist", "orders", "--state", "dead").splitlines()
+    assert head.split() == ["id", "died", "failures", "error", "body"] and len(rows) == 2
+    (line,) = [row for row in rows if "order 7" in row]
+    assert "shop.Boom: order 7 is bad" in line and "File x" not in line and '{"order": 7}' in line
+    # The id of the list is that of the log, and other commands take it.
+    assert run("rmqreplay", "orders", "--id", line.split()[0]) == "orders: 1 replayed\n"
+    (row,) = json.loads(run("rmqlist", "orders", "--state", "dead", "--json"))["messages"]
+    assert (row["error"], row["body"], row["error_class"]) == ("Reject: no", {"order": 8}, "Reject")
+    assert (row["redacted"], row["state"]) == (False, "dead") and "~" in row["log_id"]
+    assert run("rmqlist", "orders", "--state", "retry") == "no messages\n"
+    assert "due" in run("rmqlist", "orders", "--state", "waiting").splitlines()[0]
+
+
+def test_rmqlist_says_that_there_are_more(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", list(range(30)))
+    lines = run("rmqlist", "orders", "--state", "dead").splitlines()
+    assert len(lines) == 22 and lines[-1] == "the first 20; there are more: use --limit or --group-by"
+    assert len(run("rmqlist", "orders", "--state", "dead", "--limit", "30").splitlines()) == 31
+    assert (
+        len(json.loads(run("rmqlist", "orders", "--state", "dead", "--limit", "3", "--json"))["messages"])
+        == 3
+    )
+    text = run("rmqlist", "orders", "--state", "dead", "--text", "29", "--error", "Boom").splitlines()
+    assert len(text) == 2 and text[1].endswith("  29")
+    for wrong in (
+        ("--state", "nonsense"),
+        (),
+        ("--state", "dead", "--slot", "9"),
+        ("--state", "in_flight", "--error", "x"),
+    ):
+        run("rmqlist", "orders", *wrong, code=2)
+
+
+def test_rmqlist_groups_dead_messages_by_error(broker: Broker, run: Run) -> None:
+    for n in range(12):
+        kill(broker, "orders", [n], error=f"shop.Boom: order {n} of 'customer {n}' failed at 0x7f{n}a.")
+    kill(broker, "orders", [20, 21], error="Reject: unknown address a.b@example.com")
+    kill(broker, "orders", [30], error="put into Dead")
+    head, *rows = run("rmqlist", "orders", "--state", "dead", "--group-by", "error").splitlines()
+    assert head.split() == ["count", "share", "first", "last", "error", "such", "as"]
+    assert [row.split()[:2] for row in rows] == [["12", "80%"], ["2", "13%"], ["1", "7%"]]
+    assert "shop.Boom: order # of '…' failed at #." in rows[0]
+    assert "Reject: unknown address #" in rows[1] and "put into Dead" in rows[2]
+    found = json.loads(run("rmqlist", "orders", "--state", "dead", "--group-by", "error", "--json"))
+    assert [group["count"] for group in found["groups"]] == [12, 2, 1]
+    assert (found["looked_at"], found["total"], found["complete"]) == (15, 15, True)
+    assert run("rmqreplay", "orders", "--id", found["groups"][0]["samples"][2]) == "orders: 1 replayed\n"
+    assert found["groups"][0]["first_ms"] <= found["groups"][0]["last_ms"]
+
+
+def test_rmqlist_groups_by_slot_and_by_hour_and_says_what_it_has_not_looked_at(
+    broker: Broker, run: Run
+) -> None:
+    kill(broker, "orders", list(range(40)))
+    topic = get_config().topic("orders")
+    found = json.loads(run("rmqlist", "orders", "--state", "dead", "--group-by", "slot", "--json"))
+    assert {group["slot"]: group["count"] for group in found["groups"]} == {
+        slot: broker.count(topic, slot).dead for slot in range(4)
+    }
+    text = run("rmqlist", "orders", "--state", "dead", "--group-by", "hour", "--limit", "10")
+    assert text.splitlines()[-1] == "looked at 10 messages of 40; --limit N looks at more"
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    assert all(day in line for line in text.splitlines()[1:-1])
+    assert "cannot be grouped by error" in run(
+        "rmqlist", "orders", "--state", "in_flight", "--group-by", "error", code=2
+    )
+
+
+def masked(topic: str, body: Any) -> Any:
+    return "masked"
+
+
+def test_rmqlist_shows_a_redacted_topic_as_its_formatter_does(
+    redis_url: str, redis_client: redis.Redis, prefix: str
+) -> None:
+    admin = {"FORMATTER": {"orders": f"{__name__}.masked"}}
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "ADMIN": admin}):
+        broker = Broker(redis_client, prefix)
+        kill(broker, "orders", [{"card": "4111"}], error="shop.Boom: card 4111 refused")
+        shown = []
+        for more in ((), ("--json",), ("--group-by", "error"), ("--group-by", "error", "--json")):
+            output = io.StringIO()
+            call_command("rmqlist", "orders", "--state", "dead", *more, stdout=output)
+            shown.append(output.getvalue())
+        assert all("4111" not in text and "refused" not in text for text in shown)
+        assert "shop.Boom" in shown[0] and "masked" in shown[0] and "shop.Boom" in shown[2]
+        with pytest.raises(CommandError, match="cannot be searched"):
+            call_command("rmqlist", "orders", "--state", "dead", "--text", "4111")
+        # Its sealed id does not give the body away either, and is taken by other commands.
+        output = io.StringIO()
+        call_command("rmqreplay", "orders", "--id", json.loads(shown[1])["messages"][0]["id"], stdout=output)
+        assert output.getvalue() == "orders: 1 replayed\n"
+        connections.close()
 
 
 def answered(prefix: str, redis_url: str, answer: str, *arguments: str) -> tuple[int, str]:
@@ -275,7 +413,7 @@ def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
     for answer, code, left in (("yes\n", 1, 1), ("\n", 1, 1), ("order-timeouts\n", 0, 0)):
         found, text = answered(prefix, redis_url, answer, "rmqpurge", "order-timeouts", "--state", "store")
         assert found == code, text
-        assert "1 messages of order-timeouts (store) will be deleted permanently" in text
+        assert "1 message of order-timeouts (store) will be deleted permanently" in text
         assert broker.count(topic, 0).store == left
 
 

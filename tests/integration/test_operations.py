@@ -19,7 +19,7 @@ from django.test import override_settings
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.failures import Failure, error_class
 from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.results import SendResult
@@ -35,6 +35,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
+from django_rmq.operations.grouping import LONGEST_ERROR, error_pattern
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.project import connections
 from django_rmq.project.sending import Send
@@ -581,6 +582,79 @@ def test_an_edited_fifo_message_is_in_the_line_of_its_new_body(
     assert stored_basis(topic, delivery.member, delivery.envelope) == str(other).encode()
 
 
+# --- groups
+
+
+@pytest.mark.parametrize(
+    ("error", "pattern"),
+    [
+        ("shop.Boom: order 17 failed\nTraceback", "order # failed"),
+        ("shop.Boom: order ORD-17A of 'some one' at 3.5 s.", "order # of '…' at # s."),
+        ("shop.Boom: 8d9e2f5c-0b6d-4f6e-9f53-2a3b7f1f0c11 is gone", "# is gone"),
+        ("shop.Boom: can't read \"a 'b' c\" for a.b@example.com", "can't read '…' for #"),
+        (
+            "shop.Boom: HTTPConnectionPool(host='x', port=443): /orders/17",
+            "HTTPConnectionPool(host='…', port=#): /orders/#",
+        ),
+        ("shop.Boom: django.db.utils.OperationalError", "django.db.utils.OperationalError"),
+        ("shop.Boom: " + "x" * 30, "#"),
+        ("shop.Boom", "shop.Boom"),
+        ("put into Dead by tester", "put into Dead by tester"),
+        ("", ""),
+    ],
+)
+def test_errors_that_differ_in_numbers_ids_and_quotes_are_one(error: str, pattern: str) -> None:
+    assert error_pattern(error, error_class(error)) == pattern
+
+
+def test_a_long_error_is_cut_and_takes_no_time() -> None:
+    began = time.process_time()
+    for text in ("a" * 100_000, "' " * 50_000, "a'" * 50_000, "@." * 50_000, "-" * 100_000):
+        assert len(error_pattern(text, "")) <= LONGEST_ERROR
+    assert time.process_time() - began < 5
+
+
+def test_groups_are_the_most_frequent_first_and_say_what_was_looked_at(
+    broker: Any, operations: Operations
+) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(30)], error="shop.Boom: order 1")
+    kill(broker, "timed", *[b"n%d" % i for i in range(10)], error="shop.Boom: order 22")
+    kill(broker, "timed", *[b"o%d" % i for i in range(5)], error="Other: no")
+    found = operations.groups("timed", "dead", "error")
+    assert [(one.count, one.error_class, one.error) for one in found.rows] == [
+        (40, "shop.Boom", "order #"),
+        (5, "Other", "no"),
+    ]
+    assert (found.looked_at, found.total, found.is_complete) == (45, 45, True)
+    assert found.rows[1].share == pytest.approx(1 / 9)
+    assert all(copy.error.startswith("Other") for copy in found.rows[1].samples)
+    few = operations.groups("timed", "dead", "slot", limit=7)
+    assert (few.looked_at, few.total, few.is_complete) == (7, 45, False)
+    assert sum(one.count for one in few.rows) == 7
+    by_hour = operations.groups("timed", "dead", "hour", Filter(error="Other"))
+    assert (sum(one.count for one in by_hour.rows), by_hour.is_complete) == (5, True)
+    assert all(one.hour_ms is not None and one.hour_ms <= (one.first_ms or 0) for one in by_hour.rows)
+    put(broker, "ranked", b"1")
+    assert [one.hour_ms for one in operations.groups("ranked", "store", "hour").rows] == [None]
+    for by, limit in (("worker", 1), ("error", 0), ("error", True)):
+        with pytest.raises(InvalidRequest):
+            operations.groups("timed", "dead", by, limit=limit)
+
+
+def test_messages_that_wait_are_filtered_by_priority(broker: Any, operations: Operations) -> None:
+    put(broker, "ranked", b"1", b"2", score=100)
+    put(broker, "ranked", b"3", score=101)
+    assert len(everything(operations, "ranked", "store", wanted=Filter(priority=100))) == 2
+    assert operations.delete_all("ranked", "store", Filter(priority=100)).result().outcomes == {"deleted": 2}
+    assert [copy.priority for copy in everything(operations, "ranked", "store")] == [101]
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(InvalidRequest, match="priority"):
+            operations.listing("ranked", "store", wanted=Filter(priority=wrong))  # type: ignore[arg-type]
+    for name, state in (("timed", "store"), ("ranked", "dead")):
+        with pytest.raises(OperationRefused, match="priority"):
+            operations.listing(name, state, wanted=Filter(priority=100))
+
+
 # --- many
 
 
@@ -857,6 +931,11 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         {Permission.VIEW, Permission.VIEW_BODIES},
         lambda o: o.listing("timed", "store", wanted=Filter(text="a")),
     ),
+    "groups": ({Permission.VIEW}, lambda o: o.groups("timed", "store", "error")),
+    "groups by text": (
+        {Permission.VIEW, Permission.VIEW_BODIES},
+        lambda o: o.groups("timed", "store", "error", Filter(text="a")),
+    ),
     "history": ({Permission.VIEW}, lambda o: o.history("timed", 1)),
     "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
     "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
@@ -968,8 +1047,10 @@ def test_who_may_not_see_bodies_gets_nothing_of_them(broker: Any, operations: Op
     for copy in copies:
         assert "secret" not in repr(copy) and "c2VjcmV0" not in repr(copy) and copy.size > 5
     assert copies[0].error_class == "shop.Boom" and copies[0].failures == 1
+    (group,) = viewer.groups("timed", "dead", "error").rows
+    assert (group.error_class, group.error) == ("shop.Boom", "") and "secret" not in repr(group)
     kill(broker, "timed", *[b"%d" % i for i in range(20)])
-    assert viewer.replay("timed", [copies[0].id]).outcomes == {"replayed": 1}
+    assert viewer.replay("timed", [group.samples[0].id]).outcomes == {"replayed": 1}
     # Nor does a cursor tell.
     assert len(everything(viewer, "timed", "dead", limit=3)) == 20
 

@@ -9,12 +9,12 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.answers import Answer, maybe
-from django_rmq.api.bodies import body_of
 from django_rmq.api.fields import Anything
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Deliveries
 from django_rmq.operations.deliveries import Settled
+from django_rmq.operations.redaction import readable_body
 
 
 class DeliveryAnswer(Answer):
@@ -55,7 +55,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
     """Return what was handed out."""
     found = []
     for one in messages:
-        body, encoding = body_of(one.topic, one.raw)
+        body, encoding = readable_body(one.topic, one.raw)
         collected = one.envelope.bodies or (one.raw,)
         found.append(
             {
@@ -69,7 +69,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
                 "headers": one.headers,
                 "retries_left": one.retries_left,
                 "timeout": one.timeout,
-                "bodies": [body_of(one.topic, raw)[0] for raw in collected]
+                "bodies": [readable_body(one.topic, raw)[0] for raw in collected]
                 if declared.accumulate
                 else [body],
             }

@@ -8,11 +8,10 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.answers import Answer, maybe
-from django_rmq.api.bodies import body_of, formatted
 from django_rmq.api.fields import Anything
 from django_rmq.core.words.results import SendResult
 from django_rmq.operations import Copy, Listing
-from django_rmq.operations.redaction import is_redacted
+from django_rmq.operations.redaction import is_redacted, shown_body
 
 
 class MessageAnswer(Answer):
@@ -59,13 +58,7 @@ class MessagesAnswer(Answer):
 
 def copy(one: Copy) -> dict[str, Any]:
     """Return one copy of a message, as far as it may be seen."""
-    redacted = one.raw is not None and is_redacted(one.topic)
-    if one.raw is None:
-        body, encoding = None, "hidden"
-    elif redacted:
-        body, encoding = formatted(one.topic, one.raw)
-    else:
-        body, encoding = body_of(one.topic, one.raw)
+    body, encoding = shown_body(one)
     return {
         "id": one.id,
         "state": one.state,
@@ -75,7 +68,7 @@ def copy(one: Copy) -> dict[str, Any]:
         "retries_left": one.retries_left,
         "body": body,
         "encoding": encoding,
-        "redacted": redacted,
+        "redacted": one.raw is not None and is_redacted(one.topic),
         "size": one.size,
         "key": one.key,
         "headers": one.headers,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from collections import Counter
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, at_least, duration, outcomes_text
-from django_rmq.operations import Filter, Limits, Operations
+from django_rmq.exceptions import MessageGone
+from django_rmq.management import (
+    RmqCommand,
+    at_least,
+    messages_text,
+    outcomes_text,
+    progress_as_json,
+    shown,
+)
+from django_rmq.management.messages import add_filter, add_id, filter_of
+from django_rmq.operations import Filter, Limits, Operations, Progress
 
 
 class Command(RmqCommand):
@@ -22,24 +32,9 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        which = parser.add_argument_group("which messages")
-        which.add_argument(
-            "--id", action="append", default=[], metavar="ID", dest="ids", help="the message with this id"
-        )
-        which.add_argument("--all", action="store_true", help="all dead messages")
-        which.add_argument(
-            "--error", metavar="CLASS", default="", help="messages that failed with this class of error"
-        )
-        which.add_argument(
-            "--text",
-            default="",
-            help="messages with this text in the body, the key, the headers or the error",
-        )
-        which.add_argument(
-            "--older-than", type=duration, metavar="AGE", help="dead for at least: 90, 15m, 2h or 7d"
-        )
-        which.add_argument("--newer-than", type=duration, metavar="AGE", help="dead for at most")
-        which.add_argument("--slot", type=at_least(0), metavar="N", help="messages of this slot")
+        add_id(parser, many=True)
+        parser.add_argument("--all", action="store_true", help="all dead messages")
+        add_filter(parser)
         parser.add_argument(
             "--body", metavar="JSON", help="with exactly one --id: replay with this body instead"
         )
@@ -47,7 +42,11 @@ class Command(RmqCommand):
         parser.add_argument(
             "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
         )
-        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only print how many there are, by the class of their error",
+        )
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
         )
@@ -56,50 +55,89 @@ class Command(RmqCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
         operations.config.topic(name)
-        wanted = Filter(
-            options["text"], options["error"], options["older_than"], options["newer_than"], options["slot"]
-        )
-        ways = [bool(options["ids"]), options["all"], not wanted.is_empty]
+        wanted = filter_of(options)
+        ways = [bool(options["id"]), options["all"], not wanted.is_empty]
         if sum(ways) != 1:
             raise CommandError(
                 "choose messages: use --id, or filters (--error, --text, --older-than, --newer-than, --slot), or --all",
                 returncode=2,
             )
-        if options["body"] is not None and len(options["ids"]) != 1:
+        if options["body"] is not None and len(options["id"] or ()) != 1:
             raise CommandError("--body requires exactly one --id", returncode=2)
-        if options["ids"]:
+        if options["id"]:
             self._replay_named(operations, name, options)
             return
-        limits = Limits(messages=options["limit"], rate=options["rate"])
-        if options["dry_run"]:
-            found = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
-            self.tell(f"{name}, nothing was replayed", found, options)
-            return
-        if options["interactive"]:
+        if options["dry_run"] or options["interactive"]:
             found = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
             matching = min(found.outcomes.get("matching", 0), options["limit"] or found.total)
-            if not matching:
-                self.tell(f"{name}, nothing was replayed", found, options)
+            if options["dry_run"] or not matching:
+                self._foretell(operations, name, wanted, found, options)
                 return
-            self.confirm(f"{matching} dead messages of {name} will be sent again.", "yes", options)
+            self.confirm(f"{messages_text(matching)} of {name} will be sent again.", "yes", options)
+        limits = Limits(messages=options["limit"], rate=options["rate"])
         run = operations.replay_all(name, wanted, limits=limits)
         self.tell(name, self.follow(run, f"replay {name}", options), options)
 
+    def _foretell(
+        self, operations: Operations, name: str, wanted: Filter, found: Progress, options: dict[str, Any]
+    ) -> None:
+        """Print how many messages would be replayed, and of how many of them an error has which class."""
+        grouped = operations.groups(name, "dead", "error", wanted)
+        classes = Counter[str]()
+        for one in grouped.rows:
+            classes[one.error_class] += one.count
+        if options["json"]:
+            self.print_json({**progress_as_json(found), "classes": classes, "classes_of": grouped.looked_at})
+        else:
+            self.foretell(name, found, "replayed", options)
+            if not grouped.is_complete:
+                self.stdout.write(f"classes of the {grouped.looked_at} that died last:")
+            self._write_classes(classes)
+        self.complain(found)
+
+    def _write_classes(self, classes: Counter[str]) -> None:
+        width = len(str(max(classes.values(), default=0)))
+        for name, count in sorted(classes.items(), key=lambda pair: (-pair[1], pair[0])):
+            self.stdout.write(f"  {count:>{width}}  {shown(name) or 'no class of an error'}")
+
+    def _foretell_named(self, operations: Operations, name: str, options: dict[str, Any]) -> None:
+        found: dict[str, str] = {}
+        classes = Counter[str]()
+        for one in dict.fromkeys(options["id"]):
+            try:
+                copies = operations.get(name, one)
+            except MessageGone:
+                copies = []
+            dead = next((copy for copy in copies if copy.state == "dead"), None)
+            found[one] = "matching" if dead else copies[0].state if copies else "gone"
+            if dead:
+                classes[dead.error_class] += 1
+        if options["json"]:
+            self.print_json({"outcomes": Counter(found.values()), "found": found, "classes": classes})
+        else:
+            self.stdout.write(f"{name}: {messages_text(classes.total())} would be replayed")
+            self._write_classes(classes)
+        self._complain_of(len(found) - classes.total(), len(found))
+
     def _replay_named(self, operations: Operations, name: str, options: dict[str, Any]) -> None:
         if options["dry_run"]:
-            raise CommandError("--dry-run requires filters or --all", returncode=2)
+            self._foretell_named(operations, name, options)
+            return
         if options["body"] is None:
-            done = operations.replay(name, options["ids"])
+            done = operations.replay(name, options["id"])
         else:
             try:
                 body = json.loads(options["body"])
             except ValueError as error:
                 raise CommandError(f"--body is not JSON: {error}", returncode=2) from error
-            done = operations.replay_edited(name, options["ids"][0], body)
+            done = operations.replay_edited(name, options["id"][0], body)
         if options["json"]:
             self.print_json({"outcomes": done.outcomes, "found": done.found})
         else:
             self.stdout.write(f"{name}: {outcomes_text(done.outcomes)}")
-        missed = len(done.found) - sum(done.outcomes.get(word, 0) for word in ("replayed", "merged"))
+        replayed = sum(done.outcomes.get(word, 0) for word in ("replayed", "merged"))
+        self._complain_of(len(done.found) - replayed, len(done.found))
+
+    def _complain_of(self, missed: int, named: int) -> None:
         if missed:
-            raise CommandError(f"{missed} of {len(done.found)} messages are not dead", returncode=1)
+            raise CommandError(f"{missed} of {messages_text(named)} are not dead", returncode=1)

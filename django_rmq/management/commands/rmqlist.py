@@ -1,0 +1,189 @@
+"""``manage.py rmqlist``: the messages of a state with their errors, one by one or in groups."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
+
+from django_rmq.management import RmqCommand, at_least, shown, table
+from django_rmq.management.messages import (
+    add_filter,
+    add_priority,
+    add_state,
+    copy_as_json,
+    filter_of,
+    instant,
+)
+from django_rmq.operations import STATES, Copy, Group, Groups
+from django_rmq.operations.grouping import GROUPED, KINDS, MOST_EXAMINED
+from django_rmq.operations.listing import LONGEST_PAGE
+from django_rmq.operations.redaction import shown_body
+
+LISTED = 20
+"""The number of messages that are listed unless --limit gives another one."""
+
+LONGEST_CELL = 100
+
+_TIMES = {"store": "due", "prepare": "delivered", "retry": "next", "dead": "died", "claim": "due"}
+"""State → what the time of its messages is."""
+
+
+class Command(RmqCommand):
+    """List messages."""
+
+    help = (
+        "List the messages of one state of a topic with their errors; of dead ones, the last that died first. With "
+        "--group-by: how many have the same error, are in the same slot, or came in the same hour. All times are in "
+        "UTC. A topic with a FORMATTER is shown as in the admin."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        add_state(parser, *STATES)
+        add_filter(parser)
+        add_priority(parser)
+        parser.add_argument(
+            "--group-by",
+            choices=KINDS,
+            help="error: its class and first line, without numbers, ids and quoted parts",
+        )
+        parser.add_argument(
+            "--limit",
+            type=at_least(1),
+            metavar="N",
+            help=f"at most N messages (default: {LISTED}; with --group-by {GROUPED})",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON, with bodies and whole errors")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations = self.operations(as_shown=True)
+        name, state, wanted = options["topic"], options["state"], filter_of(options)
+        if options["group_by"] is not None:
+            limit = options["limit"] or GROUPED
+            self._show_groups(
+                operations.groups(name, state, options["group_by"], wanted, limit=limit), options
+            )
+            return
+        copies, problems, limit = list[Copy](), dict[str, None](), options["limit"] or LISTED
+        cursor, examined, is_first = "", 0, True
+        while is_first or (cursor and len(copies) < limit and examined < MOST_EXAMINED):
+            page = operations.listing(
+                name, state, cursor=cursor, wanted=wanted, limit=min(LONGEST_PAGE, limit - len(copies))
+            )
+            copies += page.copies
+            problems |= dict.fromkeys(page.problems)
+            cursor, examined, is_first = page.cursor, examined + page.scanned, False
+        if options["json"]:
+            rows = [copy_as_json(copy) for copy in copies]
+            self.print_json({"messages": rows, "complete": not cursor, "problems": list(problems)})
+            return
+        self._show(copies, state)
+        if cursor:
+            self.stdout.write(f"the first {len(copies)}; there are more: use --limit or --group-by")
+        self._tell_problems(list(problems))
+
+    def _show(self, copies: list[Copy], state: str) -> None:
+        if not copies:
+            self.stdout.write("no messages")
+            return
+        is_priority = copies[0].topic.is_priority and state in ("store", "claim")
+        head = ("id", "priority" if is_priority else _TIMES[state], "failures", "error", "body")
+        rows = [
+            (
+                copy.log_id,
+                ("-" if copy.priority is None else copy.priority) if is_priority else instant(copy.at_ms),
+                copy.failures,
+                _cell(copy.error.partition("\n")[0] or copy.error_class) or "-",
+                _cell(_body_text(copy)),
+            )
+            for copy in copies
+        ]
+        for line in table([head, *rows], right=[2]):
+            self.stdout.write(line)
+
+    def _show_groups(self, found: Groups, options: dict[str, Any]) -> None:
+        if options["json"]:
+            self.print_json(_groups_as_json(found))
+            return
+        if not found.rows:
+            self.stdout.write("no messages")
+        else:
+            rows = [
+                (
+                    one.count,
+                    f"{one.share:.0%}",
+                    instant(one.first_ms),
+                    instant(one.last_ms),
+                    *_named(found.by, one),
+                )
+                for one in found.rows
+            ]
+            for line in table(
+                [("count", "share", "first", "last", found.by, "such as"), *rows], right=[0, 1]
+            ):
+                self.stdout.write(line)
+        if not found.is_complete:
+            self.stdout.write(
+                f"looked at {found.looked_at} messages of {found.total}; --limit N looks at more"
+            )
+        self._tell_problems(found.problems)
+
+    def _tell_problems(self, problems: list[str]) -> None:
+        for problem in problems:
+            self.stderr.write(shown(problem))
+
+
+def _groups_as_json(found: Groups) -> dict[str, Any]:
+    rows = [
+        {
+            "count": one.count,
+            "share": one.share,
+            "first_ms": one.first_ms,
+            "last_ms": one.last_ms,
+            **_KEYS[found.by](one),
+            "samples": [copy.log_id for copy in one.samples],
+        }
+        for one in found.rows
+    ]
+    return {
+        "by": found.by,
+        "groups": rows,
+        "looked_at": found.looked_at,
+        "total": found.total,
+        "complete": found.is_complete,
+        "problems": found.problems,
+    }
+
+
+_KEYS: dict[str, Callable[[Group], dict[str, Any]]] = {
+    "error": lambda one: {"error_class": one.error_class, "error": one.error},
+    "slot": lambda one: {"slot": one.slot},
+    "hour": lambda one: {"hour_ms": one.hour_ms},
+}
+
+
+def _named(by: str, group: Group) -> tuple[str, str]:
+    """Return what the messages of a group have in common, and the id of one of them."""
+    if by == "slot":
+        return str(group.slot), group.samples[0].log_id
+    if by == "hour":
+        return instant(group.hour_ms), group.samples[0].log_id
+    text = ": ".join(part for part in (group.error_class, group.error) if part)
+    return _cell(text) or "no error", group.samples[0].log_id
+
+
+def _body_text(copy: Copy) -> str:
+    body, kind = shown_body(copy)
+    if kind in ("hidden", "withheld"):
+        return f"({kind})"
+    return json.dumps(body, ensure_ascii=False) if kind == "json" else str(body)
+
+
+def _cell(text: str) -> str:
+    line = shown(text)
+    return line if len(line) <= LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
+
+
+__all__ = ["Command"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import asking, feeding, sweeping
+from django_rmq.core.consumer import asking, feeding, hand, sweeping
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.memory.broker import InMemoryBroker
@@ -239,6 +239,14 @@ def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(br
 # --- one at a time, and several at once
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine stands still, no call counts as hung, and nothing that waits is given back."""
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(hand, "TAKEN_SECONDS", 10 * LONG)
+
+
+@pytest.mark.usefixtures("patient")
 def test_messages_of_one_slot_never_overlap_and_slots_run_in_parallel(broker: Any) -> None:
     topic = replace(MERGE, slots=8)
     running: set[int] = set()
@@ -333,6 +341,7 @@ def test_a_thread_takes_the_highest_head_of_its_slots_first(broker: Any) -> None
     assert sum(early) / len(early) < sum(late) / len(late)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("where", ["in the same slot", "in another slot"])
 def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: Any, where: str) -> None:
     topic = replace(PRIORITY, slots=2)
@@ -362,6 +371,7 @@ def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: An
     assert order.index(urgent) <= 30
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -562,19 +572,23 @@ def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_listener_keeps_its_message_by_the_heartbeat_and_what_waits_behind_it(broker: Any) -> None:
+def test_a_long_listener_keeps_its_message_by_the_heartbeat_and_nothing_that_waits_behind_it(
+    broker: Any,
+) -> None:
     topic, heard = replace(MERGE, slots=1, timeout=1), LongAtFirst()
     set_clock(broker, clock := Clock())
     send(broker, topic, range(5))
     with Worker(broker, topic, heard, burst=True) as worker:
         heard.wait(1)
+        eventually(lambda: broker.count(topic, 0).prepare == 1, "the others being given back")
         for _ in range(3):
             pass_a_second(broker, topic, clock)
+        assert broker.count(topic, 0).store == 4
         heard.go.set()
         worker.join()
     [ledger] = audit(broker, topic)
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
-    assert (ledger["committed"], ledger["expired"]) == (5, 0)
+    assert (ledger["committed"], ledger["failed"]) == (5, 0)
 
 
 @pytest.mark.slow
@@ -1087,6 +1101,7 @@ def test_a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind
     assert total(broker, topic, "committed") == 2 + len(behind)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) -> None:
     topic = replace(MERGE, slots=2, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
@@ -1105,6 +1120,32 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
         go.set()
     assert total(broker, topic, "committed") == 1
     assert live(broker, topic) == 1
+
+
+def test_a_suspect_that_waits_for_another_for_long_is_given_back_and_due(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(feeding, "SUSPECT_REST_SECONDS", 10 * LONG)
+    topic = replace(MERGE, slots=2, backoff=AT_ONCE)
+    one_in_each_slot(broker, topic)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    time_out(broker, topic, [0, 1], times=2)
+    with Worker(broker, topic, listener, poll_seconds=0.1) as worker:
+        assert begun.wait(LONG)
+        eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
+        go.set()
+        eventually(lambda: total(broker, topic, "committed") == 1, "the end of the other")
+        assert sum(ledger.store for ledger in audit(broker, topic)) == 1
+        for slot in range(2):
+            worker.dispatcher._inbox.queue.put(Wake(topic.name, slot))
+        eventually(lambda: total(broker, topic, "committed") == 2, "its turn")
+    assert total(broker, topic, "failed") == 0
 
 
 def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:

@@ -11,6 +11,7 @@ from operator import add
 from django_rmq.core.calls import taking
 from django_rmq.core.calls.broker import Pipeline
 from django_rmq.core.calls.call import Answer
+from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import WORK_SECONDS, Room
 from django_rmq.core.consumer.schedule import Schedule
@@ -85,6 +86,7 @@ class Asking:
     def __init__(
         self,
         owner: str,
+        crew: Crew,
         hand: Hand,
         room: Room,
         schedule: Schedule,
@@ -92,12 +94,14 @@ class Asking:
         complain: Complaints,
     ) -> None:
         self._owner = owner
+        self._crew = crew
         self._hand = hand
         self._room = room
         self._schedule = schedule
         self._settling = settling
         self._complain = complain
-        self._has_priorities = any(topic.is_priority for topic in room.places.topics.values())
+        self.has_priorities = any(topic.is_priority for topic in room.places.topics.values())
+        self._is_for_executors_only = not (self.has_priorities or room.overlap)
 
     def nothing(self, coming: Asked | None = None) -> Asked:
         """Return the state before the first slot is asked; ``coming`` is what a trip under way will return."""
@@ -106,6 +110,8 @@ class Asking:
 
     def queue(self, pipeline: Pipeline, coming: Asked | None, left_out: Container[Place] = ()) -> Asked:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
+        if self._schedule.waiting:
+            self._hand.estimate(self._crew)
         asked, room = self.nothing(coming), self._room
         parked: list[Place] = []
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
@@ -117,10 +123,12 @@ class Asking:
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
+            if self._hand.is_taken(thread):
+                continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
             # ready.
             if asked.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
-                if not self._has_priorities and self._are_busy(asked):
+                if self._is_for_executors_only and self._are_busy(asked):
                     break
                 continue
             if asked.messages >= left:
@@ -147,7 +155,7 @@ class Asking:
         return asked
 
     def _are_busy(self, asked: Asked) -> bool:
-        """Return whether all executor threads have enough to do; the event loop is never full."""
+        """Return whether all executor threads have enough to do."""
         return min(asked.load[: self._room.threads], default=0.0) > 2 * WORK_SECONDS
 
     def _limit(self, topic: Topic, left: int, asked: Asked, coming: Asked | None) -> int:

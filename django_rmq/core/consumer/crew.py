@@ -56,6 +56,16 @@ class Crew:
             thread.stop()
         return [thread for thread in self.threads if not thread.batches()]
 
+    def running(self) -> list[Batch]:
+        """Return the batch that each executor thread runs."""
+        members = (thread for thread in self.threads if isinstance(thread, ExecutorThread))
+        return [batch for thread in members if (batch := thread.current) is not None]
+
+    def blocked_seconds(self) -> float:
+        """Return for how long something has blocked the event loop. 0: nothing does, or there is none."""
+        last = self.threads[-1]
+        return last.blocked_seconds() if isinstance(last, LoopThread) else 0.0
+
     def is_manned(self, index: int) -> bool:
         """Return whether a live thread has this index."""
         thread = self.threads[index]

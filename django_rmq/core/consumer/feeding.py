@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.holder import BrokerHolder
@@ -23,11 +22,14 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 
 REFRESH_SECONDS = 1.0
-"""Seconds after which a batch that waits for its thread is given back and taken again, if that may find a
-better one."""
+"""Seconds for which messages wait in hand. Those that have not begun by then are given back, so that they count as due,
+and others can have them; they are taken again when a thread has room."""
 
 REFRESHED = 128
-"""The maximum number of batches refreshed at once."""
+"""The maximum number of batches given back at once that will be taken again soon."""
+
+SUSPECT_REST_SECONDS = 5.0
+"""Seconds until a suspect is taken again that would have had to wait for another one."""
 
 
 class Feeding:
@@ -54,8 +56,6 @@ class Feeding:
         self._settling = settling
         self._ending = ending
         self._took = took
-        self._refreshes = any(topic.is_priority or not topic.serial for topic in room.places.topics.values())
-        """Whether any batch may have to be taken again."""
         self._next_refresh = 0.0
 
     # --- to the threads
@@ -153,6 +153,8 @@ class Feeding:
         Unless the batch is dropped (``drops``), its thread settles one by one the messages of a list that
         failed.
         """
+        if batch not in self._hand:
+            return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
         waits = batch.thread is None and batch in self.suspects
         if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
@@ -167,26 +169,42 @@ class Feeding:
     @property
     def due(self) -> float:
         """The monotonic time of the next ``refresh``."""
-        return self._next_refresh if self._refreshes and self._hand.messages else float("inf")
+        return self._next_refresh if self._hand.messages else float("inf")
 
     def refresh(self, now: float) -> None:
-        """Take messages again that have waited long for their thread, if it is time to.
+        """Give back messages that have waited long for their thread, if it is time to.
 
-        A higher priority may have arrived in the slot; without ``SERIAL`` another thread may be free.
+        Meanwhile a higher priority may have arrived in the slot, or another thread or worker may be free.
         """
-        if not self._refreshes or now < self._next_refresh:
+        if now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        oldest = uptime() - REFRESH_SECONDS
-        late = (
+        self._hand.estimate(self._crew)
+        self._room.note_slow(self._hand.slow())
+        before = uptime() - REFRESH_SECONDS
+        late = [
             batch
             for batch in self._hand.batches.values()
-            if batch.queued < oldest
-            and not batch.halted
-            and (batch.topic.is_priority if not batch.begun else not batch.topic.serial)
+            if batch.queued < before and not batch.halted and batch.begun < len(batch.messages)
+        ]
+        again = 0
+        for batch in late:
+            if batch.thread is None and batch in self.suspects:
+                batch.place.not_before = now + SUSPECT_REST_SECONDS
+            elif not self._keeps_waiting(batch):
+                again += 1
+            if again <= REFRESHED:
+                self.give_back(batch, drops=False)
+
+    def _keeps_waiting(self, batch: Batch) -> bool:
+        """Return whether what a batch waits for does not end soon, so that its messages will not be taken again at once."""
+        thread = batch.thread
+        return (
+            batch.topic.name in self._room.overlap
+            or thread is None
+            or thread.hangs
+            or self._hand.is_taken(thread.index)
         )
-        for batch in list(islice(late, REFRESHED)):
-            self.give_back(batch, drops=False)
 
 
 def members_of(messages: Sequence[Message]) -> list[bytes]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import time
 
 from django_rmq.core.consumer.batches import Batch
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.slots import Place
+
+TAKEN_SECONDS = 1.0
+"""Seconds after which nobody knows when a call ends: its thread gets nothing more, and other threads work on its slots."""
+
+LONG_CALL_SECONDS = 0.1
+"""Seconds from which a call that runs changes the estimated work of its thread."""
 
 
 class Hand:
@@ -18,6 +26,8 @@ class Hand:
         """The number of messages in the batches."""
         self.load = [0.0] * threads
         """The estimated seconds of work in hand of each thread."""
+        self._ran = [0.0] * threads
+        """For how many seconds the present call of each thread has run, or has blocked the event loop."""
         self.last_work = time.monotonic()
         """When the worker last took or finished something."""
 
@@ -34,6 +44,30 @@ class Hand:
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
         batch.place.batches += 1
+
+    def is_taken(self, thread: int) -> bool:
+        """Return whether a thread's call has run for so long that nobody knows when it ends."""
+        return self._ran[thread] >= TAKEN_SECONDS
+
+    def estimate(self, crew: Crew) -> None:
+        """Correct the estimates of threads whose call takes longer than expected."""
+        now = uptime()
+        self._ran = [0.0] * len(self.load)
+        self._ran[-1] = crew.blocked_seconds()
+        for batch in crew.running():
+            # The thread writes it, and may end the call at any time.
+            since, thread = batch.running_since, batch.thread
+            if since is None or thread is None or (ran := now - since) < LONG_CALL_SECONDS:
+                continue
+            if batch in self:
+                self._ran[thread.index] = ran
+                self.load[thread.index] += max(0.0, ran - batch.cost)
+                batch.cost = max(batch.cost, ran)
+
+    def slow(self) -> list[Batch]:
+        """Return the batches whose present call has run for so long that nobody knows when it ends."""
+        before = uptime() - TAKEN_SECONDS
+        return [batch for batch in self.batches.values() if (since := batch.running_since) and since < before]
 
     def remove(self, batch: Batch) -> bool:
         """Remove a batch that has ended; return whether it was there."""

@@ -89,7 +89,7 @@ class Dispatcher:
         self._places = places = Places(self.topics, count, overlap)
         self._companions = Companions(broker, self.topics.values(), hand, inbox, self.lookout)
         self._crew = crew = Crew(count, inbox.queue, hooks, notes, overlap.concurrency)
-        self._room = room = Room(broker, owner, places, listeners, count, overlap)
+        self._room = room = Room(broker, owner, places, listeners, count, overlap, hand)
         self._schedule = schedule = Schedule(places, room.depth, terms.poll_seconds)
         troubles = Troubles(schedule, ending, self._complain, self._companions.renew)
         self._settling = settling = Settling(troubles, ending, watching.watcher)
@@ -100,7 +100,7 @@ class Dispatcher:
         self._acquiring = acquiring = Acquiring(broker, owner, places, schedule, troubles, recovery, fences)
         self._polling = polling = Polling(broker, places, schedule, troubles, acquiring, terms.poll_seconds)
         self._sweeping = Sweeping(broker, terms.swept, self._complain)
-        asking = Asking(owner, hand, room, schedule, settling, self._complain)
+        asking = Asking(owner, crew, hand, room, schedule, settling, self._complain)
         handed_out, moved = watching.handed_out, ownership.on_moved
         answering = Answering(room, schedule, settling, feeding, acquiring, ending, handed_out, moved)
         self._trips = Trips(broker, settling, asking, answering, room.bytes)

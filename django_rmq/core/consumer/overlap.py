@@ -36,6 +36,8 @@ class Overlap:
         self.flows = {topic.name: Flow(topic.concurrency) for topic in found if topic.flow == "auto"}
         self._held: Counter[str] = Counter()
         """Topic -> the batches in hand that can run beside each other: of a serial slot only one counts."""
+        self.slow: Counter[str] = Counter()
+        """Topic -> the calls of which nobody knows when they end, so that nothing is taken ahead for them."""
 
     def __bool__(self) -> bool:
         return bool(self.concurrency)
@@ -53,7 +55,8 @@ class Overlap:
         most = self.most(topic)
         if topic not in self.flows:
             # What a flow measures is how many calls run, so nothing waits beside them.
-            most += int(most * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+            ending = max(0, most - self.slow[topic])
+            most += int(ending * AHEAD_SECONDS / max(pace, self.seconds(topic)))
         return most - self._held[topic]
 
     def seconds(self, topic: str) -> float:

@@ -115,6 +115,11 @@ class LoopThread(threading.Thread):
         self.hangs = self.hangs or self._pulse.silent() > HUNG_SECONDS
         return self.hangs
 
+    def blocked_seconds(self) -> float:
+        """Return for how long something has blocked the loop. 0: nothing does, or it does not run yet."""
+        silent = self._pulse.silent()
+        return silent if silent >= BLOCKED_SECONDS and self._loop is not None else 0.0
+
     def stack_of(self, batch: Batch) -> str:
         """Return where the listener of a batch is."""
         steps = self._running.get(batch)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, ListenerLike
+from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.lanes import Lanes
 from django_rmq.core.consumer.limits import Limits
 from django_rmq.core.consumer.overlap import FIRST_PACE, Overlap
@@ -51,17 +52,21 @@ class Room:
         listeners: Mapping[str, ListenerLike],
         threads: int,
         overlap: Overlap,
+        hand: Hand,
     ) -> None:
         topics = places.topics.values()
         self.listeners = listeners
         self.threads = threads
         self.bytes = BytesInHand(topics)
         self.overlap = overlap
+        self._hand = hand
         self.lanes = Lanes([topic for topic in topics if topic.name not in self.overlap], threads)
         self.limits = Limits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
         self.paces.update((name, Pace(FIRST_PACE)) for name in overlap.concurrency)
         self.places = places
+        self._slow: set[Place] = set()
+        """Slots in which a call has run for so long that nothing should wait behind it."""
         self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
         """Topic -> what its slots were expected to hand out next, smoothed."""
 
@@ -76,7 +81,7 @@ class Room:
 
     def depth(self, place: Place) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
-        if place.topic.is_strict:
+        if place.topic.is_strict or (place.topic.serial and place in self._slow):
             return 1
         if not place.topic.serial:
             return 2 * self.runners(place.topic)
@@ -90,7 +95,7 @@ class Room:
         return 1 if has_one and self.paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def thread_for(self, place: Place, load: list[float]) -> int:
-        """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each."""
+        """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each thread."""
         topic = place.topic
         if topic.name in self.overlap:
             return self.threads  # behind the executor threads
@@ -99,7 +104,13 @@ class Room:
             if topic.serial and thread != place.thread:
                 self.places.move(place, thread)
             return thread
-        return place.thread if topic.serial else min(range(self.threads), key=load.__getitem__)
+        if not topic.serial:
+            return min(range(self.threads), key=load.__getitem__)
+        if not place.batches:
+            # A call that does not end must not keep the other slots of its thread waiting.
+            is_taken = self._hand.is_taken(place.home)
+            place.thread = min(range(self.threads), key=load.__getitem__) if is_taken else place.home
+        return place.thread
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
@@ -145,6 +156,11 @@ class Room:
         self._expected[place.topic.name] += (place.expected - self._expected[place.topic.name]) * 0.1
 
     # --- what takes room
+
+    def note_slow(self, slow: Sequence[Batch]) -> None:
+        """Record the batches in hand whose present call has run for so long that nobody knows when it ends."""
+        self._slow = {batch.place for batch in slow}
+        self.overlap.slow = Counter(batch.topic.name for batch in slow)
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""

@@ -34,6 +34,7 @@ class Place:
         "epoch",
         "expected",
         "fenced_at",
+        "home",
         "not_before",
         "owned",
         "recalled",
@@ -48,8 +49,10 @@ class Place:
     def __init__(self, topic: Topic, slot: int, thread: int) -> None:
         self.topic = topic
         self.slot = slot
+        self.home = thread
+        """Serial topics: the index of the thread that works on this slot unless it is taken."""
         self.thread = thread
-        """Serial topics: the index of the one thread that works on this slot."""
+        """Serial topics: the index of the one thread that works on this slot while anything of it is in hand."""
         self.owned = True
         self.acquired = False
         """Whether its epoch belongs to this worker. Nothing is prepared otherwise."""
@@ -161,7 +164,7 @@ class Places:
     def drop(self, place: Place) -> None:
         """Forget the object of a slot."""
         if self.awake.pop(place.key, None) is not None:
-            self.slots_of_thread[place.thread] -= 1
+            self.slots_of_thread[place.home] -= 1
 
     def forget(self, place: Place) -> None:
         """Drop a slot that is no longer owned once nothing of it is in hand; until then its thread must not change."""
@@ -169,10 +172,10 @@ class Places:
             self.drop(place)
 
     def move(self, place: Place, thread: int) -> None:
-        """Give a slot to another thread."""
-        self.slots_of_thread[place.thread] -= 1
+        """Give a slot to another thread for good."""
+        self.slots_of_thread[place.home] -= 1
         self.slots_of_thread[thread] += 1
-        place.thread = thread
+        place.home = place.thread = thread
 
     def block(self, place: Place, batch: Any) -> None:
         """Shut a slot until the listener of ``batch`` returns."""

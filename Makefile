@@ -23,7 +23,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wheel dist requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ lint: $(INSTALLED) ## ruff: rules and format; the words of the texts
 # Strict counts the warnings that are printed: --quiet would let broken links pass.
 docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+reference: $(INSTALLED) ## write what the pages of the reference repeat of the code
+	$(BIN)/python docs/site/reference.py
 
 openapi: $(INSTALLED) ## write django_rmq/api/openapi.yaml from the code
 	$(BIN)/python docs/site/openapi.py

@@ -1,11 +1,10 @@
-"""What the site adds to the pages: folders in the navigation, files of the repository, and the options of all commands.
+"""What the site adds to the pages: folders in the navigation, and files of the repository.
 
 MkDocs calls the functions that begin with ``on_``.
 """
 
 from __future__ import annotations
 
-import argparse
 import posixpath
 import re
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-COMMAND = re.compile(r"<!-- options of (\w+) -->")
 README = "README.md"
 """On the site its place is taken by the home page."""
 
@@ -77,16 +75,15 @@ def _copy(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to the copies, and fill in the options of commands."""
+    """Lead links to the copies."""
     here = posixpath.dirname(page.file.src_uri) or "."
     goals = {
         target: posixpath.relpath("index.md" if path == README else _copy(path), here)
         for target, path in _outside(page.file)
     }
-    markdown = LINK.sub(
+    return LINK.sub(
         lambda found: f"{found[1]}{goals.get(found[2], found[2])}{found[3] or ''}{found[4]}", markdown
     )
-    return COMMAND.sub(lambda found: options_of(found[1]), markdown)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
@@ -95,36 +92,3 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     if fetched:
         raise PluginError(f"{page.file.src_uri} fetches {fetched[0]}")
     return output
-
-
-def options_of(command: str) -> str:
-    """Return a command's usage and a table of its own options, from its parser."""
-    import django
-    from django.conf import settings
-    from django.core.management import BaseCommand, load_command_class
-
-    if not settings.configured:
-        settings.configure(INSTALLED_APPS=["django_rmq"], RMQ={"BROKER": "memory"}, USE_I18N=False)
-        django.setup()
-    parser = load_command_class("django_rmq", command).create_parser("manage.py", command)
-    known = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
-    rows = [row for row in map(_row, parser._actions) if row[0] not in known]
-    table = "\n".join(f"| {names} | {text} |" for _, names, text in rows)
-    return f"{parser.description or ''}\n\n| argument | meaning |\n|---|---|\n{table}"
-
-
-def _row(action: argparse.Action) -> tuple[str, str, str]:
-    """Return an option's name in the code, as it is typed, and what it means."""
-    value = "" if action.nargs == 0 else _value(action)
-    names = [f"`{name}{' ' + value if value else ''}`" for name in action.option_strings] or [f"`{value}`"]
-    text = (action.help or "") % {**vars(action), "prog": "manage.py"}
-    return action.dest, ", ".join(names), text.replace("|", "\\|")
-
-
-def _value(action: argparse.Action) -> str:
-    """Return how the value of an option is written in a usage line."""
-    name = "/".join(map(str, action.choices)) if action.choices else action.metavar or action.dest
-    if isinstance(name, tuple):
-        return " ".join(name)
-    name = name if action.metavar or action.choices or not action.option_strings else name.upper()
-    return {"*": f"[{name} ...]", "+": f"{name} ...", "?": f"[{name}]"}.get(str(action.nargs), name)

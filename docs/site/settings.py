@@ -1,6 +1,6 @@
 """What each setting takes and its default, from the code: the cells of the tables in docs/reference/settings.md.
 
-    python docs/site/settings.py      writes them into the page
+    make reference      writes them into the page
 
 A test says if the page is not what this writes.
 """
@@ -93,7 +93,3 @@ def filled(page: str) -> str:
             )
         page = before + mark + section + next_mark + after
     return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))

@@ -13,6 +13,7 @@ from django.dispatch import Signal
 import django_rmq
 from django_rmq import signals
 from django_rmq.api import urls
+from docs.site import reference
 from docs.site import settings as table
 
 ROOT = Path(__file__).parents[2]
@@ -72,13 +73,22 @@ def test_every_folder_of_the_queue_says_what_it_is() -> None:
 
 def test_the_tables_of_settings_say_what_the_code_takes() -> None:
     page = table.PAGE.read_text()
-    assert table.filled(page) == page, "run: python docs/site/settings.py"
+    assert table.filled(page) == page, "run: make reference"
     assert table.filled(page.replace("| `16` |", "| `17` |")) == page
+
+
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_reference_has_what_the_code_says(page: Path) -> None:
+    written = page.read_text()
+    assert reference.filled(written) == written, "run: make reference"
+    emptied = reference.PART.sub(r"\1\3", written)
+    assert len(emptied) < len(written) / 2
+    assert reference.filled(emptied) == written
 
 
 def test_the_python_page_has_every_public_name() -> None:
     page = (ROOT / "docs/reference/python.md").read_text()
-    named = re.findall(r"^::: django_rmq\.(\w+)$", page, re.MULTILINE)
+    named = re.findall(r"^<!-- begin: django_rmq\.(\w+)[: ]", page, re.MULTILINE)
     assert sorted([*named, "__version__"]) == sorted(django_rmq.__all__)
 
 
@@ -92,7 +102,7 @@ def test_the_page_of_commands_has_every_command() -> None:
     page = (ROOT / "docs/reference/commands.md").read_text()
     commands = {path.stem for path in (PACKAGE / "management/commands").glob("r*.py")}
     assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == commands
-    assert set(re.findall(r"^<!-- options of (\w+) -->$", page, re.MULTILINE)) == commands - {
+    assert set(re.findall(r"^<!-- begin: options of (\w+) -->$", page, re.MULTILINE)) == commands - {
         "runrmqpipeline"
     }
 

@@ -63,6 +63,7 @@ class RemoveResult(str):
     member: bytes
     """The member in Redis: the encoded body, or the key."""
     status: str
+    """Where the message was; ``pending`` until the commit."""
     _call: ref[Any] | None
 
     def __new__(cls, word: str, topic: str, member: bytes, call: ref[Any] | None = None) -> Self:

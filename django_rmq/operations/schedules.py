@@ -11,6 +11,7 @@ from typing import Any
 
 from django_rmq.core.calls import schedules as calls
 from django_rmq.core.schedules import stepping
+from django_rmq.core.words.envelopes import new_origin
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.schedules import EDITABLE, Record, Schedule
 from django_rmq.core.words.topics import TopicType
@@ -39,12 +40,12 @@ class ScheduleFigures:
     schedule: Schedule
     """With what people have changed."""
     declared: Schedule
-    """As the settings of the worker that started last say."""
+    """As the settings of the present version of the project say."""
     override: Mapping[str, Any]
     """What people have changed. Empty: nothing."""
     is_paused: bool
     is_removed: bool
-    """Whether the settings no longer declare it; it is gone when its waiting tick is taken back."""
+    """Whether it is being removed, because no worker declares it; it is gone when its waiting tick is taken back."""
     next_ms: int | None
     """When it runs next. None: it is paused, or never due again."""
     last_ms: int | None
@@ -138,7 +139,7 @@ def delete_schedule(desk: Desk, name: str) -> str:
     record = _record(desk, name)
     if record.schedule.topic in desk.config.topics:
         raise OperationRefused(
-            f"remove schedule {name[:100]} from the settings: the next worker that starts deletes it"
+            f"remove schedule {name[:100]} from the settings: it goes when no worker declares it"
         )
     desk.broker.run(calls.change_schedule(name, "removed", "1"))
     stepping.Stepper(desk.broker, {}).settle(name)
@@ -162,6 +163,7 @@ def run_schedule(desk: Desk, name: str, names: Collection[str] | None = None) ->
         declared.body,
         {"schedule": name, "run": instant},
         0 if topic.type is TopicType.RANGE_MERGE else now_ms,
+        new_origin(),
     )
     producer = connections.get_producer(desk.purpose)
     (result,) = producer.send([producer.restore(out)])
@@ -209,7 +211,7 @@ def _figures(record: Record, now_ms: int) -> ScheduleFigures:
 def _change(desk: Desk, record: Record, field: str, value: str, word: str, *, from_now: bool) -> str:
     name = record.name
     if record.is_removed:
-        raise OperationRefused(f"schedule {name} is being removed, because the settings no longer declare it")
+        raise OperationRefused(f"schedule {name} is being removed, because no worker declares it")
     answer = desk.broker.run(calls.change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]

@@ -74,7 +74,7 @@ def test_a_tick_wakes_who_sleeps_past_it(make_slot: MakeSlot) -> None:
 def test_a_tick_of_an_earlier_generation_is_refused(make_slot: MakeSlot) -> None:
     slot = keyed(make_slot)
     assert tick(slot, slot.now_ms + 1, generation=3) == "stored"
-    assert tick(slot, slot.now_ms + 2, generation=2) == "known"
+    assert tick(slot, slot.now_ms + 2, generation=2) == "stale"
     assert tick(slot, slot.now_ms + 1, generation=4) == "stored"
     assert len(slot.zset("store")) == 1
 
@@ -119,14 +119,14 @@ def test_a_tick_that_waits_is_taken_back_with_its_body_and_late_writers_are_refu
     tick(slot, instant)
     assert [retract(slot, instant), retract(slot, instant)] == ["removed", "removed"]
     assert (slot.zset("store"), slot.hash("body")) == ({}, {})
-    assert [tick(slot, instant), tick(slot, instant + 1)] == ["known", "known"]
+    assert [tick(slot, instant), tick(slot, instant + 1)] == ["stale", "stale"]
     assert [tick(slot, instant, 2), tick(slot, instant, 2)] == ["stored", "known"]
 
 
 def test_a_tick_that_was_never_written_is_fenced(make_slot: MakeSlot) -> None:
     slot = keyed(make_slot)
     assert [retract(slot, slot.now_ms), retract(slot, slot.now_ms)] == ["unwritten", "unwritten"]
-    assert tick(slot, slot.now_ms) == "known"
+    assert tick(slot, slot.now_ms) == "stale"
     assert slot.zset("store") == {}
 
 
@@ -155,7 +155,7 @@ def test_a_slot_that_a_tick_has_left_does_not_count_for_what_is_planned_after_a_
     tick(slot, instant)
     slot.remove([b"nightly@%d" % instant])
     assert retract(slot, instant) == "written"
-    assert tick(slot, instant) == "known"
+    assert tick(slot, instant) == "stale"
     with pytest.raises(SlotMoved):
         tick(slot.with_topic(slots=2), instant, 2)
     assert [tick(slot, instant, 2), tick(slot, instant, 2)] == ["stored", "known"]

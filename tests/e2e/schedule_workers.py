@@ -107,8 +107,8 @@ def work(url: str, prefix: str) -> NoReturn:
     class Hasty(Stepper):
         """Looks again at once: the clock of the test runs thousands of times as fast as its duty expects."""
 
-        def step(self, also: str = "") -> float:
-            return min(super().step(also), 0.02)
+        def step(self, also: str = "", records: Any = None) -> float:
+            return min(super().step(also, records), 0.02)
 
     made: Any = lambda: Hasty(stepping, get_config().topics)  # noqa: E731
     running.stepper = made

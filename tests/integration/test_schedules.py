@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from unittest import mock
+from uuid import RFC_4122, UUID
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -21,7 +24,10 @@ from django_rmq import UnknownSchedule, listener, schedule
 from django_rmq.core.calls import ending, schedules, taking
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.schedules import stepping
+from django_rmq.core.schedules import stepping, timing
+from django_rmq.core.schedules.declarations import ENDED_SECONDS, GONE_SECONDS, Declarations
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.keys import schedules_key
 from django_rmq.core.words.schedules import Record
 from django_rmq.exceptions import (
     ConfigurationError,
@@ -247,8 +253,8 @@ def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) ->
 def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: InMemoryBroker) -> None:
     with settings():
         running.declare()
-        assert (running.duties(), broker.keyspace) == ([], {})
-    assert len(running.duties()) == 1
+        assert (list(running.duty()), broker.keyspace) == ([], {})
+    assert next(running.duty()) == 0.0
 
 
 def test_the_start_of_a_worker_declares(broker: InMemoryBroker) -> None:
@@ -350,15 +356,277 @@ def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: InMemoryBr
         assert (waiting(broker), list(waiting(broker, "merged"))) == ({}, ["nightly@2026-03-29T01:00:00Z"])
 
 
-def test_a_schedule_that_the_settings_no_longer_have_goes_with_its_waiting_tick(
-    broker: InMemoryBroker,
+class Version:
+    """A worker of one version of the project, whose duty looks every few seconds."""
+
+    def __init__(
+        self, broker: InMemoryBroker, clock: Clock, *, starts: bool = True, **scheduled: Any
+    ) -> None:
+        self.broker, self.clock = broker, clock
+        with settings(**scheduled):
+            declared, topics = registry.schedules(), get_config().topics
+            self.steps = running.stepper()
+        made = Declarations(broker, declared, topics, clock=lambda: clock() / 1e6)
+        self.declarations = made
+        if starts:
+            made.start()
+            self.steps.settle()
+
+    def look(self) -> None:
+        while self.declarations.reconcile(self.broker.run(schedules.read_schedules())):
+            pass
+        self.steps.settle()
+
+
+def live(versions: list[Version], seconds: float) -> None:
+    """Let workers look every five seconds."""
+    for _ in range(round(seconds / 5)):
+        versions[0].clock.advance(seconds=5)
+        for version in versions:
+            version.look()
+
+
+HOURLY = {"TOPIC": "reports", "EVERY": 3600}
+
+
+def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running.declare()
-    with settings():
-        running.declare()
+    caplog.set_level("INFO", "django_rmq.schedules")
+    Version(broker, clock, nightly=NIGHTLY)
+    later = Version(broker, clock)
+    assert "Schedule nightly of topic reports is not declared here; it is removed when no" in caplog.text
+    live([later], GONE_SECONDS)
+    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+    live([later], 5)
     assert (records(broker), waiting(broker)) == ({}, {})
+    assert "is removed, because it is no longer declared by a worker" in caplog.text
+    later.look()
+    assert later.declarations.is_idle
     running.declare()
     assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+
+
+def test_an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    new = Version(broker, clock, nightly=NIGHTLY, added=HOURLY)
+    operations().pause_schedule("added")
+    for _ in range(3):
+        old = Version(broker, clock, nightly=NIGHTLY)
+        live([old, new], 3 * GONE_SECONDS)
+    before = records(broker)
+    assert set(before) == {"nightly", "added"} and before["added"].is_paused
+    live([new], 3 * GONE_SECONDS)
+    assert records(broker)["added"].generation == before["added"].generation
+    # The deployment was rolled back.
+    live([Version(broker, clock, nightly=NIGHTLY)], GONE_SECONDS + 5)
+    assert set(records(broker)) == {"nightly"}
+
+
+def test_versions_side_by_side_do_not_change_a_schedule_back_and_forth(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "django_rmq.schedules")
+    changed = {**NIGHTLY, "CRON": "30 4 * * *"}
+    old = Version(broker, clock, nightly=NIGHTLY)
+    new = Version(broker, clock, nightly=changed)
+    assert list(waiting(broker)) == ["nightly@2026-03-29T02:30:00Z"]
+    generation = records(broker)["nightly"].generation
+    for _ in range(3):
+        old = Version(broker, clock, nightly=NIGHTLY)
+        live([old, new], 3 * GONE_SECONDS)
+    assert records(broker)["nightly"].generation == generation
+    assert "nightly of topic reports stays 30 4 * * * Europe/Berlin, which workers of a newer" in caplog.text
+    operations().edit_schedule("nightly", {"catch_up": "all"})
+    # Rolled back: nobody declares the newer version any more.
+    live([old], GONE_SECONDS + 5)
+    record = records(broker)["nightly"]
+    assert (record.declared.cron, dict(record.override)) == ("0 3 * * *", {"catch_up": "all"})
+    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+
+
+def test_a_worker_that_ends_says_so_and_others_that_are_alive_say_that_they_are(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    one, two = (Version(broker, clock, nightly=NIGHTLY) for _ in range(2))
+    other = Version(broker, clock)
+    one.declarations.end()
+    live([other, two], 3 * ENDED_SECONDS)
+    assert set(records(broker)) == {"nightly"}
+    two.declarations.end()
+    live([other], ENDED_SECONDS + 5)
+    assert records(broker) == {}
+    # And who starts after it need not wait for anything.
+    Version(broker, clock, nightly={**NIGHTLY, "CRON": "30 4 * * *"}).declarations.end()
+    Version(broker, clock, nightly=NIGHTLY).declarations.end()
+    Version(broker, clock, nightly={**NIGHTLY, "CRON": "30 4 * * *"})
+    assert records(broker)["nightly"].declared.cron == "30 4 * * *"
+
+
+def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: InMemoryBroker, clock: Clock) -> None:
+    one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
+    live([other, one], 60)
+    clock.advance(seconds=10 * GONE_SECONDS)
+    live([other], GONE_SECONDS)
+    live([other, one], 2 * GONE_SECONDS)
+    assert set(records(broker)) == {"nightly"}
+
+
+def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: InMemoryBroker, clock: Clock) -> None:
+    one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
+    live([other], GONE_SECONDS)
+    stale = broker.run(schedules.read_schedules())
+    clock.advance(seconds=5)
+    one.look()
+    assert not other.declarations.reconcile(stale)
+    assert not records(broker)["nightly"].is_removed
+    # What somebody has removed nevertheless is declared again.
+    broker.run(schedules.change_schedule("nightly", "removed", "1"))
+    one.look()
+    assert not records(broker)["nightly"].is_removed
+
+
+def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.declare()
+    duty = running.duty()
+    assert next(duty) > 0
+    broker.keyspace.clear()
+    while next(duty) == 0:
+        pass
+    assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
+    (line,) = [one for one in caplog.records if one.__dict__.get("rmq_event") == "schedule_lost"]
+    assert line.levelname == "WARNING"
+    assert "Schedule nightly of topic reports was not known to Redis; it is declared again" in line.message
+    assert broker.definitions()["reports"]["slots"] == 4
+    duty.close()
+    assert records(broker)["nightly"].renewed_ms == 0
+
+
+def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    """Its key and its slots are on different nodes of a cluster, so one can fail over and lose what the other has."""
+    running.declare()
+    key = schedules_key("")
+    restored = copy.copy(broker.keyspace[key])
+    clock.advance(seconds=1)
+    operations().edit_schedule("nightly", {"catch_up": "all"})
+    broker.keyspace[key] = restored
+    turn(clock, ms("2026-03-29T01:00:00Z"))
+    assert [one.member for one in take(broker)] == [b"nightly@2026-03-29T01:00:00Z"]
+    running.stepper().settle()
+    assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
+
+
+def test_a_tick_that_is_written_again_has_the_same_origin(broker: InMemoryBroker, clock: Clock) -> None:
+    """Redis was restored from an older state, which does not have what was planned and done since."""
+
+    def origin(at: str, name: str = "nightly") -> str:
+        turn(clock, ms(at))
+        running.stepper().settle()
+        (found,) = [one for one in take(broker) if one.member.startswith(name.encode())]
+        return str(decode_envelope(found.envelope).origin)
+
+    topics = {"reports": {**REPORTS, "ORIGIN": True}}
+    both = {"nightly": NIGHTLY, "other": {**NIGHTLY, "TIMEZONE": "UTC"}}
+    with override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": both}
+    ):
+        running.declare()
+        before = copy.deepcopy(broker.keyspace)
+        first = origin("2026-03-29T01:00:00Z")
+        broker.keyspace.clear()
+        broker.keyspace.update(copy.deepcopy(before))
+        assert origin("2026-03-29T01:00:00Z") == first
+        broker.keyspace.clear()
+        running.declare()
+        second = origin("2026-03-30T01:00:00Z")
+        assert len({first, second, origin("2026-03-30T03:00:00Z", "other")}) == 3
+        found = UUID(first)
+        assert (found.version, found.variant, found.hex) == (7, RFC_4122, first)
+        assert found.int >> 80 == ms("2026-03-29T01:00:00Z")
+
+
+@contextmanager
+def rules(hours: float) -> Iterator[None]:
+    """Let the clock of every time zone be ahead of UTC by this."""
+    with mock.patch.object(timing, "zone", return_value=timezone(timedelta(hours=hours))):
+        yield
+
+
+YEARLY = {**NIGHTLY, "CRON": "0 12 1 1 *"}
+
+
+@pytest.mark.parametrize(("hours", "due"), [(3, "2027-01-01T09:00:00Z"), (1, "2027-01-01T11:00:00Z")])
+def test_new_rules_of_a_time_zone_move_the_tick_that_waits_and_it_runs_once(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture, hours: float, due: str
+) -> None:
+    caplog.set_level("INFO", "django_rmq.schedules")
+    with rules(2):
+        Version(broker, clock, yearly=YEARLY)
+    assert list(waiting(broker)) == ["yearly@2027-01-01T10:00:00Z"]
+    with rules(hours):
+        version = Version(broker, clock, yearly=YEARLY)
+        assert list(waiting(broker)) == [f"yearly@{due}"]
+        assert "is planned again, because the rules of time zone Europe/Berlin have changed" in caplog.text
+        turn(clock, ms(due))
+        version.look()
+        turn(clock, ms("2027-01-02T00:00:00Z"))
+        version.look()
+        assert [one.member.decode() for one in take(broker)] == [f"yearly@{due}"]
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["at its start", "while it runs"])
+def test_a_worker_compares_what_waits_with_the_rules(
+    broker: InMemoryBroker, clock: Clock, starts: bool
+) -> None:
+    with rules(2):
+        Version(broker, clock, yearly=YEARLY)
+    with rules(1):
+        version = Version(broker, clock, starts=starts, yearly=YEARLY)
+        if not starts:
+            version.look()
+        assert list(waiting(broker)) == ["yearly@2027-01-01T11:00:00Z"]
+
+
+@pytest.mark.parametrize("before", [2, 1], ids=["set forward", "set back"])
+def test_new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out(
+    broker: InMemoryBroker, clock: Clock, before: int
+) -> None:
+    with rules(before):
+        old = Version(broker, clock, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
+        turn(clock, ms("2027-01-01T10:40:00Z"))
+        old.look()
+        ran = [one.member.decode() for one in take(broker) if b"yearly" in one.member]
+    assert ran == (["yearly@2027-01-01T10:00:00Z"] if before == 2 else [])
+    with rules(3 - before):
+        new = Version(broker, clock, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
+        for hour in range(11, 24):
+            turn(clock, ms(f"2027-01-01T{hour}:59:00Z"))
+            new.look()
+        later = [one.member.decode() for one in take(broker)]
+    # By the new rules the other one should have been at 10:00, which is over: it comes as it was planned.
+    assert [one for one in later if "yearly" in one] == (
+        [] if before == 2 else ["yearly@2027-01-01T11:00:00Z"]
+    )
+    # What has a star for the hour counts the hours that pass.
+    assert len([one for one in later if "hourly" in one]) == 13
+
+
+def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    """It is another time of day, which the people who changed it want."""
+    Version(broker, clock, nightly=NIGHTLY)
+    turn(clock, ms("2026-03-29T01:00:00Z"))
+    version = Version(broker, clock, nightly=NIGHTLY)
+    assert len(take(broker)) == 1
+    operations().edit_schedule("nightly", {"timezone": "America/New_York"})
+    version.look()
+    assert list(waiting(broker)) == ["nightly@2026-03-29T07:00:00Z"]
 
 
 def test_a_schedule_of_another_project_stays(broker: InMemoryBroker, clock: Clock) -> None:

@@ -1358,9 +1358,19 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_ticks.py::test_a_tick_that_was_never_written_is_fenced[redis]",
     ),
     "a_change_without_a_generation": Mutant(
-        As("local generation = tonumber(redis.call('HGET', schedules, 'generation') or 1)"),
+        As("local generation = string.format('%.0f', tonumber(known[7]) or now_ms)"),
         "Each change of a schedule has a generation of its own.",
         "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-paused]",
+    ),
+    "a_change_against_who_declares": Mutant(
+        GONE,
+        "Who would remove or replace what a worker declares meanwhile does nothing.",
+        "tests/unit/test_schedule_scripts.py::test_what_a_worker_has_declared_meanwhile_is_not_changed[redis]",
+    ),
+    "a_lost_key_gives_a_generation_again": Mutant(
+        As("local newest = 0"),
+        "A generation is not given again after the schedules were lost and the slots were not.",
+        "tests/unit/test_schedule_scripts.py::test_a_generation_is_not_given_again_after_the_key_was_lost",
     ),
     "a_change_leaves_the_tick": Mutant(
         GONE,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_rmq.core import scripts
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import schedules_key
-from django_rmq.core.words.schedules import Record, Schedule
+from django_rmq.core.words.schedules import Record, Schedule, Wall, walls_text
 from django_rmq.exceptions import ServerRefused, Unreadable
 from tests.brokers import Broker, InMemoryBroker
 from tests.unit import outside_slots
@@ -24,12 +24,14 @@ SCRIPTS = {name: rules.Source(name) for name in scripts.names("schedules")}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
 KEY = schedules_key("alike:")
 SPEC = Schedule("s", "reports", cron="0 3 * * *").text
+OTHER = Schedule("s", "reports", every=60).text
 
 
 def calls() -> dict[str, Any]:
     ask: Any = Recorder(None, "P:")
     found = [
         ask.change_schedule("s", "paused", "1"),
+        ask.renew_schedule("s"),
         ask.plan_tick("s", 1, 2, 3, "reports", 4),
         ask.settle_tick("s", 1, 2, "written"),
     ]
@@ -84,16 +86,21 @@ changes = st.tuples(
             ("paused", ""),
             ("removed", "1"),
             ("override", '{"cron":"1 1 * * *"}'),
+            ("spec", OTHER),
+            ("walls", '[[1,2,"UTC"]]'),
         ]
     ),
-    st.booleans(),
+    st.integers(0, 3),
 )
+renewals = st.tuples(st.just("renew_schedule"), st.booleans(), st.just(2))
 plans = st.tuples(st.just("plan_tick"), st.sampled_from([-1_000, 0, 1_000, 60_000]), st.integers(0, 9))
 settlements = st.tuples(st.just("settle_tick"), st.sampled_from(["written", "removed"]), st.integers(0, 9))
 passing = st.sampled_from([0, 1, 999, 1_000, 60_000])
 
 
-@given(st.lists(st.tuples(st.one_of(changes, plans, settlements), passing), min_size=1, max_size=30))
+@given(
+    st.lists(st.tuples(st.one_of(changes, renewals, plans, settlements), passing), min_size=1, max_size=30)
+)
 def test_both_brokers_go_through_every_history_alike(redis_client: redis.Redis, history: list[Any]) -> None:
     brokers, clock = pair(redis_client)
     generations: list[int] = [0]
@@ -106,9 +113,13 @@ def test_both_brokers_go_through_every_history_alike(redis_client: redis.Redis, 
         at = record.at - (other == 1) if record else 0
         if act == "change_schedule":
             args: tuple[Any, ...] = ("s", *what)
-            options = {"from_now": other}
+            renewed = record.renewed_ms if record else 0
+            options = {"from_now": other % 2 == 1, "renewed": [None, None, renewed, renewed - 1][other]}
+        elif act == "renew_schedule":
+            args, options = ("s",), {"ends": what}
         elif act == "plan_tick":
-            args, options = ("s", generation, at, at + what, "reports", 7), {}
+            walls = '[[3,4,"UTC"]]' if other % 2 else ""
+            args, options = ("s", generation, at, at + what, "reports", 7, walls), {}
         else:
             args, options = ("s", generation, at, what), {}
         one, two = (answer(broker, act, *args, **options) for broker in brokers)
@@ -116,7 +127,8 @@ def test_both_brokers_go_through_every_history_alike(redis_client: redis.Redis, 
         assert redis_client.hgetall(KEY) == dict(brokers[1].keyspace.get(KEY, {}))
         assert brokers[0].read_schedules() == brokers[1].read_schedules()
         newest = int(brokers[1].keyspace.get(KEY, {}).get(b"generation", 0))
-        assert newest == generations[-1] + (one == "changed")
+        assert (newest > generations[-1]) == (one == "changed")
+        assert newest >= generations[-1]
         generations.append(newest)
         if act == "settle_tick" and record is not None and one == "settled":
             assert record.state in ("writing", "retracting")
@@ -271,6 +283,50 @@ def test_a_schedule_that_is_removed_is_forgotten_after_its_tick_unless_it_return
     assert broker.read_schedules() == []
     # A generation is never given again: slots remember the last one.
     assert declared(broker).generation > gone.generation
+
+
+def test_a_generation_is_not_given_again_after_the_key_was_lost(redis_client: redis.Redis) -> None:
+    brokers, clock = pair(redis_client)
+    for broker in brokers:
+        first = written(broker)
+        redis_client.delete(KEY)
+        brokers[1].keyspace.clear()
+        clock.advance(ms=1)
+        assert declared(broker).generation > first.generation
+
+
+def test_what_a_worker_has_declared_meanwhile_is_not_changed(broker: Any) -> None:
+    first = declared(broker)
+    assert (first.renewed_ms, first.former) == (broker.now_ms(), "")
+    broker.time.advance(ms=5)
+    assert broker.renew_schedule("s") == "renewed"
+    for field, value in (("spec", OTHER), ("removed", "1")):
+        assert broker.change_schedule("s", field, value, renewed=first.renewed_ms) == "same"
+    assert record(broker).declared == first.declared
+    assert broker.change_schedule("s", "spec", OTHER, renewed=first.renewed_ms + 5) == "changed"
+    assert record(broker).former == first.declared.digest
+    assert broker.renew_schedule("s", ends=True) == "renewed"
+    assert record(broker).renewed_ms == 0
+    assert broker.change_schedule("s", "removed", "1", renewed=0) == "changed"
+    assert broker.renew_schedule("s") == broker.renew_schedule("t") == "not_found"
+
+
+def test_what_the_clock_on_the_wall_showed_belongs_to_the_tick_that_was_planned(broker: Any) -> None:
+    first = declared(broker)
+    walls = (Wall(first.at + 5_000, 7_200, "Europe/Berlin"),)
+    broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7, walls_text(walls))
+    assert (record(broker).walls, walls[0].shown_ms) == (walls, first.at + 5_000 + 7_200_000)
+    broker.change_schedule("s", "walls", "")
+    assert (record(broker).walls, record(broker).state) == ((), "retracting")
+
+
+def test_what_an_older_version_leaves_of_a_schedule_is_no_schedule(redis_client: redis.Redis) -> None:
+    for broker in pair(redis_client)[0]:
+        written(broker)
+        redis_client.hdel(KEY, "s:spec")
+        if isinstance(broker, InMemoryBroker):
+            del broker.keyspace[KEY][b"s:spec"]
+        assert broker.read_schedules() == []
 
 
 def test_a_value_that_nobody_wrote_here_is_named(redis_client: redis.Redis) -> None:

@@ -25,28 +25,42 @@ def read_schedules() -> Call[list[Record]]:
     return Command("HGETALL", Named(_key, ""), (), OfKey("schedules", _all), locals(), "read_schedules")
 
 
-def change_schedule(name: str, field: str, value: str, *, from_now: bool = False) -> Call[str]:
-    """Change ``spec``, ``override``, ``paused`` or ``removed`` of a schedule. Answers changed, same or not_found.
+def change_schedule(
+    name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
+) -> Call[str]:
+    """Change ``spec``, ``override``, ``paused``, ``walls`` or ``removed`` of a schedule. Answers changed, same or not_found.
 
-    ``from_now``: its ticks count from now on, instead of from the last one.
+    ``from_now``: its ticks count from now on, instead of from the last one. ``renewed``: change it only if no
+    worker has declared it since that time, which is the one of its record.
     """
     return Call(
         "schedules/change",
         Named(_key, name),
-        (name, field, value, int(from_now)),
+        (name, field, value, int(from_now), "" if renewed is None else renewed),
         word,
         locals(),
         "change_schedule",
     )
 
 
-def plan_tick(name: str, generation: int, before: int, instant: int, topic: str, crc: int) -> Call[str]:
-    """Make ``instant`` the next tick of a schedule, if ``before`` still is the latest one.
+def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
+    """Note that a worker declares a schedule as it is. Answers renewed or not_found.
 
-    Answers planned, early or lost.
+    ``ends``: it declared it, and ends.
     """
     given = locals()
-    own = (name, generation, before, instant, topic, crc)
+    return Call("schedules/renew", Named(_key, name), (name, int(ends)), word, given, "renew_schedule")
+
+
+def plan_tick(
+    name: str, generation: int, before: int, instant: int, topic: str, crc: int, walls: str = ""
+) -> Call[str]:
+    """Make ``instant`` the next tick of a schedule, if ``before`` still is the latest one.
+
+    ``walls``: what ``walls_text`` returns. Answers planned, early or lost.
+    """
+    given = locals()
+    own = (name, generation, before, instant, topic, crc, walls)
     return Call("schedules/plan", Named(_key, name), own, word, given, "plan_tick")
 
 

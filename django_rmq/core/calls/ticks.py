@@ -21,7 +21,8 @@ def _tick(reply: list[bytes]) -> str:
 def tick(
     topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes, envelope: bytes
 ) -> Call[str]:
-    """Put a tick into its slot. Answers stored, known (it was put there before, or is stale) or full.
+    """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an
+    earlier generation) or full.
 
     Raises ``SlotMoved``.
     """

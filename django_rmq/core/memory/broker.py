@@ -131,6 +131,7 @@ class InMemoryBroker(Memory):
 
     read_schedules = schedules.read_schedules
     change_schedule = schedules.change_schedule
+    renew_schedule = schedules.renew_schedule
     plan_tick = schedules.plan_tick
     settle_tick = schedules.settle_tick
 

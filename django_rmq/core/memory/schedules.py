@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha1
+
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.words.keys import schedules_key
 from django_rmq.core.words.schedules import Record, records
@@ -9,7 +11,7 @@ from django_rmq.exceptions import ServerRefused
 
 _FIELDS = (
     b"spec", b"override", b"paused", b"removed", b"generation", b"at", b"state", b"changed", b"topic", b"crc",
-    b"last", b"late",
+    b"last", b"late", b"renewed", b"former", b"walls",
 )  # fmt: skip
 
 
@@ -18,7 +20,9 @@ def read_schedules(memory: Memory) -> list[Record]:
         return records(found)
 
 
-def change_schedule(memory: Memory, name: str, field: str, value: str, *, from_now: bool = False) -> str:
+def change_schedule(
+    memory: Memory, name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
+) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         now_ms, of = memory.now_ms(), f"{name}:".encode()
         changed = of + field.encode()
@@ -27,10 +31,17 @@ def change_schedule(memory: Memory, name: str, field: str, value: str, *, from_n
         returns = field == "spec" and found.pop(of + b"removed", None) is not None
         if found.get(changed, b"") == value.encode() and not returns:
             return "same"
-        found.pop(changed, None)
+        if renewed is not None and int(found.get(of + b"renewed", 0)) != renewed:
+            return "same"
+        before = found.pop(changed, None)
         if value:
             found[changed] = value.encode()
-        found[b"generation"] = found[of + b"generation"] = b"%d" % (int(found.get(b"generation", 0)) + 1)
+        generation = max(now_ms, int(found.get(b"generation", 0)) + 1)
+        found[b"generation"] = found[of + b"generation"] = b"%d" % generation
+        if field == "spec":
+            found[of + b"renewed"] = b"%d" % now_ms
+            if before is not None and before != value.encode():
+                found[of + b"former"] = sha1(before, usedforsecurity=False).hexdigest().encode()
         state, at = found.get(of + b"state", b"ready"), found.get(of + b"at")
         waits = state == b"writing" or (state == b"written" and int(at or 0) > now_ms)
         if state == b"written" and not waits:
@@ -44,8 +55,24 @@ def change_schedule(memory: Memory, name: str, field: str, value: str, *, from_n
         return "changed"
 
 
+def renew_schedule(memory: Memory, name: str, *, ends: bool = False) -> str:
+    with memory.hash(schedules_key(memory.prefix)) as found:
+        of = f"{name}:".encode()
+        if of + b"spec" not in found or of + b"removed" in found:
+            return "not_found"
+        found[of + b"renewed"] = b"%d" % (0 if ends else memory.now_ms())
+        return "renewed"
+
+
 def plan_tick(
-    memory: Memory, name: str, generation: int, before: int, instant: int, topic: str, crc: int
+    memory: Memory,
+    name: str,
+    generation: int,
+    before: int,
+    instant: int,
+    topic: str,
+    crc: int,
+    walls: str = "",
 ) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
@@ -61,6 +88,9 @@ def plan_tick(
             found[of + b"last"] = b"%d" % before
         found[of + b"at"], found[of + b"state"] = b"%d" % instant, b"writing"
         found[of + b"topic"], found[of + b"crc"] = topic.encode(), b"%d" % crc
+        found.pop(of + b"walls", None)
+        if walls:
+            found[of + b"walls"] = walls.encode()
         return "planned"
 
 

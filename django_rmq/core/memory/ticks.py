@@ -26,7 +26,9 @@ def tick(slot: Slot, name: str, generation: int, instant: int, member: bytes, en
     if not slot.topic.takes_instants or not 999 < instant <= 1e14:
         raise ServerRefused("ERR instant is out of bounds")
     latest, last, taken = _latest(slot, name)
-    if latest > generation or (latest == generation and last >= instant and not taken):
+    if latest > generation:
+        return "stale"
+    if latest == generation and last >= instant and not taken:
         return "known"
     check_not_moved(slot)
     (sent,) = place(slot, [member], [instant], [envelope], "replaced")

@@ -8,7 +8,7 @@ each schedule that was put into it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from zlib import crc32
 
@@ -17,11 +17,11 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.placing import Outgoing, basis_of
-from django_rmq.core.schedules.timing import next_instant, next_tick
+from django_rmq.core.schedules.timing import next_instant, next_tick, wall
 from django_rmq.core.words.bodies import encode_body
-from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origin
+from django_rmq.core.words.envelopes import Envelope, derived_origin, encode_envelope
 from django_rmq.core.words.results import SendResult
-from django_rmq.core.words.schedules import Record, instant_text, tick_member
+from django_rmq.core.words.schedules import Record, instant_text, tick_member, walls_text
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import CallerError, RmqError, SlotMoved, TopicFull, UnknownTopic
 
@@ -48,15 +48,16 @@ class Stepper:
         self._sent = sent
         self._complain = Complaints(logger)
 
-    def step(self, also: str = "") -> float:
+    def step(self, also: str = "", records: Iterable[Record] | None = None) -> float:
         """Take one step of each schedule; return the seconds until there is another one.
 
-        ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
+        ``also``: the name of a schedule whose topic may be any. ``records``: the schedules, if they were just
+        read. Raises ``RmqError``.
         """
         now_ms = self._broker.now_ms()
         pause = LONGEST_PAUSE
         trouble: RmqError | None = None
-        for record in self._broker.run(schedules.read_schedules()):
+        for record in self._broker.run(schedules.read_schedules()) if records is None else records:
             # A schedule of another topic is left to those who consume it.
             if record.schedule.topic not in self._topics and record.name != also:
                 continue
@@ -85,30 +86,36 @@ class Stepper:
             return LONGEST_PAUSE
         if record.state == "written" and record.at > now_ms:
             return (record.at - now_ms) / 1000
-        instant = next_instant(record.schedule, record.at, now_ms)
+        ran = record.ran(now_ms)
+        instant = next_instant(record.schedule, record.at, now_ms, ran)
         if instant is None:
             return LONGEST_PAUSE
-        out = self.message(record, instant)
+        out, walls = self.message(record, instant), (wall(record.schedule, instant), *ran)
+        planned = replace(
+            record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0, walls=walls
+        )
         answer = self._broker.run(
             schedules.plan_tick(
-                record.name, record.generation, record.at, instant, out.topic.name, out.crc or 0
+                record.name,
+                record.generation,
+                record.at,
+                instant,
+                planned.topic,
+                planned.crc,
+                walls_text(walls),
             )
         )
         if answer == "planned":
-            self._write(replace(record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0))
+            self._write(planned)
         return 0.0 if answer != "early" else 0.05
 
     def message(self, record: Record, instant: int) -> Outgoing:
         """Return the message of a tick. Raises ``InvalidMessage`` and ``UnknownTopic``."""
         headers = {"schedule": record.name, "tick": instant_text(instant)}
-        schedule = record.schedule
-        return message(
-            self._topic(schedule.topic),
-            tick_member(record.name, instant),
-            schedule.body,
-            headers=headers,
-            score=instant,
-        )
+        schedule, member = record.schedule, tick_member(record.name, instant)
+        # Drawn, it would be another one for a tick that is written again after Redis has lost it.
+        origin = derived_origin(instant, f"{self._broker.prefix} {member.decode()}")
+        return message(self._topic(schedule.topic), member, schedule.body, headers, instant, origin)
 
     def _topic(self, name: str) -> Topic:
         """Return the topic as the settings declare it, or as Redis has it."""
@@ -142,6 +149,9 @@ class Stepper:
                 )
             except SlotMoved:
                 continue
+            if answer == "stale" and plan_again(self._broker, record):
+                # The schedule was just changed, or its key has lost the last changes, and the slot has not.
+                return True
             if answer == "full":
                 error = TopicFull(
                     f"slot {slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
@@ -177,14 +187,22 @@ class Stepper:
         return True
 
 
-def message(topic: Topic, member: bytes, body: object, headers: dict[str, str], score: int) -> Outgoing:
+def plan_again(broker: Broker, record: Record) -> bool:
+    """Have the latest tick of a schedule taken back and planned again; return whether nobody else had done so."""
+    before = walls_text(each for each in record.walls if each.instant == record.last)
+    return broker.run(schedules.change_schedule(record.name, "walls", before)) == "changed"
+
+
+def message(
+    topic: Topic, member: bytes, body: object, headers: dict[str, str], score: int, origin: str
+) -> Outgoing:
     """Return a message of a schedule. Its due time may have passed. Raises ``InvalidMessage``."""
     basis = basis_of(topic, body, None)
     envelope = Envelope(
         encode_body(topic, body),
         slot_basis=None if basis is None else check_stored_basis(basis),
         headers=headers,
-        origin=new_origin() if topic.origin else None,
+        origin=origin if topic.origin else None,
     )
     crc = crc32(member if basis is None else basis)
     slot = crc & (topic.slots - 1)
@@ -211,4 +229,4 @@ def lateness_ms(record: Record, now_ms: int) -> int:
     return overdue if overdue > 0 else record.late_ms
 
 
-__all__ = ["LONGEST_PAUSE", "Stepper", "lateness_ms", "message", "next_run"]
+__all__ = ["LONGEST_PAUSE", "Stepper", "lateness_ms", "message", "next_run", "plan_again"]

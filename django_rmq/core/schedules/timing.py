@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import takewhile
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
-from django_rmq.core.words.schedules import Schedule
+from django_rmq.core.words.schedules import Record, Schedule, Wall
 from django_rmq.exceptions import ConfigurationError
 
 MISSED_MS = 60_000
@@ -35,11 +35,19 @@ def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
     return None
 
 
-def next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
+def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[Wall] = ()) -> int | None:
     """Return the tick to send after the one at ``after_ms``: the next one, unless it was missed.
 
-    What applies then is ``catch_up``. None: there is none.
+    What applies then is ``catch_up``. ``ran``: the latest ticks that ran; none of them comes again because the
+    rules of its time zone have changed. None: there is none.
     """
+    found = _next_instant(schedule, after_ms, now_ms)
+    while found is not None and _is_repeated(schedule, found, ran):
+        found = next_tick(schedule, found)
+    return found
+
+
+def _next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
     first = next_tick(schedule, after_ms)
     if first is None or first > now_ms - MISSED_MS or schedule.catch_up == "all":
         return first
@@ -48,17 +56,64 @@ def next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
     return last_tick(schedule, after_ms, now_ms)
 
 
+def wall(schedule: Schedule, instant: int) -> Wall:
+    """Return what the clock on the wall shows at an instant (ms), by the present rules of the schedule's zone."""
+    if schedule.every is not None:
+        return Wall(instant, 0, "")
+    offset = datetime.fromtimestamp(instant // 1000, zone(schedule.timezone)).utcoffset() or timedelta()
+    return Wall(instant, round(offset.total_seconds()), schedule.timezone)
+
+
+def has_moved(record: Record, now_ms: int) -> bool:
+    """Return whether the tick that waits has another instant since the rules of its time zone have changed.
+
+    A tick that would have been due by now stays as it is: it runs on its day, and not again.
+    """
+    planned = next((each for each in record.walls if each.instant == record.at), None)
+    if planned is None or record.state != "written" or record.at <= now_ms:
+        return False
+    present = wall(record.schedule, record.at)
+    return (
+        present.timezone == planned.timezone
+        and present.offset != planned.offset
+        and wall(record.schedule, now_ms).shown_ms < planned.shown_ms
+    )
+
+
+def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[Wall]) -> bool:
+    """Return whether a tick of a fixed time of day ran before the rules of its time zone changed.
+
+    Where the minute or the hour begins with a star, every hour that passes counts, as for daylight saving.
+    """
+    if schedule.cron is None or any(field.startswith("*") for field in schedule.cron.split()[:2]):
+        return False
+    shown_ms = wall(schedule, instant).shown_ms
+    return any(
+        each.timezone == schedule.timezone
+        and wall(schedule, each.instant).offset != each.offset
+        and shown_ms <= each.shown_ms
+        for each in ran
+    )
+
+
 def check(cron: str, timezone: str) -> None:
     """Raise ``ConfigurationError`` unless ``cron`` is an expression of five fields that ticks in ``timezone``."""
     if next_tick(Schedule("", "", cron=cron, timezone=timezone), 1_800_000_000_000) is None:
         raise ConfigurationError(f"{cron!r} is never due")
 
 
-def zone(name: str) -> ZoneInfo:
+def zone(name: str) -> tzinfo:
     """Return the time zone of this name, or raise ``ConfigurationError``."""
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):
+        if name == "UTC":
+            return UTC
+        if not available_timezones():
+            raise ConfigurationError(
+                f"the time zone {name!r} cannot be read, because this system has no time zones: "
+                "install the package tzdata, from PyPI or from the system"
+            ) from None
         raise ConfigurationError(
             f"{name!r} is not a time zone; the name of one is like Europe/Berlin"
         ) from None

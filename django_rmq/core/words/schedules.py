@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from hashlib import sha1
+from typing import Any, NamedTuple, Self
 
 TIMING = ("cron", "every", "timezone")
 """What decides when a schedule ticks."""
@@ -39,6 +40,11 @@ class Schedule:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @property
+    def digest(self) -> str:
+        """The SHA-1 of what is stored in Redis."""
+        return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    @property
     def timing(self) -> str:
         """When it ticks, as people read it."""
         return f"every {self.every} s" if self.every is not None else f"{self.cron} {self.timezone}"
@@ -67,13 +73,28 @@ class Schedule:
         return replace(self, **given)
 
 
+class Wall(NamedTuple):
+    """What the clock on the wall showed at a tick, by the rules of its time zone when the tick was planned."""
+
+    instant: int
+    """The tick, in ms."""
+    offset: int
+    """Seconds that the zone was ahead of UTC."""
+    timezone: str
+
+    @property
+    def shown_ms(self) -> int:
+        """The time that the clock showed, in ms since the epoch as if it were UTC."""
+        return self.instant + self.offset * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """What Redis knows about a schedule. Times in ms since the epoch."""
 
     name: str
     declared: Schedule
-    """As the settings of the worker that started last say."""
+    """As the settings of the present version of the project say."""
     override: Mapping[str, Any]
     """What people have changed."""
     generation: int
@@ -94,11 +115,23 @@ class Record:
     """The tick before ``at``."""
     late_ms: int = 0
     """How long after its instant the latest tick was written. 0: ahead of it."""
+    renewed_ms: int = 0
+    """When a worker said last that it declares the schedule as it is. 0: the last one that did so has ended."""
+    former: str = ""
+    """The digest of the declaration before the present one. Empty: there was none."""
+    walls: tuple[Wall, ...] = ()
+    """Of the tick ``at`` and those before."""
 
     @property
     def schedule(self) -> Schedule:
         """The schedule with what people have changed."""
         return self.declared.changed(self.override)
+
+    def ran(self, now_ms: int) -> list[Wall]:
+        """Return the walls of the latest ticks that were due."""
+        return [
+            each for each in self.walls if each.instant in (self.at, self.last) and each.instant <= now_ms
+        ]
 
     def last_run(self, now_ms: int) -> int | None:
         """Return the latest tick that was due. None: there was none yet."""
@@ -112,7 +145,8 @@ def records(fields: Mapping[bytes, bytes]) -> list[Record]:
         name, colon, part = field.decode().partition(":")
         if colon:
             found.setdefault(name, {})[part] = value.decode()
-    return [_record(name, parts) for name, parts in sorted(found.items())]
+    # An older version of RMQ that removes a schedule leaves the fields that it does not know.
+    return [_record(name, parts) for name, parts in sorted(found.items()) if "spec" in parts]
 
 
 def _record(name: str, parts: Mapping[str, str]) -> Record:
@@ -133,7 +167,19 @@ def _record(name: str, parts: Mapping[str, str]) -> Record:
         int(parts.get("crc", 0)),
         int(parts["last"]) if "last" in parts else None,
         int(parts.get("late", 0)),
+        int(parts.get("renewed", 0)),
+        parts.get("former", ""),
+        tuple(
+            Wall(int(instant), int(offset), str(zone))
+            for instant, offset, zone in json.loads(parts.get("walls", "[]"))
+        ),
     )
+
+
+def walls_text(walls: Iterable[Wall]) -> str:
+    """Return what is stored in Redis. Empty: there are none."""
+    found = [list(wall) for wall in walls]
+    return json.dumps(found, separators=(",", ":")) if found else ""
 
 
 def tick_member(name: str, instant: int) -> bytes:

@@ -156,7 +156,7 @@ class WorkerProcess:
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, hours, self._may_sample, connections.present),
-            *running.duties(),
+            running.duty,
         ]
         of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
         for alias, duty in (*self._forgetting(), *self._relaying()):

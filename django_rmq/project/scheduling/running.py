@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable
 
 from django_rmq.core.calls import schedules as calls
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.schedules.declarations import Declarations
 from django_rmq.core.schedules.stepping import Stepper
+from django_rmq.core.topics.definitions import register_topics
 from django_rmq.core.words.results import SendResult
-from django_rmq.core.words.schedules import Record, Schedule
 from django_rmq.exceptions import CallerError, ConfigurationError, UnknownTopic
 from django_rmq.project import connections
 from django_rmq.project.connections import Purpose
@@ -31,8 +31,7 @@ def declare() -> None:
     """
     declared = registry.schedules()
     broker = connections.get_broker("worker")
-    known = {record.name: record for record in broker.run(calls.read_schedules())}
-    if not declared and not known:
+    if not declared and not broker.run(calls.read_schedules()):
         return
     config = get_config()
     chosen = {name: each for name, each in declared.items() if each.topic in config.topics}
@@ -46,34 +45,8 @@ def declare() -> None:
             connections.agree(config.topics[name])
         except CallerError as error:
             _complain(name, f"Schedules of topic {name} do not run: %s", error)
-    _tell(broker, chosen, known)
+    Declarations(broker, chosen, config.topics).start()
     stepper().settle()
-
-
-def _tell(broker: Broker, declared: Mapping[str, Schedule], known: Mapping[str, Record]) -> None:
-    for name, each in declared.items():
-        record = known.get(name)
-        is_moved = record is None or each.changed(record.override).timing != record.schedule.timing
-        answer = broker.run(calls.change_schedule(name, "spec", each.text, from_now=is_moved))
-        if answer == "changed":
-            logger.info(
-                "Schedule %s of topic %s is declared: %s",
-                name,
-                each.topic,
-                each.timing,
-                extra={"rmq_event": "schedule_declared", "rmq_topic": each.topic},
-            )
-    topics = get_config().topics
-    for name, record in known.items():
-        if name in declared or record.is_removed or record.declared.topic not in topics:
-            continue
-        broker.run(calls.change_schedule(name, "removed", "1"))
-        logger.info(
-            "Schedule %s of topic %s is removed, because it is no longer declared",
-            name,
-            record.declared.topic,
-            extra={"rmq_event": "schedule_removed", "rmq_topic": record.declared.topic},
-        )
 
 
 def stepper(purpose: Purpose = "coordinator") -> Stepper:
@@ -86,13 +59,33 @@ def _announce(topic: str, result: SendResult) -> None:
     telemetry.count_sent(topic, 1)
 
 
-def duties() -> list[Duty]:
-    """Return the duty of a worker. A project without schedules has none."""
-    return [_duty] if registry.schedules() else []
+def _register(broker: Broker, topics: Iterable[str]) -> None:
+    """Register the topics of schedules that Redis does not know."""
+    for name in topics:
+        try:
+            register_topics(broker, [get_config().topics[name]])
+        except CallerError as error:
+            _complain(name, f"Schedules of topic {name} do not run: %s", error)
 
 
-def _duty() -> Generator[float, None, None]:
-    """Take the steps that are due, as a duty of a worker; while nothing is due, with one request each 5 s."""
-    steps = stepper()
-    while True:
-        yield steps.step()
+def duty() -> Generator[float, None, None]:
+    """Keep the schedules of Redis those of the live workers, and take the steps that are due, as a duty of a worker.
+
+    While nothing is due, with one request each 5 s. It ends in a project without schedules.
+    """
+    broker, steps = connections.get_broker("coordinator"), stepper()
+    declarations = Declarations(broker, registry.schedules(), get_config().topics)
+    try:
+        while True:
+            records = broker.run(calls.read_schedules())
+            if declarations.reconcile(records):
+                # What lost the schedules may have lost the definitions of their topics as well.
+                _register(broker, declarations.topics)
+                yield 0.0
+            elif declarations.is_idle:
+                return
+            else:
+                yield steps.step(records=records)
+    except GeneratorExit:
+        declarations.end()
+        raise

@@ -8,7 +8,8 @@
 -- ARGV[4] instant     in ms
 -- ARGV[5] topic
 -- ARGV[6] crc         of the basis of its slot
--- ARGV[7] now
+-- ARGV[7] walls       the time that the clock in its zone shows then, and showed at the ticks before, as the caller writes it
+-- ARGV[8] now
 --
 -- Returns planned | early (the tick before is not due yet) | lost (another worker was first, or the schedule was changed)
 
@@ -25,7 +26,8 @@ if state == 'written' and tonumber(before) > now_ms then return 'early' end -- r
 if not (tonumber(instant) > tonumber(before)) then
   return redis.error_reply('ERR instant is not after the one before')
 end
-redis.call('HDEL', schedules, '')
+redis.call('HDEL', schedules, of('walls'))
+if walls ~= '' then redis.call('HSET', schedules, of('walls'), walls) end
 if state == 'written' then redis.call('HSET', schedules, of('last'), before) end
 redis.call('HSET', schedules, of('at'), instant, of('state'), 'writing', of('topic'), topic, of('crc'), crc)
 return 'planned'

@@ -27,7 +27,8 @@ end
 if state ~= 'retracting' then return 'lost' end
 if known[5] then
   redis.call('HDEL', schedules, of('spec'), of('override'), of('paused'), of('removed'), of('generation'), of('at'),
-    of('state'), of('changed'), of('topic'), of('crc'), of('last'), of('late'))
+    of('state'), of('changed'), of('topic'), of('crc'), of('last'), of('late'),
+    of('renewed'), of('former'), of('walls'))
   return 'forgotten'
 end
 redis.call('HDEL', schedules, '')

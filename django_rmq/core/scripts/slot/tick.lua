@@ -17,7 +17,7 @@
 -- ARGV[9...] envelopes        one: body and what travels with it
 -- ARGV[#ARGV] now
 --
--- Returns {'moved', slots} | {stored} | {known} (put here before, or of an earlier generation) | {full}
+-- Returns {'moved', slots} | {stored} | {known} (put here before) | {stale} (of an earlier generation) | {full}
 
 -- check: types
 local due = tonumber(instant)
@@ -28,7 +28,7 @@ local known = redis.call('HMGET', control, 'slots', 'sleeping_until', latest_fie
 local known_slots, sleeping_until = known[1], known[2]
 local latest, last, taken = string.match(known[3] or '0 0', '^(%d+) (-?%d+)(.*)$')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
-if latest > generation then return { 'known' } end -- rule: a_stale_tick_is_written
+if latest > generation then return { 'stale' } end -- rule: a_stale_tick_is_written
 -- What was found taken when the schedule changed may have gone to another slot only, and is planned again then.
 -- rule: a_tick_is_doubled
 if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts

@@ -1,0 +1,229 @@
+"""Declarations: what Redis knows of schedules is kept equal to what live workers declare.
+
+Each worker says now and then that it declares a schedule as it is. What no worker has declared for a while has
+gone with its version of the project: the schedule is removed, or a worker that declares it in another way
+replaces it. So during a deployment, while versions run side by side, none of them takes away what another one
+declares, and a schedule that Redis has lost comes back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from django_rmq.core.calls import schedules as calls
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.schedules.stepping import LONGEST_PAUSE, plan_again
+from django_rmq.core.schedules.timing import has_moved
+from django_rmq.core.words.schedules import Record, Schedule
+from django_rmq.exceptions import ConfigurationError
+
+logger = safe_logger("django_rmq.schedules")
+
+RENEW_SECONDS = 30.0
+"""Seconds after which a worker says again that it declares a schedule, unless another one has said so."""
+
+GONE_SECONDS = 120.0
+"""Seconds without such a word after which nobody declares a schedule as it is."""
+
+ENDED_SECONDS = 30.0
+"""The same after a worker that declared it has ended: another one that is alive says so within some seconds."""
+
+ZONES_SECONDS = 3600.0
+"""Seconds between two comparisons of the ticks that wait with the rules of their time zones."""
+
+
+class Declarations:
+    """The schedules that this process declares, beside those that Redis has.
+
+    ``topics``: the names of the topics of this project. A schedule of another topic is left as it is, because it
+    may belong to another project. ``clock`` returns seconds.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        declared: Mapping[str, Schedule],
+        topics: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._declared = {name: each for name, each in declared.items() if each.topic in topics}
+        self._ours = topics
+        self._silent: dict[str, tuple[int, float]] = {}
+        """Schedule that others declare -> when they last said so, and since when this process knows that."""
+        self._looked = float("-inf")
+        self._zones_at = float("-inf")
+
+    def start(self) -> None:
+        """Declare, as a worker that starts: a new version of a schedule replaces the present one at once.
+
+        An older version, which the present one has replaced, does not, while there are workers with the present
+        one.
+        """
+        now_ms, known = self._broker.now_ms(), self._read()
+        for name, each in self._declared.items():
+            record = known.get(name)
+            if record is None or record.is_removed or record.declared == each:
+                self._declare(each, record)
+            elif record.former == each.digest and now_ms - record.renewed_ms < GONE_SECONDS * 1000:
+                logger.info(
+                    "Schedule %s of topic %s stays %s, which workers of a newer version declare; "
+                    "this worker declares an older version of it",
+                    name,
+                    record.declared.topic,
+                    record.schedule.timing,
+                    extra={"rmq_event": "schedule_outdated", "rmq_topic": record.declared.topic},
+                )
+            else:
+                self._declare(each, record)
+        for record in self._undeclared(known.values()):
+            logger.info(
+                "Schedule %s of topic %s is not declared here; it is removed when no worker has declared it "
+                "for %d s",
+                record.name,
+                record.declared.topic,
+                GONE_SECONDS,
+                extra={"rmq_event": "schedule_undeclared", "rmq_topic": record.declared.topic},
+            )
+        self._look_at_zones(known.values(), now_ms)
+
+    def reconcile(self, records: Iterable[Record]) -> bool:
+        """Compare what Redis has with what is declared here, and change it; return whether anything was changed."""
+        now = self._clock()
+        if now - self._looked > 6 * LONGEST_PAUSE:
+            self._silent.clear()  # Redis was unavailable, so others could not say anything.
+        self._looked = now
+        known = {record.name: record for record in records}
+        now_ms = self._broker.now_ms() if known else 0
+        self._renew(known, now_ms)
+        found = [name for name, each in self._declared.items() if self._restore(each, known.get(name), now)]
+        found += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]
+        for name in self._silent.keys() - known.keys():
+            del self._silent[name]
+        return self._look_at_zones(known.values(), now_ms) or bool(found)
+
+    def end(self) -> None:
+        """Say that this worker ends. Others that declare the same say within some seconds that they are there."""
+        known = self._read()
+        run_all(
+            self._broker,
+            [
+                calls.renew_schedule(name, ends=True)
+                for name, each in self._declared.items()
+                if name in known and known[name].declared == each
+            ],
+        )
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of the schedules that are declared here."""
+        return {each.topic for each in self._declared.values()}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do: nothing is declared here, and Redis had nothing of these topics."""
+        return not self._declared and not self._silent
+
+    def _read(self) -> dict[str, Record]:
+        return {record.name: record for record in self._broker.run(calls.read_schedules())}
+
+    def _undeclared(self, records: Iterable[Record]) -> list[Record]:
+        return [
+            record
+            for record in records
+            if record.name not in self._declared
+            and not record.is_removed
+            and record.declared.topic in self._ours
+        ]
+
+    def _renew(self, known: Mapping[str, Record], now_ms: int) -> None:
+        """Say which schedules are declared here as Redis has them, unless somebody has just said so."""
+        run_all(
+            self._broker,
+            [
+                calls.renew_schedule(name)
+                for name, each in self._declared.items()
+                if name in known
+                and known[name].declared == each
+                and not 0 <= now_ms - known[name].renewed_ms < RENEW_SECONDS * 1000
+            ],
+        )
+
+    def _restore(self, each: Schedule, record: Record | None, now: float) -> bool:
+        """Declare a schedule that Redis does not have, or has in a version that no worker declares."""
+        if record is None or record.is_removed:
+            logger.warning(
+                "Schedule %s of topic %s was not known to Redis; it is declared again",
+                each.name,
+                each.topic,
+                extra={"rmq_event": "schedule_lost", "rmq_topic": each.topic},
+            )
+        elif record.declared == each or not self._is_gone(record, now):
+            return False
+        return self._declare(each, record)
+
+    def _declare(self, each: Schedule, record: Record | None) -> bool:
+        is_moved = record is None or each.changed(record.override).timing != record.schedule.timing
+        renewed = None if record is None or record.is_removed else record.renewed_ms
+        answer = self._broker.run(
+            calls.change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)
+        )
+        if answer == "changed":
+            logger.info(
+                "Schedule %s of topic %s is declared: %s",
+                each.name,
+                each.topic,
+                each.timing,
+                extra={"rmq_event": "schedule_declared", "rmq_topic": each.topic},
+            )
+        return answer == "changed"
+
+    def _remove(self, record: Record, now: float) -> bool:
+        if not self._is_gone(record, now):
+            return False
+        answer = self._broker.run(
+            calls.change_schedule(record.name, "removed", "1", renewed=record.renewed_ms)
+        )
+        if answer == "changed":
+            logger.info(
+                "Schedule %s of topic %s is removed, because it is no longer declared by a worker",
+                record.name,
+                record.declared.topic,
+                extra={"rmq_event": "schedule_removed", "rmq_topic": record.declared.topic},
+            )
+        return answer == "changed"
+
+    def _is_gone(self, record: Record, now: float) -> bool:
+        """Return whether this process has seen for long enough that nobody declares a schedule as it is."""
+        said, since = self._silent.get(record.name, (-1, now))
+        if said != record.renewed_ms:
+            said, since = self._silent[record.name] = record.renewed_ms, now
+        return now - since >= (GONE_SECONDS if said else ENDED_SECONDS)
+
+    def _look_at_zones(self, records: Iterable[Record], now_ms: int) -> bool:
+        """Have ticks planned again whose time zone has other rules now; return whether there are any."""
+        now, found = self._clock(), False
+        if now < self._zones_at:
+            return False
+        self._zones_at = now + ZONES_SECONDS
+        for record in records:
+            try:
+                is_due = record.schedule.topic in self._ours and has_moved(record, now_ms)
+            except ConfigurationError:
+                continue  # its time zone is unknown here; the stepper says so
+            if is_due and plan_again(self._broker, record):
+                found = True
+                logger.info(
+                    "Schedule %s of topic %s is planned again, because the rules of time zone %s have changed",
+                    record.name,
+                    record.schedule.topic,
+                    record.schedule.timezone,
+                    extra={"rmq_event": "schedule_moved", "rmq_topic": record.schedule.topic},
+                )
+        return found
+
+
+__all__ = ["Declarations"]

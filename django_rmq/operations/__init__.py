@@ -29,7 +29,6 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
 from django_rmq.operations.grouping import Group, Groups
 from django_rmq.operations.health import Health, check_health
-from django_rmq.operations.ids import STATES, Identity, identify
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
 from django_rmq.operations.named import MAX_IDS, Done
@@ -39,6 +38,7 @@ from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.runs import Limits, Progress, Run
 from django_rmq.operations.schedules import ScheduleFigures
 from django_rmq.operations.tracking import Followed
+from django_rmq.project.ids import STATES, Identity, identify
 
 
 class Operations(Desk):

@@ -14,8 +14,8 @@ from django_rmq.core.words.answers import Area
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.ids import ROUNDS, Identity, find_members
 from django_rmq.project import sealing
+from django_rmq.project.ids import ROUNDS, Identity, find_members
 
 LONGEST_IN_CURSOR = 256
 """Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""

@@ -25,11 +25,11 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.ids import id_of
 from django_rmq.operations.permits import Permits
 from django_rmq.operations.receipts import sealed
 from django_rmq.operations.settling import Outcome, Settled, Settling
 from django_rmq.operations.taking import LONGEST_WAIT, ROUND_SECONDS, Taking
+from django_rmq.project.ids import id_of
 
 HELD_AT_ONCE = 512
 """The number of slots asked in one round trip for what a consumer holds there."""

@@ -11,7 +11,7 @@ from django_rmq.core.words.bounds import MAX_AGE, MAX_PRIORITY, is_number, is_wh
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.copies import Copy
-from django_rmq.operations.ids import STATES
+from django_rmq.project.ids import STATES
 
 
 @dataclass(frozen=True, slots=True)

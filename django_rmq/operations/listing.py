@@ -21,8 +21,8 @@ from django_rmq.exceptions import RmqError
 from django_rmq.operations.blocks import PAGE_BYTES, Block
 from django_rmq.operations.copies import Copy, from_entry
 from django_rmq.operations.cursors import LONGEST_IN_CURSOR, Order, Place, resume, seal, unseal
-from django_rmq.operations.ids import id_of
 from django_rmq.project import sealing
+from django_rmq.project.ids import id_of
 
 BLOCK = 1_024
 """The number of slots that are listed in one order."""

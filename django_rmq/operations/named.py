@@ -16,8 +16,8 @@ from django_rmq.operations import acts
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.ids import Identity
 from django_rmq.operations.reading import copies_of, find, identified
+from django_rmq.project.ids import Identity
 
 MAX_IDS = 1_000
 """Maximum number of messages named in one call."""

@@ -15,9 +15,9 @@ from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.cursors import Order
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.ids import ALL_ROUNDS, ROUNDS, Found, Identity, find_members, id_of, identify
 from django_rmq.operations.listing import LONGEST_PAGE, Listing, Shown, first_page_order, read_page
 from django_rmq.operations.redaction import as_shown, is_withheld, may_search, require_search
+from django_rmq.project.ids import ALL_ROUNDS, ROUNDS, Found, Identity, find_members, id_of, identify
 
 
 def listing(

@@ -17,9 +17,9 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
-from django_rmq.operations.ids import ALL_ROUNDS, Identity, find_members, identify
 from django_rmq.operations.permits import Permits
 from django_rmq.operations.receipts import unsealed
+from django_rmq.project.ids import ALL_ROUNDS, Identity, find_members, identify
 
 
 class Settled(NamedTuple):

@@ -12,10 +12,10 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.ids import Identity
 from django_rmq.operations.reading import find, gone, identified, not_found
 from django_rmq.operations.redaction import as_shown, is_withheld
 from django_rmq.project import tracking
+from django_rmq.project.ids import Identity
 
 
 class Followed(NamedTuple):

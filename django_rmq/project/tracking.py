@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from django_rmq.core.calls import looking
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.core.words.status import MessageStatus, read
-from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
+from django_rmq.project.ids import Identity, find_member, identify_for_program, places_of
 from django_rmq.project.settings import get_config
-
-MOST_SLOTS = 256
-"""The number of slots in which a message is sought whose id names a slot from before a re-slotting."""
 
 
 def status(
@@ -30,7 +26,8 @@ def status(
 ) -> MessageStatus:
     """Return what Redis knows about a message. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
 
-    ``id`` is that of a ``SendResult`` or of a ``Message``; it is the only name of a message whose send gave no key.
+    ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``), which is searched in
+    its slot. It is the only name of a message whose send gave no key.
     A message that ended is known on topics with KEEP_DONE, for that long. It takes one round trip, and another one where
     nothing is known: the topic may have been re-slotted.
 
@@ -70,54 +67,29 @@ def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
 
 def _of_id(topic: Topic, name: str) -> MessageStatus:
     """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
-    slot, member = _place(topic, name)
-    found = _asked(topic, [slot], member)
-    if found.state != "unknown":
-        return found
-    definition = connections.get_broker().definitions().get(topic.name, {})
-    if "reslot" not in definition:
-        return found
-    counts = slot_counts(definition)
-    # Most messages are where their member places them; others have a basis that the id does not tell.
-    own = dict.fromkeys(slot_of(member, count) for count in counts)
-    moved = _asked(topic, list(own), member)
-    if moved.state == "unknown" and (
-        others := _later_slots(slot, counts, former_slot_counts(definition)) - own.keys()
-    ):
-        moved = _asked(topic, sorted(others)[:MOST_SLOTS], member)
-    return found if moved.state == "unknown" else moved
+    identity = identify_for_program(topic, name)
+    asked = (_of_identity(topic, slots, identity, name) for slots in places_of(topic, identity))
+    return next(filter(None, asked), MessageStatus(topic.name, name, "unknown"))
 
 
-def _later_slots(slot: int, counts: Sequence[int], former: Sequence[int]) -> set[int]:
-    """Return where re-slottings may have moved a message of ``slot``: the last bits of its CRC stay the same."""
-    known = min((count for count in (*counts, *former) if count > slot), default=None)
-    if known is None:
-        return set()
-    return {one for count in counts for one in range(slot % count, count, known)}
-
-
-def _place(topic: Topic, name: str) -> tuple[int, bytes]:
-    """Return the slot and the member of an id. Raises ``InvalidMessage``."""
-    number, _, rest = name.partition(".")
-    try:
-        slot = int(number)
-    except ValueError:
-        slot = -1
-    member = from_base64url(rest)
-    if (
-        slot >= 0
-        and member is not None
-        and message_id(slot, member) == name
-        and (slot < topic.slots or slot < _most_slots(topic))
-    ):
-        return slot, member
-    raise InvalidMessage(f"{name[:80]!r} is not the id of a message of topic {topic.name}")
-
-
-def _most_slots(topic: Topic) -> int:
-    """Return the largest number of slots that the topic has or had."""
-    definition = connections.get_broker().definitions().get(topic.name)
-    return max((*slot_counts(definition), *former_slot_counts(definition))) if definition else topic.slots
+def _of_identity(topic: Topic, slots: Sequence[int], identity: Identity, name: str) -> MessageStatus | None:
+    """Return the status of the message that an id names, which is in one of ``slots``. None: nothing is known there."""
+    if identity.member is not None:
+        status = _asked(topic, slots, identity.member)
+        return None if status.state == "unknown" else status
+    broker = connections.get_broker()
+    held = find_member(broker, topic, identity, slots)
+    if held is not None:
+        return _asked(topic, held[:1], held[1])
+    if not topic.keep_done_ms:
+        return None
+    # What is left of a message that has ended is found by its digest alone.
+    pipeline = broker.pipeline()
+    answers = [pipeline.add(looking.status(topic, slot, None, identity.digest)) for slot in slots]
+    pipeline.execute()
+    ended = (read(topic, slot, b"", answer.get()) for slot, answer in zip(slots, answers, strict=True))
+    found = next((one for one in ended if one.state != "unknown"), None)
+    return None if found is None else replace(found, id=name)
 
 
 __all__ = ["MessageStatus", "astatus", "status"]

@@ -19,7 +19,7 @@ import redis
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import send_messages
+from django_rmq import send_message, send_messages
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.words.failures import Failure
@@ -530,6 +530,21 @@ def waits_for_three_hours(broker: Broker) -> None:
     broker.send_replace(get_config().topic("renders"), 1, [50], [b"1"])
     since = int(time.time() * 1000) - 10_800_000
     assert broker.client.hset(slot_keys(broker.prefix, "renders", 1).control, "undrained_since", since) == 0
+
+
+def test_every_command_takes_the_id_of_a_log_line(broker: Broker, run: Run) -> None:
+    sent = send_message("keyed", {"n": 1}, key="k", fixed_time=4_000_000_000_000)
+    logged = sealed_id("keyed", sent.slot, sent.member)
+    assert json.loads(run("rmqstats", "keyed", "--id", logged, "--json"))["state"] == "waiting"
+    assert run("rmqcancel", "keyed", "--id", logged) == "keyed: 1 deleted\n"
+    assert "state         unknown" in run("rmqstats", "keyed", "--id", logged)
+    kill(broker, "orders", [1])
+    (slot,) = [slot for slot in range(4) if broker.count(get_config().topic("orders"), slot).dead]
+    logged = sealed_id("orders", slot, b"1")
+    assert json.loads(run("rmqstats", "orders", "--id", logged, "--json"))["state"] == "dead"
+    assert run("rmqreplay", "orders", "--id", logged) == "orders: 1 replayed\n"
+    for command in ("rmqstats", "rmqcancel", "rmqreplay"):
+        assert "<slot>~<digest>, as the log shows it" in run(command, "orders", "--id", "nonsense", code=2)
 
 
 def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker: Broker, run: Run) -> None:

@@ -29,9 +29,9 @@ from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
-from django_rmq.operations import Actor, Copy, Filter, Operations, Permission, ids
+from django_rmq.operations import Actor, Copy, Filter, Operations, Permission
 from django_rmq.operations.deliveries import Settled
-from django_rmq.project import connections
+from django_rmq.project import connections, ids
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker

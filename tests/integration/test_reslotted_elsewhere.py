@@ -17,7 +17,9 @@ from django_rmq.core.topics import reslotting
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.project.connections import get_broker
+from django_rmq.project.ids import identify_for_program
 from django_rmq.project.listening.registry import isolated
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.testing import memory_broker
 
@@ -73,6 +75,19 @@ def test_the_status_of_a_moved_message_is_known_by_its_id(ids: list[str]) -> Non
     found = [status("prices", id=one) for one in ids]
     assert {one.state for one in found} == {"waiting"}
     assert [one.id for one in found] == [status("prices", body).id for body in BODIES]
+
+
+def test_the_id_of_a_log_line_is_good_after_a_re_slotting(ids: list[str]) -> None:
+    sealed = []
+    for one in ids:
+        identity = identify_for_program(get_config().topics["prices"], one)
+        assert identity.member is not None
+        sealed.append(sealed_id("prices", identity.slot, identity.member))
+    assert {status("prices", id=one).state for one in sealed} == {"waiting"}
+    half = len(ids) // 2
+    assert {cancel_message("prices", id=one).status for one in sealed[:half]} == {"waiting"}
+    assert {remove_message("prices", id=one).status for one in ids[half:]} == {"waiting"}
+    assert {status("prices", body).state for body in BODIES} <= {"removed", "cancelled", "unknown"}
 
 
 @pytest.mark.usefixtures("ids")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import transaction
 from django.test import override_settings
 
 import django_rmq
@@ -20,6 +21,7 @@ from django_rmq import (
     Retry,
     UnknownTopic,
     astatus,
+    cancel_message,
     listener,
     remove_message,
     send_message,
@@ -31,6 +33,7 @@ from django_rmq.core.words.status import read
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.connections import get_broker
 from django_rmq.project.listening.registry import isolated
+from django_rmq.project.sealing import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from tests.brokers import intercept
 from tests.workers import Worker, eventually, live, send
@@ -168,10 +171,53 @@ def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their
     assert sent[0].id not in repr(status("line", id=sent[0].id)), "an id contains what is stored"
 
 
-@pytest.mark.parametrize("name", ["", "0", "0.!", "9.YQ", "-1.YQ", "0.YQ==", "x" * 1_000])
-def test_what_is_no_id_is_refused(name: str) -> None:
-    with pytest.raises(InvalidMessage):
-        status("kept", id=name)
+NO_IDS = ["", "0", "0.!", "9.YQ", "-1.YQ", "00.YQ", "0.YQ==", "0~YQ", "~", "0~", "x" * 1_000, 7]
+
+
+@pytest.mark.parametrize("ask", [status, remove_message, cancel_message])
+@pytest.mark.parametrize("name", NO_IDS)
+def test_what_is_no_id_is_refused(ask: Callable[..., Any], name: Any) -> None:
+    with pytest.raises(InvalidMessage) as error:
+        ask("kept", id=name)
+    if name == "x" * 1_000:
+        assert "<slot>.<message>" in str(error.value) and "<slot>~<digest>" in str(error.value)
+
+
+@pytest.mark.usefixtures("_broker")
+@pytest.mark.parametrize("act", [remove_message, cancel_message])
+def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Callable[..., Any]) -> None:
+    for topic, body, options in (
+        ("kept", {"n": 1}, {"priority": 500}),
+        ("orders", {"n": 1}, {"key": "o1", "fixed_time": 4_000_000_000_000}),
+        ("orders", {"n": 1}, {"key": "o2", "fixed_time": 4_000_000_000_000, "slot_basis": "a shop"}),
+        ("line", {"n": 1}, {}),
+        ("forgotten", {"n": 1}, {"priority": 500}),
+    ):
+        for sealed in (False, True):
+            sent = send_message(topic, body, **options)
+            name = sealed_id(topic, sent.slot, sent.member) if sealed else sent.id
+            assert (status(topic, id=name).state, status(topic, id=name).id) == ("waiting", sent.id)
+            assert act(topic, id=name).status == "waiting"
+            ended = status(topic, id=name)
+            assert ended.state == ("unknown" if topic == "forgotten" else "removed")
+            assert ended.id == name
+            assert act(topic, id=name).status == "not_found"
+    with pytest.raises(InvalidMessage, match="whole name"):
+        act("kept", {"n": 1}, id="0.YQ")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_id_is_taken_back_at_the_commit() -> None:
+    sent = [
+        send_message("orders", n, key=f"k{n}", fixed_time=4_000_000_000_000, slot_basis=n) for n in range(6)
+    ]
+    with transaction.atomic():
+        names = [one.id if n % 2 else sealed_id("orders", one.slot, one.member) for n, one in enumerate(sent)]
+        results = [remove_message("orders", id=name) for name in names]
+        assert {str(result) for result in results} == {"pending"}
+        assert {status("orders", id=one.id).state for one in sent} == {"waiting"}
+    assert {result.status for result in results} == {"waiting"}
+    assert {status("orders", id=one.id).state for one in sent} == {"removed"}
 
 
 def test_topics_and_names_are_checked() -> None:

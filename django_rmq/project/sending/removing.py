@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from zlib import crc32
 
 from asgiref.sync import sync_to_async
 
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections, outbox
+from django_rmq.project.ids import find_member, identify_for_program, places_of
 from django_rmq.project.sending.commit import defer_removal, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, observers
 from django_rmq.project.sending.failures import explained
@@ -20,10 +25,14 @@ def remove_message(
     *,
     key: str | None = None,
     slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> RemoveResult:
-    """Take a message back. It is named by its body, or by its ``key`` on a keyed topic.
+    """Take a message back. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
+
+    ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``). The latter is
+    searched in its slot at the call: a message that is not there yet is ``not_found``.
 
     Returns a word for the state in which the message was. ``waiting`` and ``retry``: it is removed.
     ``in_flight``: it ends with the current delivery, and is not tried again. ``in_flight_and_waiting``: both.
@@ -37,7 +46,8 @@ def remove_message(
     raises ``ServerTrouble``. A failure after a commit is logged and sent as the signal ``remove_failed``, and
     the result's ``status`` is ``failed``.
     """
-    return _take_back("remove", topic, body, key, slot_basis, on_commit, using)
+    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("remove", topic, named, on_commit, using)
 
 
 def cancel_message(
@@ -46,6 +56,7 @@ def cancel_message(
     *,
     key: str | None = None,
     slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> RemoveResult:
@@ -57,7 +68,8 @@ def cancel_message(
     Returns the words of ``remove_message``, where ``in_flight`` means that the worker is notified. ``claimed``: a
     Spark consumer has it, and cannot be notified. Only the delivery that runs now is cancelled, no later one.
     """
-    return _take_back("cancel", topic, body, key, slot_basis, on_commit, using)
+    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("cancel", topic, named, on_commit, using)
 
 
 async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
@@ -73,15 +85,23 @@ async def acancel_message(topic: str, body: Any = None, **options: Any) -> Remov
 def _take_back(
     act: Literal["remove", "cancel"],
     topic: str,
-    body: Any,
-    key: str | None,
-    slot_basis: object,
+    named: dict[str, Any],
     on_commit: bool | None,
     using: str | None,
 ) -> RemoveResult:
     declared = get_config().topic(topic)
     producer = connections.get_producer()
-    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)._replace(act=act)
+    named_by_id, body = named.pop("id"), named.pop("body")
+    if named_by_id is None:
+        out = producer.outgoing(declared, body, 0, **named)
+    elif body is not None or any(value is not None for value in named.values()):
+        raise InvalidMessage("id= is the whole name of a message: give no body, key or slot_basis")
+    else:
+        found = _outgoing_of_id(connections.present(declared), named_by_id)
+        if found is None:
+            return RemoveResult("not_found", topic, b"")
+        out = found
+    out = out._replace(act=act)
     connection = commit_to_wait_for(on_commit, using)
     delivers = all(observer.delivers for observer in observers)
     if connection is not None:
@@ -91,11 +111,29 @@ def _take_back(
     connections.agree(declared)
     connections.present(declared)
     kept = outbox.Direct(declared, [out], using)
-    (found,), errors = producer.attempt([out], removes=True)
-    kept.conclude([found])
+    (found_at,), errors = producer.attempt([out], removes=True)
+    kept.conclude([found_at])
     for error in errors.values():
         raise explained(declared, error)
-    return RemoveResult(found.status, topic, out.member)
+    return RemoveResult(found_at.status, topic, out.member)
+
+
+def _outgoing_of_id(topic: Topic, name: str) -> Outgoing | None:
+    """Return what takes the message with this id back. None: a sealed id of a message that is not there."""
+    identity = identify_for_program(topic, name)
+    slot, member = identity.slot, identity.member
+    if member is None or crc32(member) & (topic.slots - 1) != slot:
+        # The id does not contain the basis that has placed the message, and a re-slotting may have moved it.
+        broker, places = connections.get_broker(), places_of(topic, identity)
+        held = next(filter(None, (find_member(broker, topic, identity, slots) for slots in places)), None)
+        if held is None and member is None:
+            return None
+        # A message that only its transaction knows yet will be in the slot of its id.
+        slot, member = held or (slot, member or b"")
+    crc = crc32(member)
+    return Outgoing(topic, slot, member, 0, crc=crc if crc & (topic.slots - 1) == slot else slot).placed(
+        topic
+    )
 
 
 __all__ = ["acancel_message", "aremove_message", "cancel_message", "remove_message"]

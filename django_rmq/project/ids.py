@@ -1,4 +1,7 @@
-"""The ids by which people name messages, and how the message of an id is found.
+"""The ids by which people and programs name messages, and how the message of an id is found.
+
+Everything that takes an id reads it here: the operations, and with them commands, REST and the admin; ``status``,
+``remove_message`` and ``cancel_message``.
 
 A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
 **sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:
@@ -11,16 +14,19 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Area, Sought
+from django_rmq.core.words.bounds import shown
+from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import from_base64url, message_id
-from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import InvalidRequest
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
+from django_rmq.exceptions import InvalidMessage, InvalidRequest
+from django_rmq.project import connections
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
 STATES = ("store", "prepare", "retry", "dead", "claim")
@@ -33,6 +39,10 @@ ALL_ROUNDS = 1_000
 SOUGHT_AT_ONCE = 12
 """The number of messages that one script searches; with the longest bodies they are about what it may read."""
 
+MOST_SLOTS = 256
+"""The number of slots in which a message is sought whose id names a slot from before a re-slotting."""
+
+_NUMBER = re.compile(r"0|[1-9]\d{0,6}", re.ASCII)
 _PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
 
 
@@ -68,16 +78,20 @@ def id_of(
     return f"{plain}{place}{tilde}{digest}"
 
 
-def identify(topic: Topic, text: str) -> Identity:
-    """Return the content of an id. Raises ``InvalidRequest`` for text that is not an id of ``topic``."""
+def identify(topic: Topic, text: str, most_slots: Callable[[], int] | None = None) -> Identity:
+    """Return the content of an id. Raises ``InvalidRequest`` for text that is not an id of ``topic``.
+
+    ``most_slots``: returns the largest number of slots that the topic has had, for ids from that time.
+    """
     head, tilde, sealed = text.partition("~")
     number, dot, rest = head.partition(".")
-    if not ((dot or tilde) and number.isdecimal() and number.isascii() and len(number) <= 7):
+    if not ((dot or tilde) and _NUMBER.fullmatch(number)):
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id: it must begin with a slot and a dot or a tilde"
+            f"{_shown(text)} is not a message id: it must be <slot>.<message>, as a send returns it, or "
+            "<slot>~<digest>, as the log shows it"
         )
     slot = int(number)
-    if slot >= topic.slots:
+    if slot >= topic.slots and (most_slots is None or slot >= most_slots()):
         raise InvalidRequest(
             f"{_shown(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
         )
@@ -91,8 +105,70 @@ def identify(topic: Topic, text: str) -> Identity:
         return Identity(slot, None, digest, _place(text, rest) if dot else None)
     member = from_base64url(rest)
     if member is None:
-        raise InvalidRequest(f"{_shown(text)} is not a message id: the part after the slot is not base64url")
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id: the part after the slot is not base64url. The id that the log shows "
+            "has a tilde after the slot"
+        )
     return Identity(slot, member)
+
+
+def identify_for_program(topic: Topic, text: object) -> Identity:
+    """Return the content of an id that the project's own code gives, also of one from before a re-slotting.
+
+    Raises ``InvalidMessage`` for anything that is not an id of ``topic``.
+    """
+    if not isinstance(text, str):
+        raise InvalidMessage(f"an id must be a text, got {shown(text)}")
+
+    def most_slots() -> int:
+        definition = connections.get_broker().definitions().get(topic.name)
+        return max((*slot_counts(definition), *former_slot_counts(definition))) if definition else topic.slots
+
+    try:
+        return identify(topic, text, most_slots)
+    except InvalidRequest as error:
+        raise InvalidMessage(str(error)) from None
+
+
+def places_of(topic: Topic, identity: Identity) -> Iterator[list[int]]:
+    """Yield the slots in which the message of an id may be: its own, and then those to which re-slottings move it."""
+    yield [identity.slot]
+    definition = connections.get_broker().definitions().get(topic.name, {})
+    if "reslot" not in definition:
+        return
+    counts = slot_counts(definition)
+    others = _later_slots(identity.slot, counts, former_slot_counts(definition))
+    if identity.member is not None:
+        # Most messages are where their member places them; others have a basis that the id does not tell.
+        own = dict.fromkeys(slot_of(identity.member, count) for count in counts)
+        yield list(own)
+        others -= own.keys()
+    if others:
+        yield sorted(others)[:MOST_SLOTS]
+
+
+def _later_slots(slot: int, counts: Sequence[int], former: Sequence[int]) -> set[int]:
+    """Return where re-slottings may have moved a message of ``slot``: the last bits of its CRC stay the same."""
+    known = min((count for count in (*counts, *former) if count > slot), default=None)
+    if known is None:
+        return set()
+    return {one for count in counts for one in range(slot % count, count, known)}
+
+
+def find_member(
+    broker: Broker, topic: Topic, identity: Identity, slots: Sequence[int]
+) -> tuple[int, bytes] | None:
+    """Return the slot and the member of an id, if one of ``slots`` holds it. By a sealed id each is searched wholly."""
+    if identity.member is not None:
+        member = identity.member
+        looks = walk(broker, [looking.look(topic, slot, [member]) for slot in slots])
+        holding = (
+            slot for slot, (look,) in zip(slots, looks, strict=True) if any(s is not None for s in look[:5])
+        )
+        return next(((slot, member) for slot in holding), None)
+    sought = [replace(identity, slot=slot) for slot in slots]
+    found = find_members(broker, topic, sought, rounds=ALL_ROUNDS).members
+    return next(((one.slot, found[one]) for one in sought if one in found), None)
 
 
 def _place(text: str, place: str) -> Area:
@@ -210,4 +286,14 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-__all__ = ["STATES", "Found", "Identity", "find_members", "id_of", "identify"]
+__all__ = [
+    "STATES",
+    "Found",
+    "Identity",
+    "find_member",
+    "find_members",
+    "id_of",
+    "identify",
+    "identify_for_program",
+    "places_of",
+]

@@ -6,6 +6,7 @@
     │   │   └── TopicMismatch       Redis holds another definition of the topic
     │   ├── UnknownTopic          no such topic is declared
     │   ├── UnknownSchedule       no worker has declared such a schedule
+    │   ├── UnknownTask           no module that is imported has such a task
     │   ├── InvalidMessage        a body, priority, time or key breaks a rule
     │   │   ├── MessageTooLarge     the body exceeds the topic's MAX_BODY
     │   │   └── InvalidBody         the body does not fit the type that BODY names
@@ -64,6 +65,10 @@ class UnknownTopic(CallerError):
 
 class UnknownSchedule(CallerError):
     """No worker has declared a schedule of this name."""
+
+
+class UnknownTask(CallerError):
+    """No module that this process has imported has a task of this name. A name from Redis is never imported."""
 
 
 class InvalidMessage(CallerError):

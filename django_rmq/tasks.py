@@ -2,8 +2,8 @@
 
     TASKS = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend"}}
 
-``PackageBackend`` takes the tasks of django-tasks on every version of Django; ``RMQBackend`` does so where Django has
-none of its own.
+Each backend takes the tasks of both. The objects and the signals of ``RMQBackend`` are Django's where Django has tasks;
+those of ``PackageBackend`` are those of django-tasks on every version of Django.
 """
 
 from __future__ import annotations

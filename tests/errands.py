@@ -78,6 +78,25 @@ def exits() -> None:
 
 
 @task()
+async def aexits() -> None:
+    raise SystemExit(1)
+
+
+@task()
+def interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+@task()
+def exits_unless(path: str) -> str:
+    """Exit in the first attempt."""
+    if not Path(path).exists():
+        Path(path).touch()
+        raise SystemExit("no such file")
+    return "done"
+
+
+@task()
 def returns_what_json_cannot_hold() -> Any:
     return object()
 

@@ -50,6 +50,7 @@ django_rmq.E085    a backend of TASKS, and neither Django nor an installed packa
 django_rmq.E086    a queue of TASKS that cannot be a topic, or whose topic is declared elsewhere
 django_rmq.E087    the DATABASE of a backend of TASKS is not in DATABASES
 django_rmq.E088    options of a queue that a backend of TASKS does not have
+django_rmq.E089    a module in OPTIONS["MODULES"] of a backend of TASKS that cannot be imported
 django_rmq.E095    HARD_TIMEOUT of a topic is not more than its MAX_RUNTIME
 django_rmq.E100    BODY names a type, and pydantic is not installed
 django_rmq.E101    BODY names a type that cannot be imported

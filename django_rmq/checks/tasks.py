@@ -12,6 +12,7 @@ from django.core.checks import CheckMessage, register
 from django_rmq.checks.reports import TAGS, AppError
 from django_rmq.project.settings import read_settings
 from django_rmq.project.settings.tasks import TaskBackend
+from django_rmq.project.tasks import modules
 from django_rmq.project.tasks.frameworks import is_installed
 
 
@@ -21,7 +22,16 @@ def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
     config, _ = read_settings()
     if config is None:
         return []  # check_settings reports why
-    return [problem for backend in config.tasks.values() for problem in _of(backend)]
+    found: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
+    if not found:
+        found = [
+            AppError(
+                f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
+                id="django_rmq.E089",
+            )
+            for module, error in modules.import_each(modules.declared_modules(config))
+        ]
+    return found
 
 
 def _of(backend: TaskBackend) -> Iterator[CheckMessage]:

@@ -30,6 +30,7 @@ IN_WORDS = {
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
     "UPCAST": "none",
+    "MODULES": "none",
     "TIMEZONE": "`TIME_ZONE`",
     "ACL": '`"creator"` with `AUTH`, else `"open"`',
 }

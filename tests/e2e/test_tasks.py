@@ -149,6 +149,21 @@ def test_a_task_whose_whole_machine_dies_runs_again_after_its_time_out(
     assert (found.status, found.attempts) == (Status.SUCCESSFUL, 2)
 
 
+def test_a_task_that_exits_does_not_end_its_worker(
+    work: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    worker = work("--processes", "2")
+    eventually(lambda: len(worker.children) == 2, "both workers")
+    children = set(worker.children)
+    each = [errands.exits_unless.enqueue(str(tmp_path / f"seen-{number}")) for number in range(5)]
+    brief = [task.using(queue_name="brief").enqueue() for task in (errands.aexits, errands.interrupts)]
+    finished(*each, *brief)
+    assert {result.return_value for result in each} == {"done"}
+    assert {result.attempts for result in [*each, *brief]} == {2}
+    assert [result.errors[-1].exception_class for result in brief] == [SystemExit, KeyboardInterrupt]
+    assert set(worker.children) == children
+
+
 def test_a_task_that_kills_every_worker_has_failed_in_the_end(
     work: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

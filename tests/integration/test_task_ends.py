@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -13,7 +14,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_rmq import cancel_message, send_message
-from django_rmq.core.calls import ending, people, taking
+from django_rmq.core.calls import ending, looking, people, taking
 from django_rmq.core.calls.holder import BrokerHolder
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.topics import reslotting
@@ -189,6 +190,157 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])
 
 
+# --- exits
+
+
+@pytest.mark.parametrize("task", [errands.exits, errands.aexits])
+def test_a_task_that_exits_has_failed_and_ends_nothing_else(using: Use, told: list[Any], task: Any) -> None:
+    using(MAX_RETRIES=0)
+    result, other = task.enqueue(), errands.returns.enqueue(1)
+    assert drain(raise_errors=False, live=True) == 2
+    result.refresh()
+    other.refresh()
+    assert (result.status, other.return_value) == (Status.FAILED, 1)
+    assert sorted(told) == [Status.FAILED, Status.SUCCESSFUL]
+    assert result.errors[0].exception_class is SystemExit
+
+
+def test_a_task_that_exits_is_tried_again(using: Use, tmp_path: Any) -> None:
+    using(BACKOFF=0)
+    result = errands.exits_unless.enqueue(str(tmp_path / "seen"))
+    drain(raise_errors=False, live=True)
+    result.refresh()
+    assert (result.return_value, result.attempts) == ("done", 2)
+    assert [error.exception_class for error in result.errors] == [SystemExit]
+
+
+def test_a_drain_that_raises_errors_says_that_a_task_has_exited(using: Use) -> None:
+    using(MAX_RETRIES=0)
+    errands.exits.enqueue()
+    with pytest.raises(SystemExit):
+        drain(live=True)
+
+
+@pytest.mark.parametrize("raise_errors", [True, False])
+def test_ctrl_c_ends_a_drain_although_the_task_has_it(using: Use, raise_errors: bool) -> None:
+    using(MAX_RETRIES=3, BACKOFF=600)
+    result = errands.interrupts.enqueue()
+    with pytest.raises(KeyboardInterrupt):
+        drain(raise_errors=raise_errors, live=True)
+    result.refresh()
+    assert (result.status, result.attempts) == (Status.READY, 1)
+
+
+@pytest.mark.parametrize("name", ["task_started", "task_finished"])
+def test_a_receiver_that_exits_ends_nothing(using: Use, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    def leave(**_: Any) -> None:
+        raise SystemExit(3)
+
+    using()
+    getattr(signals, name).connect(leave)
+    try:
+        result = errands.returns.enqueue(1)
+        drain(live=True)
+    finally:
+        getattr(signals, name).disconnect(leave)
+    result.refresh()
+    assert result.return_value == 1
+    assert "A receiver of a signal of tasks asked the process to exit" in caplog.text
+
+
+# --- in the log
+
+
+LOGGERS = ("django_rmq.consumer", FRAMEWORK.package)
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[Any]:
+    return [each for each in caplog.records if each.levelno >= level and each.name in LOGGERS]
+
+
+@pytest.mark.parametrize("task", [errands.fails, errands.afails])
+def test_each_line_about_a_failed_task_names_it_and_its_result(
+    using: Use, caplog: pytest.LogCaptureFixture, task: Any
+) -> None:
+    using(MAX_RETRIES=1, BACKOFF=0)
+    result = task.enqueue("the text of the error")
+    with caplog.at_level(logging.INFO):
+        drain(raise_errors=False, live=True)
+    retried, finished, dead = lines(caplog)
+    assert (retried.levelname, finished.levelname, dead.levelname) == ("WARNING", "ERROR", "ERROR")
+    topic = "tasks.default" if task is errands.fails else "tasks-async.default"
+    for line in lines(caplog, logging.INFO):
+        assert (line.rmq_task, line.rmq_result) == (task.module_path, result.id)
+        assert (line.rmq_topic, line.rmq_slot) == (topic, 0)
+        assert line.rmq_message.startswith("0~")
+        assert task.module_path in line.getMessage()
+        assert result.id in line.getMessage()
+    assert f"of topic {topic} (task {task.module_path}, result {result.id}) failed" in dead.getMessage()
+    # The first of a kind has the traceback, once.
+    assert [bool(line.exc_info) for line in (retried, finished, dead)] == [True, False, True]
+
+
+def test_dead_tasks_are_logged_as_seldom_as_dead_messages(
+    using: Use, caplog: pytest.LogCaptureFixture
+) -> None:
+    using(MAX_RETRIES=0)
+    ids = {errands.fails.enqueue().id for _ in range(4)}
+    drain(raise_errors=False, live=True)
+    assert [line.name for line in lines(caplog, logging.ERROR)] == [LOGGERS[1], LOGGERS[0]]
+    (named,) = {line.rmq_result for line in lines(caplog)}
+    assert named in ids
+
+
+def redact(topic: str, body: Any, context: Any) -> str:
+    return "hidden"
+
+
+@pytest.mark.parametrize("task", [errands.fails, errands.afails])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_error_of_a_task_of_a_redacted_queue_is_in_no_line(
+    using: Use, caplog: pytest.LogCaptureFixture, task: Any, retries: int
+) -> None:
+    redacted = dict.fromkeys(("tasks.default", "tasks-async.default"), f"{__name__}.redact")
+    using({"ADMIN": {"FORMATTER": redacted}}, MAX_RETRIES=retries, BACKOFF=0)
+    result = task.enqueue("4111111111111111")
+    with caplog.at_level(logging.DEBUG):
+        drain(raise_errors=False, live=True)
+    assert result.id in caplog.text
+    assert "4111111111111111" not in caplog.text
+    assert "ValueError" in caplog.text
+
+
+def test_a_path_or_a_key_that_a_sender_chose_is_in_no_line_of_a_redacted_queue(
+    using: Use, caplog: pytest.LogCaptureFixture
+) -> None:
+    using({"ADMIN": {"FORMATTER": {"tasks.default": f"{__name__}.redact"}}}, MAX_RETRIES=0)
+    result = errands.returns.enqueue(1)
+    body = {**take(result.id).body, "task": "secret.path"}
+    send_message("tasks.default", body, key="4111111111111111", priority=2000, on_commit=False)
+    with caplog.at_level(logging.DEBUG):
+        drain(raise_errors=False, live=True)
+    (line,) = lines(caplog, logging.ERROR)
+    assert "django_rmq.exceptions.UnknownTask" in line.getMessage()
+    assert "secret.path" not in caplog.text
+    assert "4111111111111111" not in caplog.text
+
+
+def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.LogCaptureFixture) -> None:
+    using()
+    result = errands.fails.enqueue()
+    message = take(result.id)
+    cancel_message("tasks.default", key=result.id)
+    message.extend()
+    with caplog.at_level(logging.INFO):
+        with pytest.raises(ValueError, match="this task failed") as raised:
+            running.run(message)
+        fail(message, raised.value)
+    line: Any
+    (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
+    assert (line.rmq_task, line.rmq_result) == ("tests.errands.fails", result.id)
+    assert f"(task tests.errands.fails, result {result.id})" in line.getMessage()
+
+
 # --- ended by Redis
 
 
@@ -271,6 +423,55 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     while drain("tasks-later", live=True) == 0:
         assert timezone.now() < deadline
     assert take(result.id).key == result.id
+
+
+# --- cancelled after its time has come
+
+
+def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: Use) -> None:
+    """Its worker dies before it can commit the message that waited, and another one has it again."""
+    using()
+    result, later = released_by_a_dying_worker()
+    assert result.status == Status.READY
+    assert cancel_message("tasks.default", key=result.id, on_commit=False) == "waiting"
+    running.release(later)
+    topic = get_config().topics["tasks.default"]
+    (looked,) = connections.get_broker().run(looking.look(topic, 0, [result.id.encode()]))
+    assert (looked.store, looked.prepare, looked.retry) == (None, None, None)
+    with pytest.raises(FRAMEWORK.exceptions.TaskResultDoesNotExist):
+        end_of_waiting(later, result)
+
+
+def test_a_task_that_was_released_and_begins_counts_no_attempt_of_its_release(using: Use) -> None:
+    using()
+    result, later = released_by_a_dying_worker()
+    running.release(later)
+    drain("tasks.default", live=True)
+    running.release(later)
+    assert drain("tasks.default", live=True) == 0
+    result.refresh()
+    assert (result.return_value, result.attempts) == (1, 1)
+
+
+def released_by_a_dying_worker() -> tuple[Any, Message]:
+    """Return a task in its queue, and the message that waited as its next delivery has it."""
+    due = timezone.now() + timedelta(milliseconds=200)
+    result = errands.returns.using(run_after=due).enqueue(1)
+    topic, broker = get_config().topics["tasks-later"], connections.get_broker()
+    deadline = due + timedelta(seconds=60)
+    while (prepared := broker.run(taking.prepare(topic, 0, "dying", None, 1))).status != "ok":
+        assert timezone.now() < deadline
+    (delivery,) = prepared.deliveries
+    running.release(Message(topic, 0, prepared.receipt, delivery, BrokerHolder(broker)))
+    again = delivery._replace(retries_left=delivery.retries_left - 1)
+    return result, Message(topic, 0, prepared.receipt, again, BrokerHolder(broker))
+
+
+def end_of_waiting(later: Message, result: Any) -> None:
+    """Commit the message that waited, and refresh the result."""
+    call = ending.commit(later.topic, 0, later.receipt, [later.delivery.member])
+    connections.get_broker().run(call)
+    result.refresh()
 
 
 # --- re-slotted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +81,76 @@ def test_the_metrics_name_the_extra_that_they_lack(module: str) -> None:
     told = ran.stderr.strip().splitlines()[-1]
     assert told.startswith("ModuleNotFoundError: django_rmq.metrics needs prometheus-client")
     assert 'extra "prometheus"' in told
+
+
+# --- names that lead to an import or to code
+
+IMPORTERS = {
+    "__import__", "autodiscover_modules", "eval", "exec", "exec_module", "find_spec", "import_by_path", "import_module",
+    "import_string", "load_module", "locate", "resolve_name", "run_module", "run_path", "spec_from_file_location",
+    "module_from_spec", "walk_packages",
+}  # fmt: skip
+LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "runpy", "pydoc"}
+
+THE_SETTINGS = "the path is in the project's settings"
+THE_PROJECT = "the name is that of an installed app, or in the project's settings"
+OURS = "the name is a constant of this package"
+
+ALLOWED = {
+    "__init__.py": {"import_module": OURS},
+    "api/permissions.py": {"import_string": THE_SETTINGS},
+    "api/schema.py": {"find_spec": OURS},
+    "api/urls.py": {"find_spec": OURS},
+    "checks/__init__.py": {
+        "import_string": THE_SETTINGS,
+        "locate": "a file of a distribution, and no import",
+    },
+    "core/consumer/overlapping.py": {"import_module": OURS},
+    "operations/redaction.py": {"import_string": THE_SETTINGS},
+    "pipelines/__init__.py": {"import_module": THE_PROJECT},
+    "pipelines/consume.py": {"import_string": "the command line names it"},
+    "project/connections/coordinators.py": {"import_string": THE_SETTINGS},
+    "project/scheduling/conditions.py": {"find_spec": OURS},
+    "project/settings/redis.py": {"import_string": THE_SETTINGS},
+    "project/settings/topics.py": {"import_string": THE_SETTINGS},
+    "project/settings/values.py": {"find_spec": OURS},
+    "project/tasks/frameworks.py": {"find_spec": OURS, "import_module": OURS},
+    "project/tasks/modules.py": {"import_module": THE_PROJECT},
+    "project/validating/declared.py": {"import_string": THE_SETTINGS},
+    "spark/connection.py": {"import_module": "an option of the Spark job names it"},
+    "spark/java.py": {"find_spec": OURS},
+    "spark/session.py": {"find_spec": OURS},
+}
+"""File -> what it uses to import by a name -> where the name comes from. It never comes from Redis."""
+
+
+def importing(source: str) -> set[str]:
+    """Return the names used in ``source`` that import by a name, or that run what is stored."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [*(alias.name for alias in node.names), getattr(node, "module", None) or ""]
+            found |= {name for name in names if name.partition(".")[0] in LOADERS}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found |= {node.id} & IMPORTERS
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr} & IMPORTERS
+    return found
+
+
+def test_a_name_that_leads_to_an_import_would_be_seen() -> None:
+    assert importing("import pickle\nimport_string(path)\nimportlib.import_module(name)") == {
+        "pickle",
+        "import_string",
+        "import_module",
+    }
+
+
+def test_every_import_by_a_name_has_a_reason_and_none_is_of_a_name_from_redis() -> None:
+    root = Path(django_rmq.__file__).parent
+    used = {
+        path.relative_to(root).as_posix(): names
+        for path in sorted(root.rglob("*.py"))
+        if (names := importing(path.read_text()))
+    }
+    assert used == {path: set(reasons) for path, reasons in ALLOWED.items()}

@@ -30,7 +30,7 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
         _cancelled(message)
         return
     is_dead = failure.kind == "rejected" or message.retries_left <= 0
-    left_out = _repeated.admit((topic.name, failure.kind, is_dead, _place_of(error)))
+    left_out = _repeated.admit((topic.name, failure.kind, is_dead, place_of(error)))
     if left_out is not None:
         level = logging.ERROR if is_dead else logging.WARNING
     elif logger.isEnabledFor(logging.DEBUG):
@@ -47,9 +47,10 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     what, traced, frames = _shown(topic, failure, error if is_traced else None)
     logger.log(
         level,
-        "Message %s of topic %s %s (%s); %s%s%s",
+        "Message %s of topic %s%s %s (%s); %s%s%s",
         message.name,
         topic.name,
+        _labelled(message),
         failure.kind,
         what,
         then,
@@ -62,22 +63,36 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
             "rmq_slot": message.slot,
             "rmq_message": message.name,
             "rmq_retries_left": message.retries_left,
+            **_label_fields(message),
         },
     )
 
 
 def _cancelled(message: Message) -> None:
     logger.info(
-        "Message %s of topic %s was cancelled while it was in hand; it is not tried again",
+        "Message %s of topic %s%s was cancelled while it was in hand; it is not tried again",
         message.name,
         message.topic.name,
+        _labelled(message),
         extra={
             "rmq_event": "cancelled",
             "rmq_topic": message.topic.name,
             "rmq_slot": message.slot,
             "rmq_message": message.name,
+            **_label_fields(message),
         },
     )
+
+
+def _labelled(message: Message) -> str:
+    """Return what the labels of a message add to the text of a line."""
+    labels = getattr(message, "labels", {})
+    return f" ({', '.join(f'{name} {value}' for name, value in labels.items())})" if labels else ""
+
+
+def _label_fields(message: Message) -> dict[str, str]:
+    """Return what the labels of a message add to the fields of a line."""
+    return {f"rmq_{name}": value for name, value in getattr(message, "labels", {}).items()}
 
 
 def _shown(
@@ -92,7 +107,7 @@ def _shown(
     return error_class(what) or "its text is withheld", None, frames
 
 
-def _place_of(error: BaseException | None) -> object:
+def place_of(error: BaseException | None) -> object:
     """Return the class of an error and the line that raised it."""
     if error is None:
         return None
@@ -145,4 +160,4 @@ def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
         )
 
 
-__all__ = ["batch_failed", "done", "failed", "unusable"]
+__all__ = ["batch_failed", "done", "failed", "place_of", "unusable"]

@@ -59,7 +59,10 @@ class Message(Held, Generic[Body]):
     of the batch.
     """
 
-    __slots__ = ("_bodies", "_body", "_envelope", "delivery", "outcome", "receipt", "slot", "topic")
+    __slots__ = ("_bodies", "_body", "_envelope", "delivery", "labels", "outcome", "receipt", "slot", "topic")
+
+    labels: dict[str, str]
+    """What log lines say of the message beside its name: field -> value. Only listeners of RMQ's own set it."""
 
     def __init__(
         self,

@@ -13,20 +13,19 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS
-from django.utils.module_loading import module_has_submodule
 
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
 from django_rmq.project.scheduling import registry as scheduled
 from django_rmq.project.settings import get_config
+from django_rmq.project.tasks import modules
 from django_rmq.project.tasks import running as tasks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -186,19 +185,10 @@ def once_databases() -> dict[str, str]:
 def discover() -> list[FailedModule]:
     """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return those that failed."""
     name = get_config().autodiscover
-    failed: list[FailedModule] = []
     _add_tasks()
-    if name is None:
-        return failed
-    for app in apps.get_app_configs():
-        if app.module is None or not module_has_submodule(app.module, name):
-            continue
-        module = f"{app.name}.{name}"
-        try:
-            import_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
-            failed.append(FailedModule(module, error))
-    return failed
+    return (
+        [] if name is None else [FailedModule(*each) for each in modules.import_each(modules.of_apps(name))]
+    )
 
 
 def _add_tasks() -> None:

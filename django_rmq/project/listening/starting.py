@@ -14,6 +14,7 @@ from django_rmq.project import connections
 from django_rmq.project.listening import conditions, registry
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
+from django_rmq.project.tasks import modules
 from django_rmq.project.validating import conditions as validating
 
 logger = safe_logger("django_rmq.consumer")
@@ -22,14 +23,15 @@ logger = safe_logger("django_rmq.consumer")
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
     """Return the topics to serve: those named, or all that have a listener, without the excluded ones.
 
-    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a named
-    topic without one, and ``UnknownTopic`` for a name that is not declared.
+    Imports the listeners and the tasks. Raises ``ConfigurationError`` for listeners that cannot be imported and for
+    a named topic without one, and ``UnknownTopic`` for a name that is not declared.
     """
     config = get_config()
     failed = registry.discover()
     if failed:
         reasons = "; ".join(f"{one.module}: {one.reason}" for one in failed)
         raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
+    modules.import_tasks()
     listeners = registry.listeners()
     for name in listeners:
         config.topic(name)

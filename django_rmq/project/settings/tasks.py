@@ -14,7 +14,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.settings.keys import Keys, keys_of, setting
 from django_rmq.project.settings.problems import Problems
 from django_rmq.project.settings.topics import TOPIC_KEYS, read_defaults, read_topic
-from django_rmq.project.settings.values import boolean, matching, optional, seconds, text
+from django_rmq.project.settings.values import boolean, matching, module_names, optional, seconds, text
 from django_rmq.project.settings.wording import shown
 
 PATHS = {
@@ -57,6 +57,8 @@ class TaskOptions:
     """Whether a task waits for the commit. None: as ``RMQ["ON_COMMIT"]`` says."""
     database: str | None = setting(optional(text), None)
     """The alias of the database whose commit it waits for. None: the default one."""
+    modules: tuple[str, ...] = setting(module_names, ())
+    """Modules with tasks, beside the ``tasks`` modules of the installed apps."""
 
 
 OPTION_KEYS = keys_of(TaskOptions)

@@ -133,6 +133,14 @@ def text(value: object) -> str:
     return value
 
 
+def module_names(value: object) -> tuple[str, ...]:
+    """Return the names of modules."""
+    found = tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(one, str) and all(map(str.isidentifier, one.split("."))) for one in found):
+        raise Wanted("a list of names of modules such as 'shop.orders'")
+    return found
+
+
 def matching(pattern: str, wanted: str) -> Callable[[object], str]:
     """Return a parser of text of this form."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from traceback import format_exception
@@ -20,7 +21,7 @@ from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, ServerTrou
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.project.settings.tasks import TaskBackend
-from django_rmq.project.tasks.finding import read
+from django_rmq.project.tasks.finding import LEAST_KEPT_MS, known
 from django_rmq.project.tasks.frameworks import Framework, framework
 from django_rmq.project.tasks.jobs import Job
 from django_rmq.project.tasks.records import (
@@ -37,15 +38,15 @@ from django_rmq.project.tasks.together import Together
 
 logger = safe_logger("django_rmq.tasks")
 _complain = Complaints(logger)
-_together = Together(lambda: connections.get_broker("worker"))
-
-LEAST_KEPT_MS = 604_800_000
-"""How long the record of a task that is not finished is kept at least: a week."""
+together = Together(lambda: connections.get_broker("worker"))
 
 PATIENCE = 10.0
 """Seconds for which the end of a task waits for Redis to have its result."""
 
 PAUSE = 0.2
+
+_OWN_ID = re.compile("[0-9a-f]{32}")
+"""The ids that ``new_origin`` draws."""
 
 LOST = "lost"
 """Stands for the worker of an attempt that ended before its start was noted: the worker died."""
@@ -58,12 +59,14 @@ class Attempt:
     """One attempt at a task. ``is_over``: it needs none, because it has succeeded before."""
 
     def __init__(self, message: Message) -> None:
-        self._message = message
+        self.message = message
         self._broker: Broker = connections.get_broker("worker")
         self.ended = False
         """Whether the end of the attempt is known. A record of its start is then too late."""
-        self.job = Job.of(message.body)
         self.key = message.key or ""
+        # A key that somebody else chose may be content.
+        message.labels = {"result": self.key} if _OWN_ID.fullmatch(self.key) else {}
+        self.job = Job.of(message.body)
         self.record = self._earlier()
         self.is_over = self.record.status == SUCCESSFUL
         self.backend: TaskBackend
@@ -75,18 +78,18 @@ class Attempt:
 
     def _earlier(self) -> Record:
         """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
-        begun = self._message.max_retries - self._message.retries_left
+        begun = self.message.max_retries - self.message.retries_left
         if begun <= 0:
             return Record()
-        kept = self._broker.run(results.result(self.key))
-        record = Record() if kept is None else read(kept).record
+        kept = known(self._broker, self.key)
+        record = Record() if kept is None else kept.record
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 
     def begin(self) -> list[Any]:
         """Note the start of the attempt; return the arguments of the function.
 
-        Raises ``ImportError`` and the other errors of ``Job.task`` for a task that cannot be run.
+        Raises the errors of ``Job.task`` for a task that cannot be run.
         """
         record, now = self.record, timezone.now()
         record.status, record.finished_at, record.value = RUNNING, None, None
@@ -96,6 +99,8 @@ class Attempt:
         self.backend = get_config().tasks[self.job.backend]
         self.framework = framework(self.backend.package)
         self.task = self.job.task(self.framework)
+        # The path of an unknown task is whatever its sender wrote.
+        self.message.labels = {"task": self.job.path, **self.message.labels}
         self.sender = type(self.task.get_backend())
         self.result = result_of(self.framework, self.task, self.key, self.job, record)
         context = (
@@ -105,7 +110,7 @@ class Attempt:
 
     def start(self) -> Call[str]:
         """Return what notes in Redis that the attempt runs."""
-        return self._kept(2 * self._message.receipt, self.record.written())
+        return self._kept(2 * self.message.receipt, self.record.written())
 
     def succeed(self, returned: Any) -> Callable[[], None]:
         """Note that the function has returned; return what keeps the result.
@@ -118,7 +123,7 @@ class Attempt:
         status, now = record.status, timezone.now()
         record.status, record.value, record.finished_at = SUCCESSFUL, value, now
         try:
-            call = self._kept(2 * self._message.receipt + 1, record.written())
+            call = self._kept(2 * self.message.receipt + 1, record.written())
         except ValueError:
             record.status, record.value, record.finished_at = status, None, None
             raise
@@ -127,13 +132,13 @@ class Attempt:
 
     def fail(self, error: BaseException) -> Callable[[], None]:
         """Note that the attempt has failed with ``error``; return what keeps this."""
-        record, message = self.record, self._message
+        record, message = self.record, self.message
         is_last = message.cancelled or isinstance(error, Reject) or message.retries_left <= 0
         record.status = FAILED if is_last else READY
         record.finished_at = timezone.now() if is_last else None
         if is_last or not isinstance(error, Retry):
             record.add(_described(error, message.stopped))
-        call = self._kept(2 * self._message.receipt + 1, record.written())
+        call = self._kept(2 * self.message.receipt + 1, record.written())
         self._end()
 
         def keep() -> None:
@@ -145,9 +150,9 @@ class Attempt:
         return keep
 
     @property
-    def is_finished(self) -> bool:
-        """Whether there will be no further attempt."""
-        return self.record.is_finished
+    def has_ended(self) -> bool:
+        """Whether there will be no further attempt of a task that is known."""
+        return self.result is not None and self.record.is_finished
 
     def _end(self) -> None:
         self.ended = True
@@ -159,14 +164,14 @@ class Attempt:
         keep_ms = round(backend.options.result_ttl * 1000) if backend else LEAST_KEPT_MS
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
-        return results.keep_result(self.key, stamp, keep_ms, self._message.raw, record)
+        return results.keep_result(self.key, stamp, keep_ms, self.message.raw, record)
 
     def _keep(self, call: Call[str]) -> None:
         """Write to Redis, and wait for it for a while if it is unavailable."""
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                _together.run(call)
+                together.run(call)
                 return
             except ServerTrouble:
                 # A repeated write changes nothing.
@@ -185,4 +190,4 @@ def _described(error: BaseException, stopped: str = "") -> Error:
     return Error(f"{kind.__module__}.{kind.__qualname__}", text)
 
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "together"]

@@ -12,6 +12,8 @@ from django.conf import settings
 
 from django_rmq import exceptions
 from django_rmq.core.calls import results
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.call import Call
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, error_class
@@ -22,6 +24,12 @@ from django_rmq.project.tasks.places import look
 from django_rmq.project.tasks.records import FAILED, READY, RUNNING, Error, Record
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
+
+RELEASED = 1
+"""The stamp of what is kept of a task that no attempt has begun. Those of attempts are twice a receipt, or more."""
+
+LEAST_KEPT_MS = 604_800_000
+"""How long what is kept of a task that is not finished stays at least: a week."""
 
 _GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
 
@@ -46,18 +54,15 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     if not _ID.fullmatch(key):
         return None
     broker = connections.get_broker()
-    kept = broker.run(results.result(key))
-    if kept is not None and (found := read(kept)).record.is_finished:
+    found = known(broker, key)
+    if found is not None and found.record.is_finished:
         return found
     looked = look(broker, backend, key.encode())
     if looked is not None:
-        return _of_message(looked, None if kept is None else read(kept))
+        return _of_message(looked, found)
     # Its last attempt may have ended between the two requests.
-    kept = broker.run(results.result(key))
-    if kept is None:
-        return None
-    found = read(kept)
-    if not found.record.is_finished:
+    found = known(broker, key)
+    if found is not None and not found.record.is_finished:
         found.record.status = FAILED
         # When it was removed is not known. It was alive when its last attempt began.
         found.record.finished_at = found.record.last_attempted_at
@@ -65,9 +70,22 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     return found
 
 
-def read(kept: results.Kept) -> Found:
-    """Return what was kept of a task's attempts."""
+def known(broker: Broker, key: str) -> Found | None:
+    """Return what was kept of a task's attempts. None: none has begun that anybody knows of."""
+    kept = broker.run(results.result(key))
+    if kept is None or kept.stamp <= RELEASED:
+        return None
     return Found(Job.of(json.loads(kept.job)), Record.read(kept.record, kept.stamp))
+
+
+def is_released(broker: Broker, key: str) -> bool:
+    """Return whether a task that waited for its time is known to have been sent to its queue."""
+    return broker.run(results.result(key)) is not None
+
+
+def note_release(key: str) -> Call[str]:
+    """Return what notes that a task that waited for its time was sent to its queue."""
+    return results.keep_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
 def _of_message(looked: Looked, kept: Found | None) -> Found | None:
@@ -104,7 +122,10 @@ def _error(death: Death) -> Error:
 
 
 def _path(name: str) -> str:
-    """Return the path of a class by which an error text begins. It names the module only if that is another one."""
+    """Return the path of a class by which an error text begins. It names the module only if that is another one.
+
+    The path is only shown: ``records`` finds the class, without an import.
+    """
     if "." in name:
         return name
     for home in (builtins, exceptions):
@@ -120,4 +141,4 @@ def _moment(ms: float) -> datetime:
     return found if settings.USE_TZ else found.astimezone().replace(tzinfo=None)
 
 
-__all__ = ["Found", "find", "read"]
+__all__ = ["LEAST_KEPT_MS", "Found", "find", "is_released", "known", "note_release"]

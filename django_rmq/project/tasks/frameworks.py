@@ -1,6 +1,7 @@
 """The two packages that have tasks: ``django.tasks`` of Django 6.0 and newer, and ``django_tasks`` of django-tasks.
 
-Both have the same names. Which one a backend serves is decided when it is imported.
+Both have the same names, and the decorators of both make a task of the class that its backend names. So a backend takes
+the tasks of both. Its own package decides which classes its objects have, and whose signals are sent.
 """
 
 from __future__ import annotations
@@ -67,4 +68,4 @@ def is_installed(package: str = "") -> bool:
     return (not package and is_native()) or find_spec(package or PACKAGE) is not None
 
 
-__all__ = ["PACKAGE", "Framework", "framework", "is_installed", "is_native"]
+__all__ = ["NATIVE", "PACKAGE", "Framework", "framework", "is_installed", "is_native"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.utils.module_loading import import_string
-
+from django_rmq.exceptions import UnknownTask
+from django_rmq.project.tasks import modules
 from django_rmq.project.tasks.frameworks import Framework
 
 _LOWEST = 1_024
@@ -70,6 +70,8 @@ class Job(NamedTuple):
         """Return the job in a message's body. Raises ``ValueError`` for any other body."""
         try:
             after = body.get("run_after")
+            if not isinstance(body["task"], str):
+                raise TypeError(f"the task is {type(body['task']).__name__}, and not a path")
             return cls(
                 body["task"],
                 body["args"],
@@ -87,10 +89,20 @@ class Job(NamedTuple):
     def task(self, framework: Framework) -> Any:
         """Return the task, with the options of this call.
 
-        Raises ``ImportError`` if there is no such object, ``TypeError`` if it is something else, and the framework's
-        ``InvalidTask`` if the backend does not take it any more.
+        Raises ``UnknownTask`` if no imported module has such an object, ``TypeError`` if it is something else, and the
+        framework's ``InvalidTask`` if the backend does not take it any more.
         """
-        found = import_string(self.path)
+        found = modules.imported(self.path)
+        if found is None:
+            # Web processes import the tasks of all apps only if they have to.
+            modules.import_tasks()
+            found = modules.imported(self.path)
+        if found is None:
+            raise UnknownTask(
+                f"no module that is imported here has the task {self.path[:200]!r}. Tasks are found in the tasks modules "
+                'of the installed apps. Name any other module in OPTIONS["MODULES"] of the backend, or import it in '
+                "AppConfig.ready"
+            )
         if not isinstance(found, framework.base.Task):
             raise TypeError(f"{self.path} is a {type(found).__name__}, and not a task")
         given = (self.priority, self.queue, self.backend, self.run_after)

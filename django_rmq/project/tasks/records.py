@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 from django_rmq.core.words.failures import cut_error
 from django_rmq.project.tasks.frameworks import Framework
+from django_rmq.project.tasks.frameworks import framework as framework_of
 from django_rmq.project.tasks.jobs import Job
+from django_rmq.project.tasks.modules import imported
 
 READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
 
@@ -96,10 +99,34 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _errors(base: Any, record: Record) -> list[Any]:
-    return [
-        base.TaskError(exception_class_path=each.path, traceback=each.traceback) for each in record.errors
-    ]
+def _errors(framework: Framework, record: Record) -> list[Any]:
+    return [_task_error(framework.package, each.path, each.traceback) for each in record.errors]
+
+
+def _task_error(package: str, path: str, traceback: str) -> Any:
+    return _error_type(package)(exception_class_path=path, traceback=traceback)
+
+
+@cache
+def _error_type(package: str) -> Any:
+    """Return a ``TaskError`` of a framework that imports nothing: the framework's own imports the path."""
+    given = {
+        "__slots__": (),
+        "__doc__": "Why an attempt failed.",
+        "__module__": __name__,
+        "__reduce__": lambda error: (
+            _task_error,
+            (package, error.exception_class_path, error.traceback),
+        ),
+        "exception_class": property(_class_of),
+    }
+    return type("TaskError", (framework_of(package).base.TaskError,), given)
+
+
+def _class_of(error: Any) -> type[BaseException]:
+    """Return the class of an error. If this process has not imported it, ``Exception`` stands for it."""
+    found = imported(error.exception_class_path)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else Exception
 
 
 def update(framework: Framework, result: Any, record: Record) -> None:
@@ -108,7 +135,7 @@ def update(framework: Framework, result: Any, record: Record) -> None:
     for name, value in (
         ("status", base.TaskResultStatus[record.status]),
         ("finished_at", record.finished_at),
-        ("errors", _errors(base, record)),
+        ("errors", _errors(framework, record)),
         ("_return_value", record.value),
     ):
         # The class is frozen.
@@ -129,7 +156,7 @@ def result_of(framework: Framework, task: Any, key: str, job: Job, record: Recor
         args=job.args,
         kwargs=job.kwargs,
         backend=job.backend,
-        errors=_errors(base, record),
+        errors=_errors(framework, record),
         worker_ids=list(record.workers),
     )
     # Not an argument of the class, which is frozen.

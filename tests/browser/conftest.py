@@ -58,21 +58,21 @@ class Shop:
         }
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def manage(self, *arguments: str) -> str:
+    def manage(self, *arguments: str, **environment: str) -> str:
         """Run a command of manage.py and return what it printed."""
-        return self._run(sys.executable, "manage.py", *arguments)
+        return self._run(sys.executable, "manage.py", *arguments, **environment)
 
     def fill(self, *calls: Call) -> None:
         """Make calls of `shop/fill.py` in a process of its own."""
         self._run(sys.executable, "-m", "tests.browser.shop.fill", json.dumps(calls))
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start a command of manage.py; it ends with the shop."""
         with (self.data / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-u", "manage.py", *arguments],
                 cwd=ROOT,
-                env=self.environment,
+                env=self.environment | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,14 +84,16 @@ class Shop:
     def log(self, name: str) -> str:
         return (self.data / f"{name}.log").read_text(errors="replace")
 
-    def serve(self) -> None:
-        """Start the web server and return when it answers."""
-        process = self.start("web", "runserver", "--noreload", f"127.0.0.1:{self.port}")
+    def serve(self, port: int = 0, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a web server, on another port or with another environment if wanted; return when it answers."""
+        port = port or self.port
+        name = f"web-{port}"
+        process = self.start(name, "runserver", "--noreload", f"127.0.0.1:{port}", **environment)
         deadline = time.monotonic() + PATIENCE
         while True:
-            assert process.poll() is None, self.log("web")
+            assert process.poll() is None, self.log(name)
             try:
-                urllib.request.urlopen(f"{self.url}/admin/login/", timeout=PATIENCE).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/admin/login/", timeout=PATIENCE).close()
             except urllib.error.HTTPError:
                 raise
             except OSError:
@@ -99,7 +101,7 @@ class Shop:
                     raise
                 time.sleep(0.1)
             else:
-                return
+                return process
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         """End a process as an operator does."""
@@ -115,9 +117,15 @@ class Shop:
         for process in reversed(self._started):
             self.stop(process)
 
-    def _run(self, *command: str) -> str:
+    def _run(self, *command: str, **environment: str) -> str:
         done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=ROOT,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -116,6 +116,16 @@ def test_no_module_of_the_package_has_a_name_that_says_nothing() -> None:
     assert [path for path in modules if path.stem in NAMES_THAT_SAY_NOTHING] == []
 
 
+def test_a_style_sheet_takes_no_variable_of_a_page_for_granted() -> None:
+    """A theme need not define Django's variables: an undefined one would leave, say, white text on a white page."""
+    for path in (ROOT / "django_rmq").rglob("*.css"):
+        text = path.read_text()
+        ours = set(re.findall(r"^\s*(--rmq-[\w-]+):", text, re.MULTILINE))
+        used = re.findall(r"var\((--[\w-]+)\s*([,)])", text)
+        assert used
+        assert [name for name, following in used if following == ")" and name not in ours] == [], path
+
+
 def test_decisions_are_numbered_without_a_gap_and_say_their_number() -> None:
     pages = sorted((ROOT / "docs" / "decisions").iterdir())
     assert [path.name[:5] for path in pages] == [f"{number:04}-" for number in range(1, len(pages) + 1)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+from django import VERSION as DJANGO
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
@@ -14,6 +15,7 @@ from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -123,6 +125,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> TemplateResponse:
         """Return one of RMQ's pages within this admin site."""
         name = topic.name if topic is not None else ""
+        here = str(context.get("here", ""))
         return TemplateResponse(
             request,
             f"admin/django_rmq/{template}",
@@ -132,10 +135,29 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 "title": name or str(self.opts.verbose_name_plural).capitalize(),
                 "name": name,
                 "topic": topic,
+                "crumbs": self._crumbs(name, here),
+                "crumbs_are_listed": DJANGO >= (6, 1),
                 **context,
             },
             status=status,
         )
+
+    def _crumbs(self, topic: str, here: str) -> list[tuple[str, str]]:
+        """Return the breadcrumbs: each with its address, and the page itself with none."""
+        site = self.admin_site.name
+        crumbs = [
+            (_("Home"), reverse("admin:index", current_app=site)),
+            (
+                str(self.opts.app_config.verbose_name),
+                reverse("admin:app_list", args=(self.opts.app_label,), current_app=site),
+            ),
+            (capfirst(str(self.opts.verbose_name_plural)), self.url("changelist")),
+        ]
+        if topic:
+            crumbs.append((topic, self.places(topic).topic))
+        if here:
+            crumbs.append((here, ""))
+        return [*crumbs[:-1], (crumbs[-1][0], "")]
 
     def fragment(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> TemplateResponse:
         """Return parts of a page for the script that refreshes it."""

@@ -1,0 +1,190 @@
+"""The pages in admin themes of others and without any style of Django's: what matters can be seen, and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from example_project.embedded_server import free_port
+from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.shop import THEMES
+
+pytestmark = pytest.mark.slow
+
+UNSTYLED = "unstyled"
+"""Django's own admin, of which no style sheet arrives."""
+
+TOPIC = "image-renders"
+LEGIBLE = 4.5
+"""The least contrast of text for the level AA of WCAG."""
+
+# The colour of each text, over what is painted behind it, as a contrast; and of each border beside its background.
+MEASURE = """
+() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (color) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, bottom) => [...[0, 1, 2].map((i) => top[i] * top[3] + bottom[i] * (1 - top[3])), 1];
+  const paper = getComputedStyle(document.documentElement).colorScheme.startsWith("dark") ? [18, 18, 18, 1] : [255, 255, 255, 1];
+  const behind = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((bottom, top) => over(top, bottom), paper);
+  };
+  const light = (color) => {
+    const [r, g, b] = color.slice(0, 3).map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (one, other) => {
+    const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const seen = (selector) => [...document.querySelectorAll(`.rmq ${selector}`)].filter((e) => e.checkVisibility());
+  const texts = seen(".rmq-button, .rmq-badge[class*=rmq-is-], .rmq-dead, .rmq-is-alarm .rmq-tile-value").map((element) => {
+    const back = behind(element);
+    return {
+      text: element.innerText, class: element.className,
+      contrast: contrast(over(rgba(getComputedStyle(element).color), back), back),
+      cut: element.matches(".rmq-button") && element.scrollWidth > element.clientWidth + 1,
+    };
+  });
+  const bordered = ".rmq-tile, .rmq-scroll, .rmq-badge, .rmq-button, .rmq-confirm, .rmq-field :is(input, select, textarea)";
+  const borders = seen(bordered).map((element) => {
+    const style = getComputedStyle(element), back = behind(element.parentElement);
+    const line = contrast(over(rgba(style.borderTopColor), back), back), area = contrast(behind(element), back);
+    return { class: element.className || element.name, width: parseFloat(style.borderTopWidth), contrast: Math.max(line, area) };
+  });
+  return { texts, borders, wider: document.documentElement.scrollWidth - document.documentElement.clientWidth };
+}
+"""
+
+
+class Themed(NamedTuple):
+    """The shop's admin in a theme."""
+
+    theme: str
+    url: str
+
+
+@pytest.fixture(scope="module")
+def filled(shop: Shop) -> Shop:
+    shop.fill(
+        call(
+            "dead", TOPIC, [{"sku": sku, "shop": 3} for sku in (8001, 8002)], "photos.errors.Lost: no photo"
+        ),
+        call("outbox", TOPIC, [{"sku": 8003, "shop": 3}], refused="MessageTooLarge: 70000 bytes"),
+        call("schedules"),
+    )
+    return shop
+
+
+@pytest.fixture(scope="module", params=[*THEMES, UNSTYLED])
+def themed(request: pytest.FixtureRequest, filled: Shop) -> Iterator[Themed]:
+    port = free_port()
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "tests.browser.shop.themed",
+        "SHOP_THEME": "django" if request.param == UNSTYLED else request.param,
+    }
+    filled.manage("migrate", "--verbosity", "0", **environment)
+    process = filled.serve(port, **environment)
+    yield Themed(request.param, f"http://127.0.0.1:{port}/admin/")
+    filled.stop(process)
+
+
+def open_admin(page: Page, themed: Themed, scheme: Any) -> str:
+    """Log in, in a light or dark mode if the theme has one; return the address of the topics."""
+    page.watched.allow("")  # type: ignore[attr-defined]
+    page.emulate_media(color_scheme=scheme)
+    page.add_init_script(
+        f"localStorage.setItem('jazzmin-theme-mode', '{scheme}');"
+        f"localStorage.setItem('adminTheme', JSON.stringify('{scheme}'));"
+    )
+    if themed.theme == UNSTYLED:
+        page.route("**/static/admin/css/*", lambda route: route.fulfill(body="", content_type="text/css"))
+    topics = f"{themed.url}django_rmq/topic/"
+    page.goto(f"{themed.url}login/?next={topics}")
+    page.locator("[name=username]").fill("boss")
+    page.locator("[name=password]").fill("boss")
+    page.locator("[type=submit]").first.click()
+    expect(page.locator(".rmq-tile").first).to_be_visible()
+    return topics
+
+
+def check(page: Page) -> dict[str, Any]:
+    """Check what is seen of a page; return what was measured."""
+    page.wait_for_load_state()
+    found: dict[str, Any] = page.evaluate(MEASURE)
+    assert [one for one in found["texts"] if one["contrast"] < LEGIBLE or one["cut"]] == []
+    assert [one for one in found["borders"] if one["width"] < 1 or one["contrast"] < 1.1] == []
+    assert found["wider"] <= 0
+    return found
+
+
+def danger(page: Page) -> list[str]:
+    """Return the names of the dangerous buttons of a page, after it was checked that they can be seen."""
+    return [one["text"] for one in check(page)["texts"] if "rmq-is-danger" in one["class"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_dangerous_buttons_can_be_read_and_fields_have_borders(
+    themed: Themed, page: Page, scheme: Any
+) -> None:
+    topics = open_admin(page, themed, scheme)
+    page.set_viewport_size({"width": 1280 if scheme == "light" else 390, "height": 900})
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for address in ("", "schedules/", f"{TOPIC}/send/", f"{TOPIC}/change/?tab=slots"):
+        page.goto(topics + address)
+        check(page)
+    page.goto(f"{topics}outbox/")
+    assert danger(page) == ["Delete"]
+    page.goto(f"{topics}{TOPIC}/change/?tab=dead")
+    page.screenshot(path=SHOTS / f"theme-{themed.theme}-{scheme}.png", full_page=True)
+    assert danger(page) == ["Delete", "Purge"]
+    page.get_by_role("button", name="Replay all").click()
+    expect(page.locator(".rmq-confirm")).to_be_visible()
+    assert [one["text"] for one in check(page)["texts"]] == ["Yes, do it", "No, take me back"]
+    page.goto(f"{topics}{TOPIC}/change/?tab=dead")
+    page.get_by_role("button", name="Purge").click()
+    expect(page.locator(".rmq-confirm")).to_be_visible()
+    assert danger(page) == ["Yes, do it"]
+    page.goto(f"{topics}{TOPIC}/change/?tab=dead")
+    page.locator("#content-main tbody th a").first.click()
+    expect(page.get_by_role("heading", name="Why it died")).to_be_visible()
+    assert danger(page) == ["Delete"]
+
+
+def test_what_matters_is_in_sight(themed: Themed, page: Page) -> None:
+    topics = open_admin(page, themed, "light")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(topics)
+    for name in page.locator("#content-main thead th").all_inner_texts():
+        assert is_in_sight(page, name), name
+    page.set_viewport_size({"width": 390, "height": 900})
+    for name in ("Dead", "Oldest due", "Due"):
+        assert is_in_sight(page, name), name
+    page.goto(f"{topics}schedules/")
+    for name in ("Run daily-report now", "Pause daily-report", "Edit daily-report"):
+        box = page.get_by_label(name).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
+def is_in_sight(page: Page, column: str) -> bool:
+    """Return whether a column of the list of topics is seen without scrolling aside."""
+    return bool(
+        page.evaluate(
+            "(name) => { const head = [...document.querySelectorAll('.rmq-scroll th')].find((e) => e.innerText === name);"
+            " const cell = head.getBoundingClientRect(), seen = head.closest('.rmq-scroll').getBoundingClientRect();"
+            " return cell.right <= seen.right + 1 && cell.left >= seen.left - 1 }",
+            column,
+        )
+    )

@@ -28,12 +28,14 @@ django_rmq.E024    a listener for a topic that has LISTENER: False
 django_rmq.E030    ZooKeeper does not answer (with ``--deploy``, like E031 and E032)
 django_rmq.E031    ZooKeeper refuses the credentials, or its nodes belong to another user
 django_rmq.E032    ZooKeeper holds something else at ROOT
-django_rmq.E040    Redis does not answer (with ``--deploy``, like W041 to W044)
+django_rmq.E040    Redis does not answer (with ``--deploy``, like W041 to W046)
 django_rmq.W041    Redis deletes messages when its memory is full. If DURABILITY is "strict", W041 to W044 are
                    errors, E041 to E044
 django_rmq.W042    Redis keeps nothing on disk
 django_rmq.W043    Redis is too old
 django_rmq.W044    Redis refuses its user something that RMQ needs
+django_rmq.E045    Redis refuses writes, because it is full, a replica, cannot store anything, or lacks replicas
+django_rmq.W046    the memory of Redis is almost full, or its last snapshot failed
 django_rmq.E060    a listener with once= for a topic without ORIGIN
 django_rmq.E061    a listener with once= names a database that is not in DATABASES
 django_rmq.E062    the database of a listener with once= has AUTOCOMMIT: False
@@ -82,9 +84,10 @@ from django.utils.module_loading import import_string
 
 from django_rmq.checks.bodies import check_bodies
 from django_rmq.checks.listeners import check_listeners, check_tables
-from django_rmq.checks.reports import TAGS, AppError, AppWarning
+from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
 from django_rmq.checks.schedules import check_schedules
 from django_rmq.checks.tasks import check_tasks
+from django_rmq.core.topics.durability import Flaw
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases, looking
@@ -160,7 +163,9 @@ def _paths(config: Config) -> list[CheckMessage]:
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             found.append(
-                AppError(f"{place} is {path!r}, which cannot be imported: {reason}.", id="django_rmq.E008")
+                AppError(
+                    sentence(f"{place} is {path!r}, which cannot be imported: {reason}"), id="django_rmq.E008"
+                )
             )
         else:
             if not callable(target):
@@ -179,12 +184,14 @@ def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
         connections.check_coordinator()
     except ServerRefused as error:
         return [
-            AppError(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031")
+            AppError(
+                sentence(error), hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031"
+            )
         ]
     except ServerTrouble as error:
-        return [AppError(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
+        return [AppError(sentence(error), hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
     except ConfigurationError as error:
-        return [AppError(f"{error}.", id="django_rmq.E032")]
+        return [AppError(sentence(error), id="django_rmq.E032")]
     return []
 
 
@@ -193,6 +200,8 @@ _FLAWS = {
     "persistence": "django_rmq.W042",
     "version": "django_rmq.W043",
     "rights": "django_rmq.W044",
+    "writes": "django_rmq.E045",
+    "memory": "django_rmq.W046",
 }
 
 
@@ -208,18 +217,23 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 @register(*TAGS, deploy=True)
 def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask Redis whether it may lose messages or refuses something that RMQ needs."""
+    """Ask Redis whether it may lose messages, takes writes, and refuses something that RMQ needs."""
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
-    kind, letter = (AppError, "E") if config.durability == "strict" else (AppWarning, "W")
     try:
-        return [
-            kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
-            for flaw in connections.server_flaws(config.topics.values())
-        ]
+        flaws = connections.server_flaws(config.topics.values())
     except ServerTrouble as error:
-        return [AppError(f"{error}.", hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
+        return [AppError(sentence(error), hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
+    return [_flaw_message(flaw, is_strict=config.durability == "strict") for flaw in flaws]
+
+
+def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
+    id_ = _FLAWS[flaw.name]
+    if is_strict and flaw.is_lasting:
+        id_ = id_.replace("W", "E")
+    kind = AppError if ".E" in id_ else AppWarning
+    return kind(flaw.message, hint=flaw.hint, id=id_)
 
 
 @register(*TAGS)
@@ -240,9 +254,9 @@ def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs
     if config is None or not config.uses_outbox:
         return []
     return [
-        AppError(f"{reason}.", hint=_MIGRATE, id="django_rmq.E051")
+        AppError(sentence(reason), hint=_MIGRATE, id="django_rmq.E051")
         if alias == DEFAULT_DB_ALIAS
-        else AppWarning(f"{reason}.", hint=f"{_MIGRATE} {_FORBID}", id="django_rmq.W051")
+        else AppWarning(sentence(reason), hint=f"{_MIGRATE} {_FORBID}", id="django_rmq.W051")
         for alias, reason in looking.missing()
     ]
 

@@ -9,10 +9,13 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Tags, register
 from django.db import Error as DatabaseError
 
-from django_rmq.checks.reports import TAGS, AppError, AppWarning
+from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import conditions, registry
 from django_rmq.project.settings import Config, did_you_mean, read_settings
+
+NAMED = 10
+"""The number of topics without a listener that are named; of more there is one warning for all."""
 
 
 @register(*TAGS)
@@ -26,10 +29,10 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     for one in failed:
         if isinstance(one.error, ConfigurationError):
             kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"
-            found.append(AppError(f"{one.module}: {one.error}.", id=f"django_rmq.{kind}"))
+            found.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
         else:
-            message = f"The listeners in {one.module} cannot be imported: {one.reason}."
-            found.append(AppError(message, id="django_rmq.E020"))
+            message = f"The listeners in {one.module} cannot be imported: {one.reason}"
+            found.append(AppError(sentence(message), id="django_rmq.E020"))
     for topic, listener in registry.listeners().items():
         declared = config.topics.get(topic)
         if declared is None:
@@ -52,14 +55,24 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
 
 def _missing(config: Config) -> Iterator[CheckMessage]:
     listeners = registry.listeners()
-    for name, topic in config.topics.items():
-        if topic.listener and name not in listeners:
-            yield AppWarning(
-                f'Topic "{name}" has no listener: its messages are never delivered.',
-                hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
-                'or set "LISTENER": False if REST or Spark consumes it.',
-                id="django_rmq.W001",
-            )
+    missing = [name for name, topic in config.topics.items() if topic.listener and name not in listeners]
+    if len(missing) > NAMED:
+        named = ", ".join(f'"{name}"' for name in missing[:NAMED])
+        yield AppWarning(
+            f"{len(missing)} topics have no listener: {named} and {len(missing) - NAMED} more. Their messages "
+            "are never delivered.",
+            hint=f"Write a @listener for each in the {config.autodiscover}.py of an installed app, "
+            'or set "LISTENER": False for those that REST or Spark consumes.',
+            id="django_rmq.W001",
+        )
+        return
+    for name in missing:
+        yield AppWarning(
+            f'Topic "{name}" has no listener: its messages are never delivered.',
+            hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
+            'or set "LISTENER": False if REST or Spark consumes it.',
+            id="django_rmq.W001",
+        )
 
 
 @register(*TAGS, Tags.database)

@@ -26,4 +26,9 @@ class AppWarning(_OldIds, checks.Warning):
     """A warning of this app."""
 
 
-__all__ = ["TAGS", "AppError", "AppWarning"]
+def sentence(text: object) -> str:
+    """Return the text of an error with a full stop, which texts of servers and drivers may have already."""
+    return f"{str(text).rstrip('. ')}."
+
+
+__all__ = ["TAGS", "AppError", "AppWarning", "sentence"]

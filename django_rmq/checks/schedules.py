@@ -8,7 +8,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
 
-from django_rmq.checks.reports import TAGS, AppError
+from django_rmq.checks.reports import TAGS, AppError, sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.registry import discover
 from django_rmq.project.scheduling import conditions, registry
@@ -25,7 +25,7 @@ def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     try:
         schedules = registry.schedules()
     except ConfigurationError as error:
-        return [AppError(f"{error}.", id="django_rmq.E074")]
+        return [AppError(sentence(error), id="django_rmq.E074")]
     return [
         AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
         for schedule in schedules.values()

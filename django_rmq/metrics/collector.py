@@ -12,6 +12,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from django_rmq.core.words.servers import Server
 from django_rmq.exceptions import RmqError
 from django_rmq.metrics import outbox as kept
 from django_rmq.metrics import schedules as scheduled
@@ -62,6 +63,8 @@ class _Looked(NamedTuple):
     outbox: list[Waiting]
     """What is in the outbox. Empty also if the project has none, or its database cannot be asked."""
     schedules: list[ScheduleFigures]
+    servers: list[Server]
+    """What Redis reports about itself. Empty: its user may not ask, or it does not answer."""
     seconds: float
 
 
@@ -94,6 +97,7 @@ class RmqCollector(Collector):
             "Duration of the queries to Redis for this scrape.",
             value=looked.seconds,
         )
+        yield from _servers(looked.servers)
         if looked.workers is not None:
             yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
         if looked.schedules:
@@ -126,13 +130,51 @@ class RmqCollector(Collector):
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
         schedules = scheduled.schedules(_operations()) if measured is not None else []
+        servers = _read_servers() if measured is not None else []
         now = time.monotonic()
         outbox = kept.waiting(_operations())
-        return _Looked(config, now + CACHE_SECONDS, measured, workers, outbox, schedules, now - began)
+        return _Looked(
+            config, now + CACHE_SECONDS, measured, workers, outbox, schedules, servers, now - began
+        )
+
+
+def _read_servers() -> list[Server]:
+    try:
+        return _operations().servers() or []
+    except RmqError as error:
+        logger.warning("Metrics of the server cannot be read: %s", error)
+        return []
 
 
 def _operations() -> Operations:
     return Operations(Actor("prometheus", "metrics"))
+
+
+def _servers(found: list[Server]) -> Iterable[Metric]:
+    known = [one for one in found if "role" in one.info]
+    values = (
+        (
+            "writable",
+            "1 if the server takes writes, 0 if it refuses them.",
+            [int(not one.refusals) for one in known],
+        ),
+        (
+            "memory_used_bytes",
+            "Memory of the server that counts for its limit.",
+            [one.memory_used for one in known],
+        ),
+        (
+            "memory_limit_bytes",
+            "Its limit, maxmemory; none without one.",
+            [one.memory_limit for one in known],
+        ),
+    )
+    for name, text, column in values:
+        family = GaugeMetricFamily(f"rmq_redis_{name}", text, labels=("node",))
+        for server, value in zip(known, column, strict=True):
+            if value is not None:
+                family.add_metric((server.node,), value)
+        yield family
 
 
 def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *labels: str) -> Metric:

@@ -28,7 +28,7 @@ from django_rmq.operations.figures import Overview, SlotFigures, SlotsFigures, T
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
 from django_rmq.operations.grouping import Group, Groups
-from django_rmq.operations.health import Health, check_health
+from django_rmq.operations.health import Health, check_health, read_servers
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
 from django_rmq.operations.named import MAX_IDS, Done
@@ -51,6 +51,7 @@ class Operations(Desk):
     overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots
     flow, measured, workers, health = looking.flow, looking.measured, looking.workers, check_health
     history, last_minutes, events = looking.history, looking.last_minutes, looking.events
+    servers = read_servers
     stranded, find_stranded = looking.stranded, looking.find_stranded
 
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id

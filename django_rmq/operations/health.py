@@ -21,8 +21,9 @@ from django_rmq.core.calls import workers
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.redis import members_of_roster
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.workers import Roster
-from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
 from django_rmq.operations import figures, retiring
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
@@ -231,11 +232,14 @@ def _needs_this_thread() -> bool:
 def _check_redis(
     desk: Desk, limits: Limits, names: Collection[str] | None, patience: float
 ) -> Iterator[Finding]:
-    broker, began = desk.broker, time.monotonic()
+    broker, began, refusal = desk.broker, time.monotonic(), ""
     try:
-        broker.ping()
+        try:
+            broker.ping()
+        except ServerFull as error:  # a server that cannot write to its disk refuses even this
+            refusal = str(error)
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
-        yield from _check_writes(broker)
+        yield from _check_writes(desk, refusal)
         if names is None or names:
             for one in figures.overview(broker, desk.present_all(names)):
                 yield from _check_topic(one, limits)
@@ -253,27 +257,37 @@ def _check_redis(
         yield Finding("redis", "", Severity.BAD, str(error))
 
 
-def _check_writes(broker: Broker) -> Iterator[Finding]:
-    """Find servers that refuse writes, or will soon, although they answer."""
+def read_servers(desk: Desk) -> list[Server] | None:
+    """Return what each Redis server reports about itself. None: the user of Redis may not ask."""
+    desk.actor.require(Permission.VIEW)
     try:
-        servers = broker.servers()
+        return desk.broker.servers()
     except ServerRefused:
-        servers, is_known = [], False
-    else:
-        is_known = all("role" in server.info for server in servers)
-    for server in servers:
+        return None
+
+
+def _check_writes(desk: Desk, refusal: str) -> Iterator[Finding]:
+    """Find servers that refuse writes, or will soon, although they answer.
+
+    ``refusal`` is the error with which a server answered a command. Empty: none did.
+    """
+    servers = read_servers(desk)
+    if refusal and not any(server.refusals for server in servers or ()):
+        yield Finding("writes", "", Severity.BAD, refusal)
+        return
+    for server in servers or ():
         for reason in server.refusals:
             text = f"{server.name} refuses writes: {reason}"
             yield Finding("writes", "", Severity.BAD, text, server.memory_share)
         for reason in server.warnings:
             yield Finding("writes", "", Severity.NOTE, f"{server.name}: {reason}", server.memory_share)
-    if not is_known:
+    if servers is None or not all("role" in server.info for server in servers):
         text = "it is unknown whether Redis takes writes, because its user may not read INFO"
         yield Finding("writes", "", Severity.NOTE, text)
     elif servers and not any(server.refusals or server.warnings for server in servers):
         fullest = max(servers, key=lambda server: server.memory_share)
-        where = f" by {fullest.name}" if fullest.node else ""
-        yield _ok("writes", f"are taken; {fullest.memory_text}{where}")
+        where = f" of {fullest.name}" if fullest.node else ""
+        yield _ok("writes", f"are accepted; of the memory{where} {fullest.memory_text}")
 
 
 def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Iterator[Finding]:
@@ -404,4 +418,5 @@ __all__ = [
     "Limits",
     "Severity",
     "check_health",
+    "read_servers",
 ]

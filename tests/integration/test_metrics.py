@@ -34,6 +34,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, times_key
 from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.schedules import Schedule
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 from django_rmq.metrics import RmqCollector, collector, outbox
 from django_rmq.metrics.views import metrics
@@ -482,6 +483,9 @@ def told_names() -> set[str]:
         connections.replaced_broker(InMemoryBroker("m:")),
     ):
         broker: Any = connections.get_broker()
+        broker.servers = lambda: [
+            Server("Redis", {"role": "master", "used_memory": "5", "maxmemory": "9"}, {})
+        ]
         live_through_everything(broker)
         broker.change_schedule("nightly", "spec", Schedule("nightly", "work", every=60).text)
         (record,) = broker.read_schedules()

@@ -14,6 +14,7 @@ from django.test import override_settings
 
 from django_rmq import listener
 from django_rmq.checks import check_listeners, check_package, check_settings, check_zookeeper
+from django_rmq.checks.reports import sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import registry
 from django_rmq.project.listening.registry import FailedModule, isolated
@@ -168,6 +169,21 @@ def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:
     assert '@listener("orders")' in warning.hint
     assert told(check_listeners, TOPICS={"orders": {"TYPE": "fixed_time", "LISTENER": False}}) == []
     assert told(check_listeners, TOPICS=ORDERS, AUTODISCOVER=None) == []
+
+
+def test_a_thousand_topics_without_a_listener_are_one_warning() -> None:
+    many = {f"topic{number:03}": {"TYPE": "fixed_time"} for number in range(1_000)}
+    (warning,) = told(check_listeners, TOPICS=many)
+    assert warning.id == "django_rmq.W001"
+    assert warning.msg.startswith('1000 topics have no listener: "topic000", "topic001"')
+    assert "and 990 more" in warning.msg and len(warning.msg) < 300
+    few = dict(list(many.items())[:10])
+    assert ids(told(check_listeners, TOPICS=few)) == ["django_rmq.W001"] * 10
+
+
+@pytest.mark.parametrize("text", ["It failed", "It failed.", "It failed.. "])
+def test_a_text_of_a_server_ends_with_one_full_stop(text: str) -> None:
+    assert sentence(text) == "It failed."
 
 
 def test_a_listener_for_an_unknown_topic_is_an_error_that_guesses() -> None:

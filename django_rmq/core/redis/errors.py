@@ -29,7 +29,7 @@ def translate(error: RedisError) -> RmqError:
     The driver removes the code from some answers and uses a class instead; Redis 6 wraps the code if a script
     got the error.
     """
-    text = str(error)
+    text = str(error).removesuffix(".")  # more text may follow, and some of the driver's texts are sentences
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
         if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
             return ServerRefused(f"Redis denies access: {text}")

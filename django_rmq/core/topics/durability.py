@@ -1,4 +1,4 @@
-"""Checks a Redis server for settings that may lose messages, and for missing permissions, before workers start.
+"""Checks a Redis server before workers start: settings that may lose messages, refused writes, missing permissions.
 
 It knows no settings. ``strict`` also reports what is durable enough for most uses, and what the server does
 not reveal.
@@ -54,9 +54,14 @@ class Flaw(NamedTuple):
     """A problem of a server."""
 
     name: str
-    """eviction, persistence, version, or rights."""
+    """eviction, persistence, version, rights, writes, or memory."""
     message: str
     hint: str
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it stays until somebody changes the configuration. The others may end when workers consume."""
+        return self.name not in ("writes", "memory")
 
 
 def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> list[Flaw]:
@@ -70,6 +75,7 @@ def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> l
             found += _eviction(server)
             found += _persistence(server, strict)
             found += _version(server)
+            found += _writes(server)
     except ServerRefused as error:
         if strict:
             found.append(
@@ -119,6 +125,13 @@ def _version(server: Server) -> list[Flaw]:
     if not parts or parts >= OLDEST:
         return []
     return [Flaw("version", f"{server.name} is Redis {version}: RMQ needs 6.2 or newer.", "Update it.")]
+
+
+def _writes(server: Server) -> list[Flaw]:
+    hint = "See docs/deploy/runbooks.md#rmqredisrefuseswrites."
+    refused = [Flaw("writes", f"{server.name} refuses writes: {reason}.", hint) for reason in server.refusals]
+    warnings = [] if server.deletes_messages else server.warnings
+    return refused + [Flaw("memory", f"{server.name}: {reason}.", hint) for reason in warnings]
 
 
 def _rights(broker: Broker, topics: Iterable[Topic]) -> list[Flaw]:

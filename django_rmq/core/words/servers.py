@@ -60,8 +60,8 @@ class Server(NamedTuple):
         if used is None:
             return ""
         if limit is None:
-            return f"{size_text(used)} of memory used, without a limit"
-        return f"{size_text(used)} of {size_text(limit)} of memory used ({self.memory_share:.0%})"
+            return f"{size_text(used)} are used, and there is no limit"
+        return f"{size_text(used)} of {size_text(limit)} are used ({self.memory_share:.0%})"
 
     @property
     def refusals(self) -> list[str]:
@@ -73,9 +73,7 @@ class Server(NamedTuple):
             return ["it is a read-only replica"]
         found = []
         if self.memory_share > 1 and not self.deletes_messages:
-            found.append(
-                f"its memory is full, {self.memory_text}: sends are refused, and consuming continues"
-            )
+            found.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
         if self._snapshot_failed and self._stops_after_snapshots:
             found.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")
         if self.info.get("aof_enabled") == "1" and self.info.get("aof_last_write_status") == "err":
@@ -94,7 +92,7 @@ class Server(NamedTuple):
         found = []
         if self.memory_share >= ALMOST_FULL:
             follows = "it deletes messages" if self.deletes_messages else "it refuses sends"
-            found.append(f"its memory is almost full, {self.memory_text}: above the limit {follows}")
+            found.append(f"its memory is almost full: {self.memory_text}. Above the limit {follows}")
         if self._snapshot_failed:
             found.append("its last snapshot failed")
         return found
@@ -122,10 +120,10 @@ class Server(NamedTuple):
 
 def size_text(size: int) -> str:
     """Return a number of bytes in readable form, in the largest unit of which there is at least one."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size} B"
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size} bytes"
 
 
 __all__ = ["ALMOST_FULL", "SETTINGS", "Server", "size_text"]

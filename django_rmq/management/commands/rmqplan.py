@@ -6,10 +6,9 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
+from django_rmq.core.words.servers import size_text
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.operations.planning import Load, plan
-
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class Command(RmqCommand):
@@ -60,17 +59,9 @@ class Command(RmqCommand):
             ("busy threads", f"{found.busy_threads:,}"),
             ("processes", f"{found.processes:,} with {options['threads']} threads each"),
             ("a message in Redis", f"{found.message_bytes:,} bytes"),
-            ("waiting messages", _size(found.waiting_bytes)),
-            ("maxmemory", f"{_size(found.maxmemory)} or more"),
+            ("waiting messages", size_text(found.waiting_bytes)),
+            ("maxmemory", f"{size_text(found.maxmemory)} or more"),
             ("Redis connections", f"{found.redis_connections:,} at most"),
             ("database connections", f"{found.database_connections:,} at most"),
         ):
             self.stdout.write(f"{name:<21} {value}")
-
-
-def _size(number: int) -> str:
-    """Return a number of bytes in readable form."""
-    for unit, size in _UNITS:
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number} bytes"

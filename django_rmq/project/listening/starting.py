@@ -19,6 +19,9 @@ from django_rmq.project.validating import conditions as validating
 
 logger = safe_logger("django_rmq.consumer")
 
+NAMED = 10
+"""The number of topics that are named in one line of the log."""
+
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
     """Return the topics to serve: those named, or all that have a listener, without the excluded ones.
@@ -53,7 +56,9 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
         if topic.listener and topic.name not in listeners and not named
     )
     if without:
-        logger.warning("Topics without a listener are not consumed: %s", ", ".join(without))
+        more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
+        names = ", ".join(without[:NAMED])
+        logger.warning("Topics without a listener are not consumed: %s%s", names, more)
     return chosen
 
 
@@ -124,10 +129,14 @@ def _check_once(topics: list[Topic]) -> None:
 
 
 def _look_at_server(topics: list[Topic]) -> None:
-    """Warn about settings of the server that may lose messages; raise an error if DURABILITY is strict."""
+    """Warn about settings of the server that may lose messages, and raise an error if DURABILITY is strict.
+
+    A server that refuses writes is no reason not to start: consuming may be what makes room in it.
+    """
     found = connections.server_flaws(topics)
-    if found and get_config().durability == "strict":
-        reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in found)
+    lasting = [flaw for flaw in found if flaw.is_lasting]
+    if lasting and get_config().durability == "strict":
+        reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in lasting)
         raise ConfigurationError(f'RMQ["DURABILITY"] is "strict": {reasons}')
     for flaw in found:
         logger.warning("%s %s", flaw.message, flaw.hint, extra={"rmq_event": "server_flaw"})

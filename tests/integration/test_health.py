@@ -1,0 +1,296 @@
+"""What the health check concludes, in which order, how long it takes, and that its output fits on a page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.operations import Actor, Operations, health
+from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, Limits, Severity
+from django_rmq.project import connections
+from django_rmq.project.outbox.looking import Waiting
+from django_rmq.project.settings import get_config
+from tests.servers import RedisServer
+
+ROOT = Path(__file__).parents[2]
+NOW = 1_800_000_000_000
+MANY = {f"topic-{number:04}": {"TYPE": "fixed_time", "SLOTS": 1} for number in range(1_000)}
+
+
+@contextlib.contextmanager
+def in_memory(topics: dict[str, Any], clock: Clock | None = None, **rmq: Any) -> Iterator[Any]:
+    broker = InMemoryBroker("m:", clock or Clock(NOW))
+    with (
+        override_settings(RMQ={"BROKER": "memory", "TOPICS": topics, **rmq}),
+        connections.replaced_broker(broker),
+    ):
+        yield broker
+
+
+def check(limits: Limits | None = None, names: list[str] | None = None) -> health.Health:
+    return Operations(Actor("tester", "test")).health(limits or Limits(needs_workers=False), names)
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """The output of rmqhealth, and the error with which it ended."""
+    out = io.StringIO()
+    try:
+        call_command("rmqhealth", *arguments, stdout=out)
+    except CommandError as error:
+        return out.getvalue(), str(error)
+    return out.getvalue(), ""
+
+
+def late(broker: Any, name: str, seconds: float, count: int = 1) -> None:
+    bodies = [b"%d" % number for number in range(count)]
+    broker.send_replace(get_config().topic(name), 0, [NOW - round(seconds * 1000)] * count, bodies)
+
+
+def die(broker: Any, name: str, count: int) -> None:
+    topic, bodies = get_config().topic(name), [b'"dead %d"' % number for number in range(count)]
+    broker.send_replace(topic, 0, [NOW - 1] * count, bodies)
+    broker.bury(topic, 0, bodies, "test")
+
+
+# --- what is found
+
+
+def test_a_thousand_topics_that_are_well_are_one_line() -> None:
+    with in_memory(MANY):
+        lines, error = run("--no-workers")
+        assert error == "" and len(lines.splitlines()) < 10
+        assert "ok   topics       1000 topics are well" in lines
+
+
+def test_what_is_wrong_comes_first_and_the_worst_before_the_bad() -> None:
+    with in_memory(MANY) as broker:
+        late(broker, "topic-0500", 1_000)
+        late(broker, "topic-0700", 5_000)
+        die(broker, "topic-0001", 3)
+        die(broker, "topic-0900", 4)
+        lines, error = run("--no-workers")
+        shown = [" ".join(line.split()) for line in lines.splitlines()]
+        assert shown[:4] == [
+            "BAD age topic-0700: the oldest message has been due for 5000 s",
+            "BAD age topic-0500: the oldest message has been due for 1000 s",
+            "note dead topic-0900: 4 messages are dead",
+            "note dead topic-0001: 3 messages are dead",
+        ]
+        assert shown[-1] == "ok topics 996 topics are well"
+        assert "2 of 2002 checks failed; topic-0700" in error
+
+
+def test_a_thousand_topics_that_are_all_unwell_are_a_page() -> None:
+    with in_memory(MANY) as broker:
+        for name in MANY:
+            late(broker, name, 1_000)
+            die(broker, name, 1)
+        run_all, error = run()
+        lines = run_all.splitlines()
+        assert len(lines) < 45
+        assert sum(line.startswith("BAD") for line in lines) == 2 * 11
+        assert "and 990 more (all: --json or -v 2)" in run_all and "topics are well" not in run_all
+        assert error.startswith("2000 of 3002 checks failed")
+        found = json.loads(run("--json")[0])["findings"]
+        assert len(found) == 3002
+        assert len(run("-v", "2")[0].splitlines()) == 3002
+
+
+def test_one_topic_is_well() -> None:
+    with in_memory(MANY):
+        assert "ok   topics       1 topic is well" in run("--no-workers", "topic-0001")[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits", "severity"),
+    [
+        (299, Limits(), Severity.OK),
+        (301, Limits(), Severity.NOTE),
+        (301, Limits(lateness=Severity.BAD), Severity.BAD),
+        (299, Limits(lateness=Severity.BAD), Severity.OK),
+        (301, Limits(max_age=400), Severity.OK),
+        (301, Limits(max_age=300), Severity.BAD),
+        (11, Limits(max_age=10), Severity.BAD),
+    ],
+)
+def test_lateness_is_a_note_without_a_limit_and_trouble_above_one(
+    seconds: float, limits: Limits, severity: Severity
+) -> None:
+    with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}) as broker:
+        late(broker, "work", seconds)
+        (age,) = (one for one in check(limits).findings if one.name == "age")
+        assert age.severity == severity
+
+
+def test_what_is_paused_is_late_as_a_note_and_what_is_paused_in_part_is_trouble() -> None:
+    with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 2, "LISTENER": False}}) as broker:
+        topic = get_config().topic("work")
+        late(broker, "work", 1_000)
+        broker.pause(topic, 1)
+        found = {one.name: one for one in check(Limits(max_age=10)).findings}
+        assert found["age"].severity == Severity.BAD and found["paused"].severity == Severity.NOTE
+        assert found["paused"].text == "is paused in 1 of 2 slots"
+        broker.pause(topic, 0)
+        found = {one.name: one for one in check(Limits(max_age=10)).findings}
+        assert found["age"].severity == found["paused"].severity == Severity.NOTE
+        assert found["paused"].text == "is paused"
+
+
+def test_a_slot_of_a_priority_topic_may_be_filled_for_an_hour() -> None:
+    clock = Clock(NOW)
+    with in_memory({"work": {"TYPE": "priority", "SLOTS": 1, "LISTENER": False}}, clock) as broker:
+        broker.send_replace(get_config().topic("work"), 0, [100], [b"1"])
+        for seconds, severity in ((USUAL_UNDRAINED - 1, Severity.OK), (2, Severity.NOTE)):
+            clock.advance(seconds=seconds)
+            (age,) = (one for one in check().findings if one.name == "age")
+            assert age.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("waiting", "limits", "severity"),
+    [
+        (Waiting("work", 1, 0, 299_000), Limits(), Severity.OK),
+        (Waiting("work", 1, 0, 301_000), Limits(), Severity.NOTE),
+        (Waiting("work", 1, 0, 301_000), Limits(lateness=Severity.BAD), Severity.BAD),
+        (Waiting("work", 1, 0, 301_000), Limits(max_outbox_age=400), Severity.OK),
+        (Waiting("work", 0, 2, None), Limits(lateness=Severity.BAD), Severity.NOTE),
+    ],
+)
+def test_rows_of_the_outbox_that_are_old_or_refused(
+    monkeypatch: pytest.MonkeyPatch, waiting: Waiting, limits: Limits, severity: Severity
+) -> None:
+    monkeypatch.setattr(health, "outbox", lambda desk, names: [waiting])
+    with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}, OUTBOX=True):
+        (found,) = (one for one in check(limits).findings if one.name == "outbox")
+        assert (found.topic, found.severity) == ("work", severity)
+        assert not [one for one in check(limits, []).findings if one.name not in ("redis", "coordinator")], (
+            "without topics only the servers are checked"
+        )
+
+
+def test_a_topic_that_left_the_settings_is_reported_by_the_command() -> None:
+    with in_memory({"old": {"TYPE": "fixed_time", "SLOTS": 1}}) as broker:
+        broker.define(get_config().topic("old"))
+        late(broker, "old", 1)
+        with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"new": {"TYPE": "fixed_time"}}}):
+            lines, _ = run("--no-workers")
+            assert "BAD  undeclared   old: holds messages (1 waiting) and is not in the settings" in lines
+
+
+def test_the_usual_limits_are_those_of_the_alerts() -> None:
+    groups = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    assert f"rmq_oldest_due_age_seconds) > {USUAL_LIMITS.max_age:.0f} " in rules["RmqLate"]
+    assert f"rmq_undrained_seconds) > {USUAL_UNDRAINED:.0f} " in rules["RmqNotDrained"]
+    assert rules["RmqOutboxOld"].endswith(f"> {USUAL_LIMITS.max_outbox_age:.0f}")
+    assert f"seconds) > {USUAL_LIMITS.max_schedule_lateness:.0f} " in rules["RmqScheduleOverdue"]
+
+
+def test_every_check_leads_to_a_section_of_the_docs() -> None:
+    for name, one in CHECKS.items():
+        page, _, anchor = one.docs.partition("#")
+        headings = [
+            line.lstrip("# ").strip().lower().replace(" ", "-")
+            for line in (ROOT / "docs" / page).read_text().splitlines()
+            if line.startswith("#")
+        ]
+        assert anchor in headings, name
+
+
+# --- how long it takes
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that takes connections and never says anything, as one does that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+TOPIC = {"work": {"TYPE": "priority", "SLOTS": 1}}
+LONGEST = health.TOTAL_SECONDS + 2.0
+
+
+def timed(**rmq: Any) -> dict[str, health.Finding]:
+    began = time.monotonic()
+    with override_settings(RMQ={"TOPICS": TOPIC, **rmq}):
+        found = {one.name: one for one in check(Limits()).findings}
+        connections.close()
+    assert time.monotonic() - began < LONGEST
+    return found
+
+
+@pytest.mark.usefixtures("real_waits")
+def test_a_zookeeper_that_hangs_delays_nothing_else(silent: int, redis_url: str, prefix: str) -> None:
+    zookeeper = {"HOSTS": f"127.0.0.1:{silent}"}
+    found = timed(REDIS=redis_url, KEY_PREFIX=prefix, COORDINATOR="zookeeper", ZOOKEEPER=zookeeper)
+    assert "does not answer" in found["coordinator"].text and not found["coordinator"].is_well
+    assert found["redis"].is_well and found["age"].is_well
+
+
+@pytest.mark.usefixtures("real_waits")
+def test_a_redis_that_hangs_is_found_in_time(silent: int) -> None:
+    found = timed(REDIS=f"redis://127.0.0.1:{silent}/0")
+    assert list(found) == ["redis"] and "does not answer" in found["redis"].text
+
+
+@pytest.mark.usefixtures("real_waits")
+def test_a_redis_and_a_zookeeper_that_hang_are_both_found(silent: int) -> None:
+    hosts = f"127.0.0.1:{silent}"
+    found = timed(REDIS=f"redis://{hosts}/0", COORDINATOR="zookeeper", ZOOKEEPER={"HOSTS": hosts})
+    assert list(found) == ["redis", "coordinator"] and not any(one.is_well for one in found.values())
+
+
+@pytest.mark.usefixtures("real_waits")
+def test_a_redis_that_stops_between_two_answers_is_found() -> None:
+    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPIC}):
+        assert check(Limits(needs_workers=False)).is_well
+        server.pause()
+        try:
+            assert not check(Limits(needs_workers=False)).is_well
+        finally:
+            server.resume()
+        connections.close()
+
+
+def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        goes_on.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
+    monkeypatch.setattr(health.connections, "survey_zookeeper", hang)
+    monkeypatch.setattr(health, "outbox", lambda desk, names: hang() or [])
+    monkeypatch.setattr(health, "_needs_this_thread", lambda: False)
+    topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
+    with in_memory(topics, OUTBOX=True, COORDINATOR="zookeeper", ZOOKEEPER={"HOSTS": "nowhere:1"}):
+        found = {one.name: one for one in check().findings}
+        assert {name for name, one in found.items() if not one.is_well} == {"coordinator", "outbox"}
+        assert "did not end within" in found["coordinator"].text and found["redis"].is_well
+        goes_on.set()
+        assert ended.wait(60)
+
+
+def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(health.figures, "overview", fail)
+    with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
+        check()

@@ -1,0 +1,246 @@
+"""A server that answers and refuses writes: health, checks and metrics say so, and why, as soon as a send fails."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.checks import CheckMessage
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+from django.utils import timezone
+
+from django_rmq import send_message
+from django_rmq.checks import check_redis
+from django_rmq.core.topics.durability import rights
+from django_rmq.core.words.servers import Server
+from django_rmq.exceptions import ServerFull, ServerTrouble
+from django_rmq.health_check import RmqHealthCheck
+from django_rmq.metrics.collector import RmqCollector
+from django_rmq.operations import Actor, Operations
+from django_rmq.operations.health import Finding, Limits
+from django_rmq.project import connections
+from django_rmq.project.listening import starting
+from django_rmq.project.settings import get_config
+from example_project.embedded_redis import redis_server_binaries
+from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
+from tests.workers import eventually
+
+TOPICS = {"work": {"TYPE": "fixed_time", "SLOTS": 4, "LISTENER": False}}
+
+
+@contextlib.contextmanager
+def connected(server: RedisServer | str | dict[str, Any], **rmq: Any) -> Iterator[None]:
+    address = server.url if isinstance(server, RedisServer) else server
+    with override_settings(RMQ={"REDIS": address, "TOPICS": TOPICS, **rmq}):
+        try:
+            yield
+        finally:
+            connections.close()
+
+
+def findings(check: str = "writes") -> list[Finding]:
+    health = Operations(Actor("tester", "test")).health(Limits())
+    return [one for one in health.findings if one.name == check]
+
+
+def said() -> str:
+    """What is wrong with writes, which must be one finding."""
+    (finding,) = findings()
+    assert not finding.is_well
+    return finding.text
+
+
+def samples() -> dict[tuple[str, str], float]:
+    return {
+        (one.name, one.labels.get("node", "")): one.value
+        for family in RmqCollector().collect()
+        for one in family.samples
+        if one.name.startswith("rmq_redis")
+    }
+
+
+def checked() -> list[tuple[str | None, str]]:
+    found: list[CheckMessage] = check_redis()
+    return [(one.id, one.msg) for one in found if one.id != "django_rmq.W042"]
+
+
+def send() -> None:
+    send_message("work", "x" * 1_000, fixed_time=timezone.now() + timedelta(days=1))
+
+
+def fill(server: RedisServer) -> None:
+    """Set a limit that is below what is used already."""
+    ask(server.port, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    ask(server.port, "CONFIG", "SET", "maxmemory", "1mb")
+
+
+def fail_snapshots(server: RedisServer) -> None:
+    """Put a folder where the snapshot belongs."""
+    (Path(server.directory) / "dump.rdb" / "in-the-way").mkdir(parents=True)
+    ask(server.port, "CONFIG", "SET", "save", "3600 1000000")
+    ask(server.port, "SET", "something", "1")
+    with contextlib.suppress(Exception):
+        ask(server.port, "BGSAVE")
+    eventually(
+        lambda: b"rdb_last_bgsave_status:err" in ask(server.port, "INFO", "persistence"), "the failure"
+    )
+
+
+def ask_for_replicas(server: RedisServer) -> None:
+    ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "1")
+
+
+REFUSALS: dict[str, tuple[Callable[[RedisServer], object], str]] = {
+    "full": (fill, "its memory is full"),
+    "snapshot": (fail_snapshots, "its last snapshot failed, and stop-writes-on-bgsave-error is on"),
+    "replicas": (ask_for_replicas, "0 of the 1 replicas that min-replicas-to-write requires are connected"),
+}
+
+
+@pytest.mark.parametrize("refuse", [pytest.param(refuse, id=name) for name, refuse in REFUSALS.items()])
+@pytest.mark.parametrize("binary", redis_server_binaries(), ids=str)
+def test_a_server_that_refuses_writes_is_seen_everywhere(
+    binary: Path, refuse: tuple[Callable[[RedisServer], object], str]
+) -> None:
+    break_it, reason = refuse
+    with RedisServer(binary=binary) as server, connected(server):
+        send()
+        assert [one.is_well for one in findings()] == [True]
+        assert samples()["rmq_redis_writable", ""] == 1
+        assert checked() == []
+        break_it(server)
+        with pytest.raises(ServerTrouble):
+            send()
+        assert said().startswith(f"Redis refuses writes: {reason}")
+        (of_check,) = checked()
+        assert of_check[0] == "django_rmq.E045" and reason in of_check[1]
+        assert samples()["rmq_redis_writable", ""] == 0
+        with pytest.raises(CommandError, match="checks failed; Redis refuses writes"):
+            call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
+        with pytest.raises(Exception, match="writes is unhealthy"):
+            RmqHealthCheck(needs_workers=False).run()
+
+
+def test_a_read_only_replica_is_seen_and_also_one_that_takes_writes_which_are_lost() -> None:
+    with ReplicaPair() as pair, connected(pair.replica):
+        with pytest.raises(ServerTrouble):
+            send()
+        assert said() == "Redis refuses writes: it is a read-only replica"
+        ask(pair.replica.port, "CONFIG", "SET", "replica-read-only", "no")
+        assert "whose writes are lost" in said()
+        pair.promote()
+        assert [one.is_well for one in findings()] == [True]
+
+
+def test_memory_is_reported_from_four_fifths_of_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer() as server, connected(server):
+        ask(server.port, "SET", "ballast", "x" * 10_000_000)
+        assert ("rmq_redis_memory_limit_bytes", "") not in samples()
+        ask(server.port, "CONFIG", "SET", "maxmemory", 100_000_000)
+        assert checked() == []
+        used = samples()["rmq_redis_memory_used_bytes", ""]
+        assert used > 10_000_000
+        limit = int(used * 1.1)
+        ask(server.port, "CONFIG", "SET", "maxmemory", limit)
+        assert samples()["rmq_redis_memory_limit_bytes", ""] == limit
+        (finding,) = findings()
+        assert finding.is_well and finding.as_json()["severity"] == "note"
+        assert "its memory is almost full" in finding.text and "it refuses sends" in finding.text
+        assert [id_ for id_, _ in checked()] == ["django_rmq.W046"]
+        call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
+        ask(server.port, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        (finding,) = findings()
+        assert "it deletes messages" in finding.text
+
+
+def test_a_worker_starts_with_a_full_redis_even_if_durability_is_strict(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RedisServer(appendonly=True) as server, connected(server, DURABILITY="strict"):
+        starting.check_start(get_config().topics.values())
+        fill(server)
+        starting.check_start(get_config().topics.values())
+        assert "Redis refuses writes: its memory is full" in caplog.text
+
+
+def test_each_primary_of_a_cluster_is_looked_at() -> None:
+    with RedisCluster() as server, connected({"CLUSTER": server.url}):
+        assert {one.is_well for one in findings()} == {True}
+        nodes = {node for _, node in samples()}
+        assert nodes == {f"127.0.0.1:{one.port}" for one in server.primaries}
+        fill(server.primaries[1])
+        assert said().startswith(f"the node 127.0.0.1:{server.primaries[1].port} refuses writes: its memory")
+        assert [value for (name, _), value in samples().items() if name == "rmq_redis_writable"].count(0) == 1
+
+
+@pytest.mark.slow
+def test_behind_sentinels_the_primary_is_looked_at() -> None:
+    with SentinelGuard() as guard:
+        sentinel = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": f"redis://{guard.SERVICE}/0",
+            "OPTIONS": {"SENTINELS": guard.addresses},
+        }
+        with override_settings(CACHES={**settings.CACHES, "guarded": sentinel}), connected("guarded"):
+            assert [one.is_well for one in findings()] == [True]
+            fill(guard.primary)
+            assert "its memory is full" in said()
+
+
+def test_the_documented_rights_are_enough_and_without_info_it_is_unknown() -> None:
+    with RedisServer() as server:
+        ask(server.port, "ACL", "SETUSER", "shop", "on", ">secret", *rights("shop:"))
+        with connected(f"redis://shop:secret@127.0.0.1:{server.port}/0", KEY_PREFIX="shop:"):
+            fill(server)
+            assert "its memory is full" in said()
+            # The user that may not read settings knows from INFO what it needs.
+            ask(server.port, "ACL", "SETUSER", "shop", "-config|get")
+            assert "its memory is full" in said()
+            ask(server.port, "ACL", "SETUSER", "shop", "-info")
+            (finding,) = findings()
+            assert finding.is_well and "unknown whether Redis takes writes" in finding.text
+            assert samples() == {}
+            with pytest.raises(ServerFull):
+                send()
+
+
+# --- what INFO says
+
+WELL = {"role": "master", "rdb_last_bgsave_status": "ok", "aof_enabled": "1", "aof_last_write_status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "reasons", "warnings"),
+    [
+        ({}, {}, 0, 0),
+        ({"used_memory": "90", "maxmemory": "100"}, {}, 0, 1),
+        ({"used_memory": "101", "maxmemory": "100"}, {}, 1, 0),
+        ({"used_memory": "101", "maxmemory": "100", "maxmemory_policy": "volatile-lru"}, {}, 1, 0),
+        ({"used_memory": "101", "maxmemory": "100", "maxmemory_policy": "allkeys-lru"}, {}, 0, 1),
+        ({"used_memory": "120", "maxmemory": "100", "mem_not_counted_for_evict": "50"}, {}, 0, 0),
+        ({"used_memory": "101", "maxmemory": "0"}, {}, 0, 0),
+        ({"rdb_last_bgsave_status": "err"}, {}, 1, 0),
+        ({"rdb_last_bgsave_status": "err"}, {"stop-writes-on-bgsave-error": "no"}, 0, 1),
+        ({"rdb_last_bgsave_status": "err"}, {"save": ""}, 0, 1),
+        ({"aof_last_write_status": "err"}, {}, 1, 0),
+        ({"aof_last_write_status": "err", "aof_enabled": "0"}, {}, 0, 0),
+        ({"min_slaves_good_slaves": "0"}, {}, 1, 0),
+        ({"min_slaves_good_slaves": "1"}, {"min-replicas-to-write": "2"}, 1, 0),
+        ({"min_slaves_good_slaves": "1"}, {}, 0, 0),
+        ({"role": "slave", "slave_read_only": "1", "aof_last_write_status": "err"}, {}, 1, 0),
+        ({"role": "slave", "slave_read_only": "0"}, {}, 1, 0),
+        ({"used_memory": "a lot", "maxmemory": "none"}, {}, 0, 0),
+    ],
+)
+def test_what_follows_from_info(
+    info: dict[str, str], config: dict[str, str], reasons: int, warnings: int
+) -> None:
+    server = Server("Redis", {**WELL, **info}, config)
+    assert (len(server.refusals), len(server.warnings)) == (reasons, warnings)

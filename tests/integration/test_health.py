@@ -19,7 +19,7 @@ from django.test import override_settings
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.operations import Actor, Operations, health
+from django_rmq.operations import Actor, Operations, figures, health
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, Limits, Severity
 from django_rmq.project import connections
 from django_rmq.project.outbox.looking import Waiting
@@ -270,13 +270,14 @@ def test_a_redis_that_stops_between_two_answers_is_found() -> None:
 def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, ended = threading.Event(), threading.Event()
 
-    def hang() -> None:
+    def hang(*args: object) -> list[Waiting]:
         goes_on.wait(60)
         ended.set()
+        return []
 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
-    monkeypatch.setattr(health.connections, "survey_zookeeper", hang)
-    monkeypatch.setattr(health, "outbox", lambda desk, names: hang() or [])
+    monkeypatch.setattr(connections, "survey_zookeeper", hang)
+    monkeypatch.setattr(health, "outbox", hang)
     monkeypatch.setattr(health, "_needs_this_thread", lambda: False)
     topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
     with in_memory(topics, OUTBOX=True, COORDINATOR="zookeeper", ZOOKEEPER={"HOSTS": "nowhere:1"}):
@@ -291,6 +292,6 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(health.figures, "overview", fail)
+    monkeypatch.setattr(figures, "overview", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()

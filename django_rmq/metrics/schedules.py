@@ -42,13 +42,27 @@ def families(found: list[ScheduleFigures]) -> Iterable[Metric]:
         labels=LABELS,
     )
     paused = GaugeMetricFamily("rmq_schedule_paused", "1 if the schedule is paused, else 0.", labels=LABELS)
+    missing = GaugeMetricFamily(
+        "rmq_schedule_missing",
+        "1 if the schedule is declared and Redis does not know it, else 0.",
+        labels=LABELS,
+    )
+    died = GaugeMetricFamily(
+        "rmq_schedule_last_run_dead",
+        "1 if the latest run of the schedule that has ended is dead, else 0.",
+        labels=LABELS,
+    )
     for one in found:
         labels = (one.name, one.topic)
+        missing.add_metric(labels, int(one.is_missing))
+        if one.is_missing:
+            continue
+        died.add_metric(labels, int(one.outcome == "dead"))
         for family, ms in ((following, one.next_ms), (last, one.last_ms), (late, one.late_ms)):
             if ms is not None:
                 family.add_metric(labels, ms / 1000)
         paused.add_metric(labels, int(one.is_paused))
-    yield from (following, last, late, paused)
+    yield from (following, last, late, paused, missing, died)
 
 
 __all__ = ["families", "schedules"]

@@ -356,6 +356,12 @@ def _check_waiting(one: Waiting, limits: Limits) -> Finding:
 
 def _check_schedule(one: ScheduleFigures, limits: Limits) -> Finding:
     late = one.late_ms / 1000
+    if one.is_missing:
+        text = f"schedule {one.name} is declared, and Redis does not know it: no worker runs that declares it"
+        severity = limits.lateness if limits.needs_workers else Severity.NOTE
+        if limits.max_schedule_lateness is not None:
+            severity = Severity.BAD
+        return Finding("schedule", one.topic, severity, text)
     text = one.problem or (
         "is paused" if one.is_paused else f"is late by {late:.0f} s" if late else "is on time"
     )
@@ -363,8 +369,10 @@ def _check_schedule(one: ScheduleFigures, limits: Limits) -> Finding:
     severity = _severity(late, limits.max_schedule_lateness, usual, limits.lateness)
     if one.problem:
         severity = Severity.BAD
-    elif one.is_paused:
+    elif one.is_paused or one.outcome == "dead":
         severity = max(severity, Severity.NOTE)
+    if one.outcome == "dead":
+        text += ", and the latest of its runs that ended is dead"
     return Finding("schedule", one.topic, severity, f"schedule {one.name} {text}", late)
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from zlib import crc32
 
 from django_rmq.core.calls import schedules as calls
+from django_rmq.core.calls.broker import run_all
+from django_rmq.core.calls.looking import status
+from django_rmq.core.producer.placing import basis_of
 from django_rmq.core.schedules import stepping
+from django_rmq.core.schedules.timing import last_tick
 from django_rmq.core.words.envelopes import new_origin
 from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.schedules import EDITABLE, Record, Schedule
+from django_rmq.core.words.schedules import EDITABLE, Record, Schedule, tick_member
+from django_rmq.core.words.status import read
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import (
+    CallerError,
     ConfigurationError,
     InvalidRequest,
     OperationRefused,
@@ -26,9 +33,18 @@ from django_rmq.exceptions import (
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
 from django_rmq.project import connections
-from django_rmq.project.scheduling import conditions
+from django_rmq.project.listening import registry as listeners
+from django_rmq.project.scheduling import conditions, registry
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.values import Wanted
+
+RUNS = 5
+"""The number of runs of a schedule of which it is asked what became of them, until one has ended."""
+
+LONGEST_MS = 366 * 86_400_000
+"""How far back the run before another one is searched."""
+
+_UNENDED = {"waiting", "in_flight", "in_flight_and_waiting", "retry"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,13 @@ class ScheduleFigures:
     """How much later than its time the latest tick came into the queue, or is overdue."""
     problem: str = ""
     """Why its next run is unknown. Empty: it is known."""
+    outcome: str = ""
+    """What became of the latest run that has ended, of the last ``RUNS``: dead, done, removed or cancelled. retry: none of
+    them has ended, and at least one has failed. Empty: no run has ended, or what became of it is not kept."""
+    outcome_ms: int | None = None
+    """When this run was due. None: ``outcome`` is empty."""
+    is_missing: bool = False
+    """Whether it is declared, and Redis does not know it. Workers that run declare it within seconds."""
 
     @property
     def timing(self) -> str:
@@ -62,17 +85,34 @@ class ScheduleFigures:
 
 
 def schedules(desk: Desk, names: Collection[str] | None = None) -> list[ScheduleFigures]:
-    """Return the schedules that workers have declared, of these topics or of all, by their names."""
+    """Return the schedules that workers have declared, of these topics or of all, by their names.
+
+    Those that this process declares itself, and Redis does not know, are among them. It knows those of the
+    settings, and those of decorators if it has imported them (``import_schedules``).
+    """
     desk.actor.require(Permission.VIEW)
     found = desk.broker.run(calls.read_schedules())
-    now_ms = desk.broker.now_ms() if found else 0
-    return [_figures(one, now_ms) for one in found if names is None or one.schedule.topic in names]
+    known = {one.name for one in found}
+    chosen = [one for one in found if names is None or one.schedule.topic in names]
+    missing = [
+        _missing(one)
+        for one in _declared().values()
+        if one.name not in known and one.topic in (desk.config.topics if names is None else names)
+    ]
+    return sorted(_all_figures(desk, chosen) + missing, key=lambda one: one.name)
+
+
+def import_schedules(desk: Desk) -> None:
+    """Import the modules with listeners, whose decorators declare schedules. One that cannot be imported is left out."""
+    desk.actor.require(Permission.VIEW)
+    listeners.discover()
 
 
 def schedule(desk: Desk, name: str) -> ScheduleFigures:
     """Return one schedule. Raises ``UnknownSchedule``."""
     desk.actor.require(Permission.VIEW)
-    return _figures(_record(desk, name), desk.broker.now_ms())
+    (found,) = _all_figures(desk, [_record(desk, name)])
+    return found
 
 
 def pause_schedule(desk: Desk, name: str, names: Collection[str] | None = None) -> str:
@@ -184,7 +224,83 @@ def _record(desk: Desk, name: str, names: Collection[str] | None = None) -> Reco
     )
 
 
-def _figures(record: Record, now_ms: int) -> ScheduleFigures:
+def _declared() -> Mapping[str, Schedule]:
+    try:
+        return registry.schedules()
+    except ConfigurationError:
+        return {}  # two of one name, which a check reports
+
+
+def _missing(declared: Schedule) -> ScheduleFigures:
+    return ScheduleFigures(
+        declared.name,
+        declared.topic,
+        declared,
+        declared,
+        {},
+        is_paused=False,
+        is_removed=False,
+        next_ms=None,
+        last_ms=None,
+        late_ms=0,
+        is_missing=True,
+    )
+
+
+def _all_figures(desk: Desk, found: Sequence[Record]) -> list[ScheduleFigures]:
+    if not found:
+        return []
+    now_ms = desk.broker.now_ms()
+    outcomes = _outcomes(desk, found, now_ms)
+    return [_figures(one, now_ms, *outcomes.get(one.name, ("", None))) for one in found]
+
+
+def _outcomes(desk: Desk, found: Iterable[Record], now_ms: int) -> dict[str, tuple[str, int | None]]:
+    """Return for each schedule what became of its latest run that has ended, and when that was due.
+
+    It asks for one run of all schedules at a time, going back while a run has not ended.
+    """
+    outcomes: dict[str, tuple[str, int | None]] = {}
+    runs = [
+        (record, last)
+        for record in found
+        if record.schedule.topic in desk.config.topics and (last := record.last_run(now_ms)) is not None
+    ]
+    for _ in range(RUNS):
+        earlier = []
+        for (record, run), state in zip(runs, _states(desk, runs), strict=True):
+            if state in _UNENDED:
+                if state == "retry":
+                    outcomes.setdefault(record.name, (state, run))
+                with suppress(ConfigurationError):
+                    if (before := last_tick(record.schedule, run - LONGEST_MS, run - 1)) is not None:
+                        earlier.append((record, before))
+            elif state != "unknown" or record.name not in outcomes:
+                outcomes[record.name] = ("", None) if state == "unknown" else (state, run)
+        if not (runs := earlier):
+            break
+    return outcomes
+
+
+def _states(desk: Desk, runs: Iterable[tuple[Record, int]]) -> list[str]:
+    """Return the state of the message of each run, in one round trip. What cannot be read is unknown."""
+    asked = []
+    for record, run in runs:
+        topic, member = desk.present(record.schedule.topic), tick_member(record.name, run)
+        try:
+            basis = basis_of(topic, record.schedule.body, None)
+        except CallerError:
+            basis = None
+        slot = crc32(member if basis is None else basis) & (topic.slots - 1)
+        asked.append((topic, slot, member))
+    answers = run_all(desk.broker, [status(*one) for one in asked])
+    return [
+        "unknown" if isinstance(answer, RmqError) else read(topic, slot, member, answer).state
+        for (topic, slot, member), answer in zip(asked, answers, strict=True)
+    ]
+
+
+def _figures(record: Record, now_ms: int, outcome: str, outcome_ms: int | None) -> ScheduleFigures:
     try:
         following, late_ms, problem = (
             stepping.next_run(record, now_ms),
@@ -205,6 +321,8 @@ def _figures(record: Record, now_ms: int) -> ScheduleFigures:
         record.last_run(now_ms),
         late_ms,
         problem,
+        outcome,
+        outcome_ms,
     )
 
 
@@ -237,6 +355,7 @@ __all__ = [
     "ScheduleFigures",
     "delete_schedule",
     "edit_schedule",
+    "import_schedules",
     "pause_schedule",
     "reset_schedule",
     "resume_schedule",

@@ -22,11 +22,13 @@ from rich.console import Console
 
 from django_rmq import UnknownSchedule, listener, schedule
 from django_rmq.core.calls import ending, schedules, taking
+from django_rmq.core.calls.broker import run_all
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.schedules import stepping, timing
 from django_rmq.core.schedules.declarations import ENDED_SECONDS, GONE_SECONDS, Declarations
 from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import schedules_key
 from django_rmq.core.words.schedules import Record
 from django_rmq.exceptions import (
@@ -38,6 +40,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.management.commands import rmqmonitor
 from django_rmq.operations import Actor, Operations
+from django_rmq.operations import schedules as operating
 from django_rmq.operations.actors import Permission
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.listening.starting import check_start, chosen_topics
@@ -784,7 +787,7 @@ def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: InMemoryBroker, cl
         call_command("rmqmonitor", *topics, "--count", "1", stdout=out)
         return out.getvalue()
 
-    assert "nightly" not in monitor()
+    assert "not in Redis: no worker declares it" in monitor()
     running.declare()
     command("pause", "nightly")
     last = monitor().splitlines()[-2]
@@ -834,7 +837,11 @@ def test_a_test_runs_schedules_by_its_clock(broker: InMemoryBroker, clock: Clock
 
 
 def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> None:
-    assert command() == "no worker has declared a schedule\n"
+    with settings():
+        assert command() == "no worker has declared a schedule\n"
+    assert command().splitlines()[1].endswith("not in Redis: no worker declares it")
+    (row,) = json.loads(command("--json"))
+    assert (row["missing"], row["next_ms"], row["outcome"]) == (True, None, "")
     running.declare()
     lines = command().splitlines()
     assert lines[0].split("  ")[0] == "schedule"
@@ -909,6 +916,9 @@ def test_rest_lists_and_acts(broker: InMemoryBroker, staff: Callable[..., Client
         "next_ms": ms("2026-03-29T01:00:00Z"),
         "last_ms": None,
         "late_ms": 0,
+        "outcome": None,
+        "outcome_ms": None,
+        "missing": False,
     }
     assert person.post(f"{root}nightly/pause/").json() == {"name": "nightly", "outcome": "paused"}
     assert person.post(f"{root}nightly/resume/").json() == {"name": "nightly", "outcome": "resumed"}
@@ -929,10 +939,24 @@ def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, 
             for one in family.samples
         }
 
-    assert not any(name.startswith("rmq_schedule") for name, *_ in collected())
-    running.declare()
     of = ("nightly", "reports")
     found = collected()
+    assert found["rmq_schedule_missing", *of] == 1
+    assert [name for name, *_ in found if name.startswith("rmq_schedule")] == ["rmq_schedule_missing"]
+    out = io.StringIO()
+    call_command("rmqhealth", "--no-workers", stdout=out)
+    assert (
+        "note schedule     reports: schedule nightly is declared, and Redis does not know it"
+        in out.getvalue()
+    )
+    for arguments in (["--no-workers", "--max-schedule-lateness", "1h"], ["--patience", "0"]):
+        out = io.StringIO()
+        with pytest.raises(CommandError, match="checks failed"):
+            call_command("rmqhealth", *arguments, stdout=out)
+        assert "BAD  schedule     reports: schedule nightly is declared, and Redis does not" in out.getvalue()
+    running.declare()
+    found = collected()
+    assert found["rmq_schedule_missing", *of] == found["rmq_schedule_last_run_dead", *of] == 0
     assert found["rmq_schedule_next_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
     assert found["rmq_schedule_lateness_seconds", *of] == found["rmq_schedule_paused", *of] == 0
     assert ("rmq_schedule_last_timestamp_seconds", *of) not in found
@@ -960,3 +984,76 @@ def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: I
         shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")
     assert "has 2 fields" in command()
+
+
+def end_runs(broker: InMemoryBroker, reason: str | None, slots: range = range(4)) -> None:
+    """Take what is due; let it succeed, or end with this failure."""
+    topic = get_config().topic("reports")
+    for slot in slots:
+        prepared = broker.run(taking.prepare(topic, slot, "w", None, 100))
+        members = [one.member for one in prepared.deliveries]
+        if members and reason is None:
+            broker.run(ending.commit(topic, slot, prepared.receipt, members))
+        elif members:
+            failures = [Failure(member, reason or "") for member in members]
+            broker.run(ending.rollback(topic, slot, prepared.receipt, failures))
+
+
+def test_a_schedule_whose_runs_die_is_seen(
+    broker: InMemoryBroker, clock: Clock, staff: Callable[..., Client]
+) -> None:
+    from django_rmq.metrics.collector import RmqCollector
+
+    def outcome() -> tuple[str, int | None]:
+        shown = operations().schedule("hourly")
+        return shown.outcome, shown.outcome_ms
+
+    def dead_by_metrics() -> float:
+        (family,) = [one for one in RmqCollector().collect() if one.name == "rmq_schedule_last_run_dead"]
+        (sample,) = family.samples
+        return float(sample.value)
+
+    with settings(hourly=HOURLY):
+        running.declare()
+        assert outcome() == ("", None)
+        one, two, three = (ms(f"2026-03-28T1{hour}:00:00Z") for hour in (3, 4, 5))
+        turn(clock, one)
+        running.stepper().settle()
+        assert outcome() == ("", None), "it has not ended"
+        end_runs(broker, "failed")
+        assert outcome() == ("retry", one)
+        assert command().rstrip().endswith("last run failed, on time")
+        clock.advance(seconds=3000)
+        end_runs(broker, "rejected")
+        assert outcome() == ("dead", one)
+        turn(clock, two)
+        running.stepper().settle()
+        assert outcome() == ("dead", one), "the next one has not ended"
+        end_runs(broker, "rejected")
+        assert (outcome(), dead_by_metrics()) == (("dead", two), 1)
+        assert command().rstrip().endswith("last run died, on time")
+        out = io.StringIO()
+        call_command("rmqhealth", "--no-workers", stdout=out)
+        assert "schedule hourly is on time, and the latest of its runs that ended is dead" in out.getvalue()
+        shown = staff("view_topic").get(reverse("admin:django_rmq_topic_schedules")).content.decode()
+        assert "died" in shown
+        (row,) = staff("view_topic").get(reverse("rmq_api:schedules")).json()["results"]
+        assert (row["outcome"], row["outcome_ms"]) == ("dead", two)
+        turn(clock, three)
+        running.stepper().settle()
+        end_runs(broker, None)
+        assert (outcome(), dead_by_metrics()) == (("", None), 0)
+
+
+def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(
+    clock: Clock,
+) -> None:
+    """While their latest runs have ended; another one for each run further back."""
+    with memory_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
+        running.declare()
+        turn(clock, ms("2026-03-28T13:00:00Z"))
+        running.stepper().settle()
+        end_runs(broker, "rejected")
+        with mock.patch(f"{operating.__name__}.run_all", wraps=run_all) as trips:
+            assert {one.outcome for one in operations().schedules()} == {"dead"}
+        assert trips.call_count == 1

@@ -27,6 +27,13 @@ class ScheduleAnswer(Answer):
     late_ms = serializers.IntegerField(
         help_text="How much later than its time the latest tick came into the queue, or is overdue"
     )
+    outcome = maybe(
+        serializers.CharField,
+        help_text="What became of the latest run that has ended: dead, done, removed or cancelled; retry if none "
+        "of the last ones has ended and one has failed; null if it is not known",
+    )
+    outcome_ms = maybe(help_text="When this run was due")
+    missing = serializers.BooleanField(help_text="Whether it is declared and Redis does not know it")
 
 
 class SchedulesAnswer(Answer):
@@ -64,6 +71,9 @@ def schedule(one: ScheduleFigures) -> dict[str, Any]:
         "next_ms": one.next_ms,
         "last_ms": one.last_ms,
         "late_ms": one.late_ms,
+        "outcome": one.outcome or None,
+        "outcome_ms": one.outcome_ms,
+        "missing": one.is_missing,
     }
 
 

@@ -76,6 +76,7 @@ class Command(RmqCommand):
             self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
 
     def _list(self, operations: Operations, options: dict[str, Any]) -> None:
+        operations.import_schedules()  # for the schedules of decorators that Redis does not know
         names = options["names"]
         found = [operations.schedule(name) for name in names] if names else operations.schedules()
         if options["json"]:
@@ -100,6 +101,15 @@ def cells_of(one: ScheduleFigures) -> tuple[str, ...]:
 
 
 def _state(one: ScheduleFigures) -> str:
+    state = _punctuality(one)
+    if one.outcome == "dead":
+        return f"last run died, {state}"
+    return f"last run failed, {state}" if one.outcome == "retry" else state
+
+
+def _punctuality(one: ScheduleFigures) -> str:
+    if one.is_missing:
+        return "not in Redis: no worker declares it"
     if one.is_removed:
         return "is being removed"
     if one.is_paused:
@@ -129,4 +139,7 @@ def _row(one: ScheduleFigures) -> dict[str, Any]:
         "last_ms": one.last_ms,
         "late_ms": one.late_ms,
         "problem": one.problem,
+        "missing": one.is_missing,
+        "outcome": one.outcome,
+        "outcome_ms": one.outcome_ms,
     }

@@ -416,7 +416,7 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
     shop: Shop, browser: Browser, scheme: Any, log_in: LogIn, page: Page
 ) -> None:
     shop.fill(
-        call("dead", "letters", [{"axe": [1, "two", None, True]}], "post.Axe: dropped"),
+        call("dead", "letters", [{"axe": [1, "two", None, True]}], f"post.errors.{'Long' * 12}: dropped"),
         call("waiting", "letters", [{"axe": number} for number in range(30)]),
         call("history", "letters", 3),
     )
@@ -435,6 +435,10 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
     for address in addresses:
         page.goto(address)
         found += [(address, violation) for violation in violations(page)]
+    page.set_viewport_size({"width": 390, "height": 844})
+    for address in addresses:
+        page.goto(address)
+        found += [(f"narrow {address}", violation) for violation in violations(page)]
     page.goto(f"{shop.admin}letters/change/?tab=dead")
     page.get_by_role("button", name="Purge").click()
     found += [("purge", violation) for violation in violations(page)]
@@ -469,10 +473,19 @@ def test_the_pages_speak_chinese(shop: Shop, browser: Browser) -> None:
 def test_redis_away_is_a_banner_within_three_seconds(shop: Shop, log_in: LogIn) -> None:
     page = log_in("boss")
     page.get_by_label("Refresh").select_option("2")
+    with page.expect_response("**/topic/live/**"):
+        pass
     page.watched.allow("503")  # type: ignore[attr-defined]
     os.kill(shop.redis.pid, signal.SIGSTOP)
     try:
         expect(page.locator("[data-rmq-live]")).to_have_attribute("data-state", "away")
+        # The figures fade, and the page says of when they are, and which server does not answer.
+        expect(page.locator("[data-rmq-part=dashboard]")).to_have_css("opacity", "0.5")
+        expect(page).to_have_title(re.compile("^⚠ "))
+        warning = page.locator("[data-rmq-warning]")
+        expect(warning).to_contain_text(re.compile(r"These figures are those of \d+:\d\d:\d\d"))
+        expect(warning).to_contain_text(f":{shop.redis.port}")
+        page.screenshot(path=SHOTS / "stale-light.png", full_page=True)
         began = time.monotonic()
         page.reload()
         assert time.monotonic() - began < 5 * 3
@@ -481,3 +494,30 @@ def test_redis_away_is_a_banner_within_three_seconds(shop: Shop, log_in: LogIn) 
         os.kill(shop.redis.pid, signal.SIGCONT)
     page.get_by_role("link", name="Try again").click()
     expect(rows(page).first).to_be_visible(timeout=PATIENCE * 1000)
+
+
+def test_figures_that_are_current_again_no_longer_fade(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("2")
+    page.watched.allow("ERR_FAILED")  # type: ignore[attr-defined]
+    page.route("**/topic/live/**", lambda route: route.abort())
+    expect(page.locator("[data-rmq-warning]")).to_contain_text("The web server does not respond.")
+    page.unroute("**/topic/live/**")
+    expect(page.locator("[data-rmq-warning]")).to_be_hidden()
+    expect(page.locator("[data-rmq-part=dashboard]")).to_have_css("opacity", "1")
+    expect(page).to_have_title(re.compile("^Topics"))
+
+
+def test_an_ended_session_says_log_in_again(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.goto(f"{shop.admin}letters/change/?tab=history")
+    page.get_by_label("Refresh").select_option("2")
+    page.context.clear_cookies()
+    warning = page.locator("[data-rmq-warning]")
+    expect(warning).to_contain_text("Your session has ended")
+    expect(page.locator("[data-rmq-part=figures]")).to_have_css("opacity", "0.5")
+    warning.get_by_role("link", name="Log in again").click()
+    page.get_by_label("Username").fill("boss")
+    page.get_by_label("Password").fill("boss")
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(re.compile("letters/change/.*tab=history"))

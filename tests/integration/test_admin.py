@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -721,7 +722,8 @@ def test_long_work_goes_on_from_page_to_page(
 ) -> None:
     kill(broker, "ranked", *members("x", 3_000))
     monkeypatch.setattr(pages, "Limits", lambda **_: Limits(messages=1_000))
-    answers: dict[str, Any] = {"act": "replay_all", "state": "dead", "confirmed": "yes", "back": "tab=dead"}
+    question = boss.post(url("act", "ranked"), {"act": "replay_all", "state": "dead", "back": "tab=dead"})
+    answers: dict[str, Any] = carried(question) | {"confirmed": "yes"}
     shown = []
     for _ in range(10):
         answer = boss.post(url("act", "ranked"), answers)
@@ -740,6 +742,49 @@ def test_long_work_goes_on_from_page_to_page(
         "Replay all (dead): 3000 replayed (admin)"
     ]
     assert boss.session["rmq_traces"] == {}
+
+
+@pytest.mark.parametrize(
+    ("act", "state"),
+    [("replay_all", "dead"), ("delete_all", "dead"), ("delete_all", "store"), ("bury_all", "store")],
+)
+def test_work_on_what_matches_counts_to_the_number_of_the_question(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, act: str, state: str
+) -> None:
+    if state == "dead":
+        kill(broker, "ranked", *members("y", 378), error="shop.errors.Other: no")
+        kill(broker, "ranked", *members("x", 755))
+    else:
+        send(broker, "ranked", *members("y", 378), *members("x", 755))
+    monkeypatch.setattr(
+        pages, "Limits", lambda **given: Limits(messages=min(given.get("messages") or 112, 112))
+    )
+    chosen = {"act": act, "state": state} | ({"error": "Other"} if state == "dead" else {"text": ':"y'})
+    with monkeypatch.context() as counting:
+        counting.setattr(pages, "Limits", Limits)
+        question = boss.post(url("act", "ranked"), chosen)
+    assert " 378 " in text(question)
+    shown = []
+    answer = boss.post(url("act", "ranked"), carried(question) | {"confirmed": "yes"})
+    while answer.status_code == 200:
+        shown.append(re.search(r"([\d,]+) of ([\d,]+):", text(answer)))
+        answer = boss.post(url("act", "ranked"), carried(answer) | {"confirmed": "yes"})
+    assert [found and found.groups() for found in shown] == [("112", "378"), ("224", "378"), ("336", "378")]
+    assert ": 378 " in text(boss.get(answer["Location"]))
+    assert depth(broker, "ranked", state) == 755
+
+
+def test_work_on_what_could_not_be_counted_names_no_total(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", *members("y", 300), error="shop.errors.Other: no")
+    kill(broker, "ranked", *members("x", 700))
+    monkeypatch.setattr(pages, "Limits", lambda **_: Limits(messages=100))
+    question = boss.post(url("act", "ranked"), {"act": "replay_all", "state": "dead", "error": "Other"})
+    assert "at least 100" in text(question)
+    answer = boss.post(url("act", "ranked"), carried(question) | {"confirmed": "yes"})
+    assert re.search(r"role=\"status\">100 replayed<", text(answer))
+    assert "<progress aria" in text(answer)
 
 
 def test_the_row_of_an_action_counts_what_its_requests_have_done_so_far(
@@ -946,6 +991,7 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
             assert time.monotonic() - began < 5 * 3, name
             assert answer.status_code == 503, name
             assert "Redis is unavailable." in text(answer)
+            assert f"(server: {get_config().redis})" in text(answer)
             assert answer["Retry-After"]
         given: list[tuple[str, dict[str, str]]] = [
             ("act", {"act": "pause"}),
@@ -953,7 +999,25 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
             ("send", {"body": "1", "fixed_time": "2040-01-01T00:00"}),
         ]
         for name, data in given:
-            assert client.post(url(name, "timed"), data).status_code == 503
+            answer = client.post(url(name, "timed"), data)
+            assert answer.status_code == 503
+        assert '"2040-01-01T00:00"' in text(answer), "the form of the message has lost what was typed"
+
+
+def test_a_full_redis_is_not_called_unavailable_and_the_form_keeps_its_message(
+    log_in: Callable[..., Client],
+) -> None:
+    client = log_in("*")
+    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
+        assert client.get(url("send", "timed")).status_code == 200
+        redis.Redis.from_url(server.url).config_set("maxmemory", 1)
+        answer = client.post(
+            url("send", "timed"), {"body": '"typed by hand"', "fixed_time": "2040-01-01T00:00"}
+        )
+    assert answer.status_code == 503
+    assert "Redis refuses writes." in text(answer)
+    assert "unavailable" not in text(answer)
+    assert "typed by hand" in text(answer)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             if not count and counted.is_complete:
                 messages.warning(request, _("No messages match."))
                 return HttpResponseRedirect(leave)
+            if counted.is_complete:
+                carried.append(("asked", str(count)))
             question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
             return _ask(pages, request, asked, question, carried, form_of_filter.described)
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
@@ -133,7 +135,10 @@ class _Work:
 
     outcomes: dict[str, int]
     done: int
-    total: int
+    most: int
+    """The most messages that it takes: those of the state, with the slot and the age, when it began."""
+    asked: int
+    """The number that the question named. 0: not all were counted."""
     began: int
     """When it began, in ms by the clock of Redis."""
     number: int
@@ -146,7 +151,8 @@ class _Work:
         return cls(
             so_far(given.get("so_far")),
             number(given.get("done")),
-            number(given.get("total")),
+            number(given.get("most")),
+            number(given.get("asked")),
             number(given.get("began")) or operations.broker.now_ms(),
             min(number(given.get("slice")), LONGEST_SLICE),
             given.get("run", ""),
@@ -156,14 +162,21 @@ class _Work:
         """Add the results of one request."""
         for word, count in progress.outcomes.items():
             self.outcomes[word] = self.outcomes.get(word, 0) + count
-        self.total = self.total or progress.total
+        self.most = self.most or progress.total
         self.done += progress.done
 
     @property
+    def total(self) -> int:
+        """How many it is to take, or at most."""
+        return self.asked or self.most
+
+    @property
     def sentence(self) -> str:
+        if not self.asked:
+            return outcomes_sentence(self.outcomes)
         return _("%(done)s of %(total)s: %(outcomes)s") % {
             "done": number_format(self.done, force_grouping=True),
-            "total": number_format(self.total, force_grouping=True),
+            "total": number_format(self.asked, force_grouping=True),
             "outcomes": outcomes_sentence(self.outcomes),
         }
 
@@ -173,7 +186,8 @@ class _Work:
         return [
             ("so_far", json.dumps(self.outcomes)),
             ("done", str(self.done)),
-            ("total", str(self.total)),
+            ("most", str(self.most)),
+            ("asked", str(self.asked)),
             ("began", str(self.began)),
             ("slice", str(self.number + 1)),
         ]
@@ -212,8 +226,8 @@ def _go_on(
         "heading": act.label,
         "here": act.label,
         "so_far": work.sentence,
-        "seen": min(work.done, work.total),
-        "total": work.total,
+        "seen": min(work.done, work.asked),
+        "total": work.asked,
         "carried": [*carried, *chosen.answered, *work.fields, ("run", traces.keep(request, work.run, trace))],
         "urls": pages.places(chosen.topic.name),
         "back_url": leave,

@@ -28,6 +28,7 @@ from django_rmq.exceptions import (
     LostRace,
     NotPermitted,
     RmqError,
+    ServerFull,
     ServerTrouble,
     UnknownTopic,
 )
@@ -171,28 +172,38 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Return a page that shows an error, in place of one that cannot be shown."""
-        text = str(error)
-        if isinstance(error, ServerTrouble):
-            title, status = _("Redis is unavailable."), 503
-            _complain(type(error), "A page of the admin could not be shown: %s", error)
-        elif isinstance(error, LostRace):
-            title, status = _("This has changed in the meantime."), 409
-        elif isinstance(error, ConfigurationError):
-            # They contain more than users with the permission to see topics may see.
-            title, status = _("The setting RMQ is not valid."), 503
-            text = _("See the log of the server.")
-            _complain(type(error), "A page of the admin could not be shown: %s", error)
-        else:
-            title, status = _("This action is not possible."), 400
+        trouble, status = self.trouble_of(request, error)
         response = self.render(
             request,
             "trouble.html",
-            {"trouble": Trouble(title, text), "urls": Places(), "again": request.get_full_path()},
+            {"trouble": trouble, "urls": Places(), "again": request.get_full_path()},
             status=status,
         )
         if status == 503:
             response["Retry-After"] = "5"
         return response
+
+    def trouble_of(self, request: HttpRequest, error: Exception) -> tuple[Trouble, int]:
+        """Return what a page says about an error, and its status."""
+        text = str(error)
+        if isinstance(error, ServerTrouble):
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            if not text.startswith("Redis "):
+                return Trouble(_("A server is unavailable."), text), 503
+            title = (
+                _("Redis refuses writes.") if isinstance(error, ServerFull) else _("Redis is unavailable.")
+            )
+            address = self.operations(request).config.redis
+            if address is not None:
+                text = _("%(error)s (server: %(address)s)") % {"error": text, "address": address}
+            return Trouble(title, text), 503
+        if isinstance(error, LostRace):
+            return Trouble(_("This has changed in the meantime."), text), 409
+        if isinstance(error, ConfigurationError):
+            # They contain more than users with the permission to see topics may see.
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            return Trouble(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
+        return Trouble(_("This action is not possible."), text), 400
 
 
 # --- messages above the next page

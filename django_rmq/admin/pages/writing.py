@@ -8,11 +8,12 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
+from django_rmq.admin.figures import Trouble
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.admin.pages.requests import back_of, short_id
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone
+from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone, ServerTrouble
 from django_rmq.operations import Copy, Operations, Permission
 from django_rmq.operations.redaction import is_redacted
 
@@ -24,6 +25,8 @@ def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: st
     places = pages.places(topic.name)
     leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
     form: BodyForm
+    trouble: Trouble | None = None
+    status = 200
     if request.method == "POST":
         form = BodyForm(topic, request.POST)
         if form.is_valid():
@@ -31,6 +34,9 @@ def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: st
                 done = operations.replay_edited(topic.name, short_id(message_id), form.cleaned_data["body"])
             except (InvalidMessage, LostRace) as error:
                 form.add_error(None, str(error))
+            except ServerTrouble as error:
+                # The form stays, with what was typed.
+                trouble, status = pages.trouble_of(request, error)
             else:
                 tell(request, _("Edit and replay"), done.outcomes)
                 return HttpResponseRedirect(leave)
@@ -45,11 +51,12 @@ def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: st
         "here": _("Edit and replay"),
         "submit": _("Replay with this body"),
         "form": form,
+        "trouble": trouble,
         "notes": _notes(topic),
         "urls": places,
         "back_url": leave,
     }
-    return pages.render(request, "topic/form.html", context, topic)
+    return pages.render(request, "topic/form.html", context, topic, status)
 
 
 def _dead_copy(operations: Operations, topic: Topic, message_id: str) -> Copy | None:
@@ -86,11 +93,16 @@ def send_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespons
     operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     form = SendForm(topic, request.POST if request.method == "POST" else None)
+    trouble: Trouble | None = None
+    status = 200
     if request.method == "POST" and form.is_valid():
         try:
             sent = operations.send(topic.name, form.cleaned_data["body"], **form.options)
         except (InvalidMessage, LostRace) as error:
             form.add_error(None, str(error))
+        except ServerTrouble as error:
+            # The form stays, with what was typed.
+            trouble, status = pages.trouble_of(request, error)
         else:
             tell(request, _("Send"), {sent.status: 1})
             return HttpResponseRedirect(places.topic)
@@ -102,10 +114,12 @@ def send_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespons
             "here": _("Send a message"),
             "submit": _("Send"),
             "form": form,
+            "trouble": trouble,
             "urls": places,
             "back_url": places.topic,
         },
         topic,
+        status,
     )
 
 

@@ -17,13 +17,37 @@
     if (stored !== null && [...select.options].some((option) => option.value === stored)) select.value = stored;
     live.hidden = false;
 
+    const warning = document.querySelector("[data-rmq-warning]");
+    const title = document.title;
+    const inWords = (time) => time.toLocaleTimeString();
+
     let timer = 0;
     let busy = false;
+    let current = new Date();
 
     const seconds = () => Number(select.value);
     const show = (state, words) => {
       live.dataset.state = state;
       if (said.textContent !== words) said.textContent = words;
+    };
+
+    // What is shown is no longer so: it fades, the title says it, and a banner says since when and why.
+    const warn = (state, words, reason) => {
+      show(state, "");
+      document.title = `⚠ ${title}`;
+      for (const part of document.querySelectorAll("[data-rmq-part]")) part.classList.add("rmq-is-stale");
+      warning.querySelector("strong").textContent = words.replace("{time}", inWords(current));
+      warning.querySelector("p").textContent = reason;
+      warning.querySelector("a").hidden = state !== "ended";
+      warning.hidden = false;
+    };
+
+    const fresh = () => {
+      current = new Date();
+      document.title = title;
+      for (const part of document.querySelectorAll(".rmq-is-stale")) part.classList.remove("rmq-is-stale");
+      warning.hidden = true;
+      show("on", inWords(current));
     };
 
     const plan = () => {
@@ -38,17 +62,20 @@
         const answer = await fetch(live.dataset.rmqLive, {
           credentials: "same-origin",
           headers: { "X-Requested-With": "XMLHttpRequest" },
-          redirect: "error",
+          redirect: "manual",
           signal: AbortSignal.timeout(10000),
         });
         if (answer.ok && answer.headers.get("X-RMQ-Fragment")) {
           take(await answer.text());
-          show("on", new Date().toLocaleTimeString());
+          fresh();
+        } else if (answer.type === "opaqueredirect" || answer.status === 403) {
+          // The admin leads people without a session to its login page.
+          warn("ended", live.dataset.ended, "");
         } else {
-          show("away", live.dataset.away);
+          warn("away", live.dataset.away, reasonOf(await answer.text()));
         }
       } catch {
-        show("away", live.dataset.away);
+        warn("away", live.dataset.away, live.dataset.unreachable);
       }
       busy = false;
       plan();
@@ -62,6 +89,12 @@
     document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
     show(seconds() ? "on" : "off", "");
     plan();
+  }
+
+  // A page that says what is wrong says it in a banner.
+  function reasonOf(html) {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    return page.querySelector(".rmq-banner[role=alert] p")?.textContent ?? "";
   }
 
   function remembered() {

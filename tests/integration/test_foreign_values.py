@@ -146,7 +146,7 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(
     for slot, each in ATTACKS.items():
         each.put(broker, slot)
     settled = settle(broker, [topic], notes)
-    assert settled.released >= len(FREE)
+    assert settled.count("released") >= len(FREE)
     assert all(broker.audit(topic, slot)["released"] == 1 for slot in FREE)
 
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
-from django_rmq.core.consumer.notes import BEGUN, DIED, DONE, MARKS, SPARE, Notes, Settled, mark_of, settle
+from django_rmq.core.consumer.notes import (
+    BEGUN,
+    DIED,
+    DONE,
+    MARKS,
+    MOST_NAMED,
+    SPARE,
+    Ending,
+    Notes,
+    Settled,
+    mark_of,
+    settle,
+)
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.project.listening import processes
+from django_rmq.project.sealing import sealed_id
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
@@ -55,6 +70,11 @@ def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: Notes) -> N
 def test_nothing_is_begun_by_taking_a_batch(notes: Notes) -> None:
     notes.thread(0).take("plain", 1, 5, [b"x"])
     assert notes.begun() == {}
+
+
+def ends(settled: Settled) -> dict[str, int]:
+    """How many messages ended in which way."""
+    return {end: count for end in get_args(Ending) if (count := settled.count(end))}
 
 
 def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: Notes) -> None:
@@ -100,7 +120,13 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     others = [delivery.member for delivery in taken[0].deliveries]
     notes.thread(1).take("plain", 0, taken[0].receipt - 1, others)[:1] = bytes([DONE])
     notes.thread(1).take("plain", 1, taken[0].receipt, others)[:1] = bytes([DONE])
-    assert settle(broker, [PLAIN, OTHER], notes) == Settled(committed=1, released=18, charged=1)
+    assert ends(settled := settle(broker, [PLAIN, OTHER], notes)) == {
+        "committed": 1,
+        "released": 18,
+        "charged": 1,
+    }
+    assert settled.named("charged", "plain") == [(1, ran[1])]
+    assert settled.by_topic("released") == {"plain": 18}
     ledgers = [broker.audit(PLAIN, slot) for slot in range(2)]
     assert all(ledger.balanced for ledger in ledgers)
     assert [ledger.prepare for ledger in ledgers] == [0, 0]
@@ -120,7 +146,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
     notes.owner = "me"
     members = [delivery.member for delivery in taken.deliveries]
     notes.thread(0).take("other", 0, taken.receipt, members)[0] = BEGUN
-    assert settle(broker, [OTHER], notes) == Settled(released=2, charged=1)
+    assert ends(settle(broker, [OTHER], notes)) == {"released": 2, "charged": 1}
     [entry] = broker.peek(OTHER, 0, "retry").entries
     failure = FailureRecord.parse(entry.record)
     assert (entry.member, failure.kind, failure.error.decode()) == (members[0], "timed_out", DIED)
@@ -133,6 +159,47 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
     assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(members[0], 15)]
 
 
+def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(1_000_000)
+    broker: Any = InMemoryBroker("", clock)
+    producer = Producer(broker)
+    producer.send([producer.build(OTHER, {"n": n}) for n in range(20)])
+    producer.send([producer.build(PLAIN, {"n": n}) for n in range(3)])
+    clock.advance(seconds=1)
+    notes.owner = "me"
+    for thread, topic in enumerate((OTHER, PLAIN)):
+        for slot in range(topic.slots):
+            taken = broker.prepare(topic, slot, "me", broker.acquire(topic, slot), 100)
+            members = [delivery.member for delivery in taken.deliveries]
+            begun = 12 if topic is OTHER else len(members)
+            if members:
+                notes.thread(thread).take(topic.name, slot, taken.receipt, members)[:begun] = (
+                    bytes([BEGUN]) * begun
+                )
+    settled = settle(broker, [OTHER, PLAIN], notes)
+    monkeypatch.setattr(processes, "settle", lambda *_: settled)
+    monkeypatch.setattr(processes, "return_permits", lambda *_: None)
+    monkeypatch.setattr(
+        processes, "connections", SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None)
+    )
+    with caplog.at_level("INFO", "django_rmq.consumer"):
+        assert processes._settle_for([], notes) == 8
+    other, plain = caplog.records
+    first = sealed_id("other", *settled.named("charged", "other")[0])
+    text = other.getMessage()
+    assert text.startswith(
+        f"Recorded a time-out for 12 messages of topic other that a dead process was running: {first}, "
+    )
+    assert text.endswith(" and 2 more; 8 of this topic had not begun, and were given back")
+    fields: Any = other
+    assert (fields.rmq_event, fields.rmq_topic, fields.rmq_messages) == ("charged_for", "other", 12)
+    assert fields.rmq_ids[0] == first and len(fields.rmq_ids) == MOST_NAMED
+    assert "3 messages of topic plain" in plain.getMessage() and "not begun" not in plain.getMessage()
+    assert '"n"' not in caplog.text
+
+
 def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Notes) -> None:
     topic = replace(OTHER, max_retries=0)
     clock = Clock(1_000_000)
@@ -143,7 +210,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Not
     taken = broker.prepare(topic, 0, "me", broker.acquire(topic, 0), 100)
     notes.owner = "me"
     notes.thread(0).take("other", 0, taken.receipt, [taken.deliveries[0].member])[0] = BEGUN
-    assert settle(broker, [topic], notes) == Settled(charged=1)
+    assert ends(settle(broker, [topic], notes)) == {"charged": 1}
     [entry] = broker.peek(topic, 0, "dead").entries
     assert entry.record.startswith(b"timed_out 1 ")
 
@@ -155,9 +222,9 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     producer.send([producer.build(OTHER, {"n": 1})])
     clock.advance(seconds=1)
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
-    assert settle(broker, [OTHER], notes) == Settled()
+    assert ends(settle(broker, [OTHER], notes)) == {}
     notes.owner = "me"
-    assert settle(broker, [OTHER], notes) == Settled()
+    assert ends(settle(broker, [OTHER], notes)) == {}
     assert broker.audit(OTHER, 0).prepare == 1
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import mmap
 import time
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from operator import add
-from typing import NamedTuple
+from typing import Literal
 from uuid import uuid4
 
 from django_rmq.core.calls import ending, looking, taking
@@ -191,18 +190,37 @@ class Notes:
         self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
 
 
-class Settled(NamedTuple):
-    """The number of messages of a dead worker that were settled."""
+Ending = Literal["committed", "released", "charged", "overran"]
+"""How a message of a dead worker ends. ``overran``: charged because its listener exceeded HARD_TIMEOUT."""
 
-    committed: int = 0
-    released: int = 0
-    charged: int = 0
-    overran: int = 0
-    """Charged because their listener exceeded HARD_TIMEOUT."""
+MOST_NAMED = 10
+"""The number of messages of one topic and one ending that are named."""
 
-    def plus(self, more: Settled) -> Settled:
-        """Return the sums."""
-        return Settled(*map(add, self, more))
+
+class Settled:
+    """The messages of a dead worker that were settled: how many of which topic, and which they were."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Ending, str]] = Counter()
+        self._named: defaultdict[tuple[Ending, str], list[tuple[int, bytes]]] = defaultdict(list)
+
+    def add(self, ending: Ending, topic: str, slot: int, members: Sequence[bytes]) -> None:
+        """Record messages of one slot."""
+        self._counts[ending, topic] += len(members)
+        named = self._named[ending, topic]
+        named += [(slot, member) for member in members[: MOST_NAMED - len(named)]]
+
+    def count(self, ending: Ending) -> int:
+        """Return how many messages have ended so."""
+        return sum(self.by_topic(ending).values())
+
+    def by_topic(self, ending: Ending) -> dict[str, int]:
+        """Return the topics of which messages have ended so, and how many of each."""
+        return {topic: count for (one, topic), count in self._counts.items() if one == ending and count}
+
+    def named(self, ending: Ending, topic: str) -> list[tuple[int, bytes]]:
+        """Return the slot and the member of up to ``MOST_NAMED`` messages of a topic that have ended so."""
+        return self._named[ending, topic]
 
 
 def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
@@ -220,7 +238,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
         if not topic.serial:
             continue
         for slots in _in_flight(broker, topic, end):
-            settled = settled.plus(_settle_some(broker, topic, slots, owner, ends))
+            _settle_some(broker, topic, slots, owner, ends, settled)
     return settled
 
 
@@ -250,8 +268,8 @@ class _Ends:
         self._overran = notes.charged
         self._is_replaced = notes.is_replaced
 
-    def of(self, mark: int) -> str:
-        """Return how a message ends: a field of ``Settled``."""
+    def of(self, mark: int) -> Ending:
+        """Return how a message ends."""
         is_done = self._begun.get(mark)
         if is_done:
             return "committed"
@@ -260,14 +278,17 @@ class _Ends:
         return "released" if is_done is None or self._is_replaced else "charged"
 
 
-def _settle_some(broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends) -> Settled:
+def _settle_some(
+    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends, settled: Settled
+) -> None:
+    """Settle what a dead worker holds in some slots, and record it in ``settled``."""
     telling = broker.pipeline()
-    told: list[str] = []
+    told: list[tuple[Ending, int, Sequence[bytes]]] = []
     calls = [taking.held(topic, slot, owner, 0, BATCH) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
-        to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
+        to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
         for thing in all_held(broker, topic, slot, owner, first):
             member = thing.delivery.member
             end = ends.of(mark_of(topic.name, slot, thing.receipt, member))
@@ -283,9 +304,8 @@ def _settle_some(broker: Broker, topic: Topic, slots: Sequence[int], owner: str,
                     telling.add(ending.commit(topic, slot, receipt, part))
                 else:
                     telling.add(ending.release(topic, slot, receipt, part))
-                told.append(end)
-    settled = Settled()
-    for end, words in zip(told, telling.execute(), strict=True):
+                told.append((end, slot, part))
+    for (end, slot, sent), words in zip(told, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
-            settled = settled.plus(Settled(**{end: len(words) - words.count("stale")}))
-    return settled
+            ended = [member for member, word in zip(sent, words, strict=True) if word != "stale"]
+            settled.add(end, topic.name, slot, ended)

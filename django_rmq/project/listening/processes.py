@@ -12,7 +12,7 @@ from django.db import connections as databases
 
 from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.consumer.limits import return_permits
-from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.consumer.notes import Ending, Notes, Settled, settle
 from django_rmq.core.consumer.supervisor import Supervisor
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
@@ -20,6 +20,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
 from django_rmq.project import connections
 from django_rmq.project.listening.worker import Options, WorkerProcess
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 
 logger = safe_logger("django_rmq.consumer")
@@ -96,25 +97,42 @@ def _settle_for(topics: list[Topic], notes: Notes) -> int:
                 notes.owner,
                 error,
             )
-    if settled.committed:
+    _log_settled(settled)
+    return settled.count("released")
+
+
+def _log_settled(settled: Settled) -> None:
+    """Log which messages a dead process had in hand: what it was running may have killed it."""
+    if done := settled.count("committed"):
         logger.info(
             "Committed %d messages that a dead process had finished",
-            settled.committed,
-            extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            done,
+            extra={"rmq_event": "committed_for", "rmq_messages": done},
         )
-    if settled.charged:
-        logger.warning(
-            "Recorded a time-out for %d messages that a dead process was running",
-            settled.charged,
-            extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
-        )
-    if settled.overran:
-        logger.warning(
-            "Recorded a failure for %d messages whose listener exceeded HARD_TIMEOUT",
-            settled.overran,
-            extra={"rmq_event": "charged_for", "rmq_messages": settled.overran},
-        )
-    return settled.released
+    waiting = settled.by_topic("released")
+    charges: dict[Ending, str] = {
+        "charged": "Recorded a time-out for %d messages of topic %s that a dead process was running: %s%s",
+        "overran": "Recorded a failure for %d messages of topic %s whose listener exceeded HARD_TIMEOUT: %s%s",
+    }
+    for ending, text in charges.items():
+        for topic, count in settled.by_topic(ending).items():
+            ids = [sealed_id(topic, slot, member) for slot, member in settled.named(ending, topic)]
+            named = ", ".join(ids) + (f" and {count - len(ids)} more" if count > len(ids) else "")
+            had = waiting.get(topic, 0)
+            rest = f"; {had} of this topic had not begun, and were given back" if had else ""
+            logger.warning(
+                text,
+                count,
+                topic,
+                named,
+                rest,
+                extra={
+                    "rmq_event": "charged_for",
+                    "rmq_topic": topic,
+                    "rmq_messages": count,
+                    "rmq_ids": ids,
+                },
+            )
 
 
 def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:

@@ -127,7 +127,8 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
     oldest = None if kind is TopicType.PRIORITY else int(waits.score)
     since = START_MS if kind is TopicType.PRIORITY else None
-    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", undrained_since_ms=since)
+    running_since = running // 1000
+    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", False, since, running_since)
     looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
     assert looked[0] == Looked(waits.score, None, None, None, envelope=waits.envelope)
     assert looked[1] == Looked(
@@ -231,6 +232,83 @@ def test_what_is_due_is_counted_with_its_oldest(make_slot: MakeSlot, kind: Topic
     slot.zadd(b"now", slot.now_ms)
     slot.zadd(b"later", slot.now_ms + 1)
     assert slot.count() == Counts(4, 3, 0, 0, 0, 0, slot.now_ms - 7_000, "A")
+
+
+def waits_since(slot: Slot, due: int, since: int | None) -> bool:
+    """Return whether so many messages of a slot, and of a sample of it, are due since then."""
+    counts = slot.count()
+    sample = slot.broker.sample(slot.topic, [slot.index])
+    assert (counts.due, counts.oldest_due_ms) == (sample.due, sample.oldest_due_ms)
+    assert counts.undrained_since_ms == sample.undrained_since_ms
+    waits = counts.undrained_since_ms if slot.topic.is_priority else counts.oldest_due_ms
+    return (counts.due, waits) == (due, since)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    slot.send(b"a", b"b")
+    receipt, first = slot.take_one()
+    slot.fail(receipt, first.member)
+    receipt, second = slot.take_one()
+    slot.fail(receipt, second.member)
+    rested = slot.now_ms + 1_000
+    slot.clock.advance(ms=999)
+    assert waits_since(slot, 0, None)
+    slot.clock.advance(ms=1)
+    assert waits_since(slot, 2, rested)
+    slot.clock.advance(ms=60_000)
+    assert waits_since(slot, 2, rested)
+    slot.send(b"c")
+    # What waits in Store cannot be taken for as long.
+    assert waits_since(slot, 3, rested)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF, timeout=5)
+    slot.send(b"a", b"b")
+    began = slot.now_ms
+    slot.take_one()
+    second = slot.take(1)
+    assert slot.count().running_since_ms == began
+    slot.clock.advance(ms=3_000)
+    slot.extend(second.receipt, [second.deliveries[0].member])
+    slot.clock.advance(ms=2_999)
+    assert waits_since(slot, 0, None)
+    slot.clock.advance(ms=1)
+    assert waits_since(slot, 1, began + 6_000)
+    slot.clock.advance(ms=3_000)
+    assert waits_since(slot, 2, began + 6_000)
+    assert slot.count().running_since_ms is None, "nobody knows whether it runs"
+    assert slot.expire() == 2
+    assert slot.count().due == slot.count().store == 2
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(
+    make_slot: MakeSlot, kind: TopicType, keyed: bool
+) -> None:
+    slot = make_slot(kind, identity="key" if keyed else "body", timeout=5, serial=False)
+    assert slot.count().running_since_ms is None
+    slot.send(b"a", b"b", b"c")
+    began = slot.now_ms
+    receipt, first = slot.take_one()
+    for _ in range(5):
+        slot.clock.advance(ms=4_000)
+        assert slot.extend(receipt, [first.member]) == ["ok"]
+        assert slot.count().running_since_ms == began
+    later, second = slot.take_one()
+    assert slot.count().running_since_ms == began
+    slot.commit(receipt, [first.member])
+    assert slot.count().running_since_ms == began + 20_000
+    slot.release(later, [second.member])
+    assert slot.count().running_since_ms is None
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -1685,6 +1685,26 @@ MUTANTS: dict[str, Mutant] = {
         "Only what can be taken now is counted as due.",
         "tests/contract/test_paging.py::test_what_is_due_is_counted_with_its_oldest[redis-range_merge]",
     ),
+    "rested_not_due": Mutant(
+        As("found = 0"),
+        "A retry whose rest is over is due, though nobody has looked.",
+        "tests/contract/test_paging.py::test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked[redis-range_merge]",
+    ),
+    "timed_out_not_due": Mutant(
+        As("local late = 0"),
+        "A delivery that has timed out is due, though nobody has looked.",
+        "tests/contract/test_paging.py::test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked[redis-range_merge]",
+    ),
+    "overdue_undated": Mutant(
+        As(""),
+        "What can be taken of a priority topic and is not in Store has waited for a time.",
+        "tests/contract/test_paging.py::test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked[redis-priority]",
+    ),
+    "newest_runs_longest": Mutant(
+        As("first = tonumber(string.match(record or '', '^%d+')) or math.huge"),
+        "Of what is in flight, the first delivery has run for the longest.",
+        "tests/contract/test_paging.py::test_what_runs_has_run_since_its_delivery_however_often_it_was_extended[redis-range_merge-False]",
+    ),
     # --- claims
     "claim_ignores_the_gate": Mutant(
         If("(holding > 0 and not ours) or false or known[6]"),

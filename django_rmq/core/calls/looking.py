@@ -33,10 +33,14 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained = reply
-    oldest_due_ms = int(float(oldest)) if oldest else None
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running = reply
     return Counts(
-        store, due, prepare, retry, dead, claimed, oldest_due_ms, text(owner), bool(paused), moment(undrained)
+        *(store, due, prepare, retry, dead, claimed),
+        int(float(oldest)) if oldest else None,
+        text(owner),
+        bool(paused),
+        moment(undrained),
+        moment(running),
     )
 
 

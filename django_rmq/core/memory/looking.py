@@ -22,19 +22,29 @@ from django_rmq.exceptions import ServerRefused
 _LIVES = ("store", "prepare", "retry", "dead", "claim")
 
 
-@on("store", "prepare", "retry", "dead", "control", "claim")
+@on("store", "prepare", "retry", "dead", "control", "claim", "inflight")
 def count(slot: Slot) -> Counts:
+    rested = [math.floor(score) for score in slot.retry.values() if score < slot.now_ms + 1]
+    first_stamp = (slot.now_s - slot.timeout) * 1000
+    late = [
+        (score // 1000 + slot.timeout + 1) * 1000 for score in slot.prepare.values() if score < first_stamp
+    ]
+    others = [max(0, int(at)) for at in (*rested, *late)]
     due, oldest = len(slot.store), None
     if not slot.topic.is_priority:
         due = sum(score <= slot.now_ms for score in slot.store.values())
-        oldest = min(
-            (int(score) for score in slot.store.values() if 999 < score <= slot.now_ms), default=None
-        )
+        times = (int(score) for score in slot.store.values() if 999 < score <= slot.now_ms)
+        oldest = min([*times, *others], default=None)
+    runs = (member for member, score in slot.prepare.items() if score >= first_stamp)
+    running = [receipt // 1000 for member in runs if (receipt := slot.flight(member).receipt)]
     owner = slot.control.get(b"owner", b"").decode(errors="backslashreplace")
-    since = slot.control.get(b"undrained_since") if slot.topic.is_priority and slot.store else None
+    noted = slot.control.get(b"undrained_since") if slot.topic.is_priority and slot.store else None
+    undrained = [int(noted)] if noted is not None else []
+    if slot.topic.is_priority:
+        undrained += others
     return Counts(
         len(slot.store),
-        due,
+        due + len(others),
         len(slot.prepare),
         len(slot.retry),
         len(slot.dead),
@@ -42,7 +52,8 @@ def count(slot: Slot) -> Counts:
         oldest,
         owner,
         b"paused" in slot.control,
-        None if since is None else int(since),
+        min(undrained, default=None),
+        min(running, default=None),
     )
 
 

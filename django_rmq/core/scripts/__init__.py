@@ -45,7 +45,7 @@ __all__ = [
     "names",
 ]
 
-_OF_ALL = ("_now", "_types")
+_OF_ALL = ("_now", "_overdue", "_types")
 """The fragments that do not belong to a slot."""
 
 SECOND = "+outcomes"

@@ -182,18 +182,22 @@ class Counts(NamedTuple):
 
     store: int
     due: int
-    """How many of ``store`` can be taken now."""
+    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
     prepare: int
     retry: int
     dead: int
     claimed: int
     oldest_due_ms: int | None
-    """Time topics: the earliest due time in Store that has passed."""
+    """Time topics: since when the first of these can be taken."""
     owner: str = ""
     """The last consumer that took from the slot."""
     paused: bool = False
     undrained_since_ms: int | None = None
-    """Priority topics: since when Store has not been empty. None: it is empty, or only foreign programs have sent."""
+    """Priority topics: since when Store has not been empty, or something can be taken that is not in Store.
+
+    None: nothing can be taken, or only foreign programs have sent."""
+    running_since_ms: int | None = None
+    """When the first delivery began that is in flight and has not timed out. No extension changes that."""
 
     @property
     def held(self) -> int:

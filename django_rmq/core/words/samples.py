@@ -13,16 +13,16 @@ class Sample(NamedTuple):
     """How many of the requested slots could be read."""
     store: int
     due: int
-    """How many of ``store`` can be taken now."""
+    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
     prepare: int
     retry: int
     dead: int
     oldest_due_ms: int | None
-    """Time topics: the earliest due time in Store that has passed."""
+    """Time topics: since when the first of these can be taken."""
     counters: dict[str, int]
     """The counters in ``SAMPLED``."""
     undrained_since_ms: int | None = None
-    """Priority topics: the earliest time since which a Store has not been empty."""
+    """Priority topics: the earliest time since which a slot has had something to take."""
 
     def plus(self, other: Sample) -> Sample:
         """Return the sums of both."""

@@ -4,13 +4,15 @@
 -- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH of each slot
 --
 -- ARGV[1] kind
--- ARGV[2] now
+-- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
+-- ARGV[3] now
 --
 -- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
 --          earliest ms since when Store of a priority topic has not been empty or empty}
 
 if #slots_keys > 1536 then return redis.error_reply('ERR too many slots') end
 -- include: _now
+-- include: _overdue
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 6 do
@@ -23,17 +25,30 @@ for i = 1, #slots_keys, 6 do
     'revived', 'replay_merged', 'cancelled', 'overran')
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
-    local due = waiting
+    local due, oldest_here, undrained_here = waiting, nil, nil
+    local known = {}
+    if resting > 0 or running > 0 or (waiting > 0 and kind == 'priority') then
+      -- pcall: if this key has a foreign type, only these values are unknown.
+      known = redis.pcall('HMGET', slots_keys[i + 5], 'undrained_since', 'timeout')
+      if known.err then known = {} end
+    end
     if kind ~= 'priority' and waiting > 0 then
       due = redis.call('ZCOUNT', store, '-inf', now_ms)
-      local head = due > 0 and tonumber(redis.call('ZRANGEBYSCORE', store, '(999', now_ms, 'WITHSCORES', 'LIMIT', 0, 1)[2])
-      if head and (not oldest or head < oldest) then oldest = head end
+      oldest_here = due > 0 and tonumber(redis.call('ZRANGEBYSCORE', store, '(999', now_ms, 'WITHSCORES', 'LIMIT', 0, 1)[2])
     elseif waiting > 0 then
-      -- pcall: if this key has a foreign type, only this value is unknown.
-      local since = redis.pcall('HGET', slots_keys[i + 5], 'undrained_since')
-      since = type(since) == 'string' and tonumber(since)
-      if since and (not undrained or since < undrained) then undrained = since end
+      undrained_here = tonumber(known[1] or nil)
     end
+    local others, since = overdue(slots_keys[i + 2], resting, slots_keys[i + 1], running, tonumber(known[2] or nil) or timeout)
+    if others > 0 then
+      due = due + others
+      if kind == 'priority' then
+        undrained_here = math.min(undrained_here or since, since)
+      else
+        oldest_here = math.min(oldest_here or since, since)
+      end
+    end
+    if oldest_here then oldest = math.min(oldest or oldest_here, oldest_here) end
+    if undrained_here then undrained = math.min(undrained or undrained_here, undrained_here) end
     read = read + 1
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
     for j = 1, #sums do sums[j] = sums[j] + (tonumber(counters[j] or 0) or 0) end

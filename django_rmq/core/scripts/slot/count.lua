@@ -1,4 +1,4 @@
--- How many messages a slot holds in each state, which consumer took last, and whether it is paused.
+-- What a slot holds by state, since when it waits and runs, which consumer took last, and whether it is paused.
 -- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
@@ -7,15 +7,19 @@
 -- KEYS[4] dead     ZSET  member -> ms of death
 -- KEYS[5] control  HASH  field -> value
 -- KEYS[6] claim    ZSET  claimed member -> score it was taken with
+-- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 --
 -- ARGV[1] kind
--- ARGV[2] now
+-- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
+-- ARGV[3] now
 --
--- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused,
---          claimed, ms since when Store of a priority topic has not been empty or empty}
+-- Returns {store, due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused, claimed,
+--          ms since when Store of a priority topic has not been empty or empty, ms of the first delivery that runs or empty}
+--         due: in Store, rested in Retry, or timed out in Prepare; the ms are those of the first of them
 
 -- check: types
 -- include: _now
+-- include: _overdue
 local waiting = redis.call('ZCARD', store)
 local due, oldest = waiting, ''
 if kind ~= 'priority' then
@@ -24,7 +28,30 @@ if kind ~= 'priority' then
   local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
   oldest = head[2] or ''
 end
-local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since')
+local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since', 'timeout')
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
-return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since } -- rule: count_never_paused
+timeout = tonumber(known[4]) or timeout
+local rests, runs = redis.call('ZCARD', retry), redis.call('ZCARD', prepare)
+local others, since = overdue(retry, rests, prepare, runs, timeout)
+if others > 0 then
+  local first = string.format('%.0f', since)
+  if kind == 'priority' then
+    if since < (tonumber(undrained_since) or math.huge) then undrained_since = first end -- rule: overdue_undated
+  elseif since < (tonumber(oldest) or math.huge) then
+    oldest = first
+  end
+end
+
+-- A receipt is the time of its delivery in microseconds, and no extension changes it.
+local function first_delivery()
+  local low = string.sub(timed_out(timeout), 2)
+  local members = runs > 0 and redis.call('ZRANGEBYSCORE', prepare, low, '+inf', 'LIMIT', 0, 1000) or {}
+  if #members == 0 then return '' end
+  local first = math.huge
+  for _, record in ipairs(redis.call('HMGET', inflight, unpack(members))) do
+    first = math.min(first, tonumber(string.match(record or '', '^%d+')) or math.huge) -- rule: newest_runs_longest
+  end
+  return first < math.huge and string.format('%.0f', math.floor(first / 1000)) or ''
+end
+return { waiting, due + others, runs, rests, redis.call('ZCARD', dead), oldest,
+  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since, first_delivery() } -- rule: count_never_paused

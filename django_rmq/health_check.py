@@ -42,6 +42,8 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Maximum seconds for which a message may have been in the outbox. None: not checked."""
     max_schedule_lateness: float | None = None
     """Maximum seconds by which a schedule may be late. None: not checked."""
+    max_running: float | None = None
+    """Maximum seconds for which the longest delivery of a topic may have run. None: not checked."""
     topics: tuple[str, ...] | None = None
     """Check only these topics. None: all."""
 
@@ -53,6 +55,7 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
             self.needs_workers,
             self.max_outbox_age,
             self.max_schedule_lateness,
+            self.max_running,
         )
         try:
             found = Operations(Actor("health check", "health")).health(limits, self.topics)

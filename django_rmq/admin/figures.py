@@ -10,6 +10,10 @@ from django_rmq.admin.charts import Sparkline
 from django_rmq.admin.trends import Recent
 from django_rmq.core.words.topics import Topic
 from django_rmq.operations import TopicFigures
+from django_rmq.operations.health import USUAL_LIMITS
+
+LONG_SECONDS = 60.0
+"""Seconds from which pages say for how long a delivery has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Row:
     oldest_seconds: float | None
     undrained_seconds: float | None
     """Priority topics: the longest time for which a slot has not been empty."""
+    running_seconds: float | None
+    """The time since the first delivery began that runs now."""
     paused: str
     """all, part, or empty."""
     workers: int
@@ -62,6 +68,16 @@ class Row:
         return max(self.store - self.due, 0)
 
     @property
+    def runs_long(self) -> bool:
+        """Whether a delivery has run for so long that people see it."""
+        return (self.running_seconds or 0) >= LONG_SECONDS
+
+    @property
+    def runs_too_long(self) -> bool:
+        """Whether its listener may hang."""
+        return (self.running_seconds or 0) > (USUAL_LIMITS.max_running or 0)
+
+    @property
     def has_ages(self) -> bool:
         """Whether waiting messages have a time."""
         return not self.topic.is_priority
@@ -84,6 +100,7 @@ def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
         depth.claimed,
         _seconds_since(depth.oldest_due_ms, figures.now_ms),
         _seconds_since(depth.undrained_since_ms, figures.now_ms),
+        _seconds_since(figures.running_since_ms, figures.now_ms),
         "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
         figures.consumers,
         sampled_ms,

@@ -98,6 +98,7 @@ class ReadyView(PublicView):
                 asked["workers"],
                 asked.get("max_outbox_age"),
                 asked.get("max_schedule_lateness"),
+                asked.get("max_running"),
             )
             found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:

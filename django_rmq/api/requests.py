@@ -98,6 +98,12 @@ class HealthQuery(Strict):
         max_value=MAX_AGE,
         help_text="Maximum seconds by which a schedule may be late",
     )
+    max_running = Seconds(
+        required=False,
+        min_value=0,
+        max_value=MAX_AGE,
+        help_text="Maximum seconds for which a delivery may have run",
+    )
     workers = serializers.BooleanField(
         default=False, help_text="True: every topic with a listener must have a live worker"
     )

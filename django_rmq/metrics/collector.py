@@ -198,7 +198,7 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     )
     yield _gauge(
         "messages_due",
-        "Waiting messages that could be taken now.",
+        "Messages that could be taken now: waiting, rested after a failure, or timed out in flight.",
         (((one.figures.topic.name,), (one.depth or one.figures).due) for one in known),
     )
     yield _gauge(
@@ -210,6 +210,11 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
         "undrained_seconds",
         "Longest time for which a slot of a priority topic has not been empty; 0 if no message waits.",
         (((one.figures.topic.name,), _undrained(one)) for one in found if one.figures.topic.is_priority),
+    )
+    yield _gauge(
+        "oldest_running_seconds",
+        "Time since the first delivery began that runs now, however often it was extended; 0 if nothing runs.",
+        (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in found),
     )
     yield _gauge(
         "measured_age_seconds",

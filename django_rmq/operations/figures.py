@@ -31,19 +31,23 @@ class TopicFigures:
     topic: Topic
     store: int = 0
     due: int = 0
-    """How many of ``store`` can be taken now."""
+    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
     prepare: int = 0
     retry: int = 0
     dead: int = 0
     claimed: int = 0
     oldest_due_ms: int | None = None
-    """The earliest due time in Store that has passed. None: nothing is overdue, or the topic orders by priority."""
+    """Since when the first of these can be taken. None: nothing is overdue, or the topic orders by priority."""
     age_ms: int | None = None
     """How long that message has been due, in ms."""
     undrained_since_ms: int | None = None
-    """Priority topics: the earliest time since which a slot has not been empty. None: nothing is waiting."""
+    """Priority topics: the earliest time since which a slot has had something to take. None: nothing is waiting."""
     undrained_ms: int | None = None
     """The time since then in ms. No waiting message sent since then has waited longer."""
+    running_since_ms: int | None = None
+    """When the first delivery began that runs and has not timed out, however often it was extended. None: nothing runs."""
+    running_ms: int | None = None
+    """The time since then in ms."""
     paused_slots: int = 0
     consumers: int = 0
     """The number of live workers that serve the topic."""
@@ -66,11 +70,6 @@ class TopicFigures:
     def troubles(self) -> list[str]:
         """Everything about the topic that cannot be read: its definition, slots, and workers."""
         return [text for text in (self.definition_problem, *self.problems, self.workers_problem) if text]
-
-    @property
-    def not_due(self) -> int:
-        """How many of ``store`` wait for their time."""
-        return self.store - self.due
 
     @property
     def is_partial(self) -> bool:
@@ -217,6 +216,7 @@ def _summed(
             counted.append(answer)
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
+    running = _earliest(one.running_since_ms for one in counted)
     serving = crew.serving(topic)
     return TopicFigures(
         topic,
@@ -227,9 +227,11 @@ def _summed(
         dead=sum(one.dead for one in counted),
         claimed=sum(one.claimed for one in counted),
         oldest_due_ms=oldest,
-        age_ms=None if oldest is None else max(0, now_ms - oldest),
+        age_ms=_since(oldest, now_ms),
         undrained_since_ms=undrained,
-        undrained_ms=None if undrained is None else max(0, now_ms - undrained),
+        undrained_ms=_since(undrained, now_ms),
+        running_since_ms=running,
+        running_ms=_since(running, now_ms),
         paused_slots=sum(one.paused for one in counted),
         consumers=serving.workers,
         threads=serving.threads,
@@ -240,6 +242,10 @@ def _summed(
         now_ms=now_ms,
         problems=tuple(problems),
     )
+
+
+def _since(at_ms: int | None, now_ms: int) -> int | None:
+    return None if at_ms is None else max(0, now_ms - at_ms)
 
 
 def _earliest(instants: Iterable[int | None]) -> int | None:

@@ -69,11 +69,15 @@ class Limits:
     """Maximum seconds for which a message of a topic may have been in the outbox."""
     max_schedule_lateness: float | None = None
     """Maximum seconds by which a schedule may be late."""
+    max_running: float | None = None
+    """Maximum seconds for which the longest delivery of a topic may have run."""
     lateness: Severity = Severity.NOTE
     """How bad it is if messages, the outbox or schedules are later than usual limits permit."""
 
 
-USUAL_LIMITS = Limits(max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0)
+USUAL_LIMITS = Limits(
+    max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0, max_running=900.0
+)
 """The limits where nobody has chosen others: those of monitoring/alerts.yml."""
 
 USUAL_UNDRAINED = 3600.0
@@ -96,6 +100,7 @@ CHECKS = {
     "workers": Check("topic", "deploy/runbooks.md#rmqnoworkers"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
     "age": Check("topic", "deploy/runbooks.md#rmqlate"),
+    "running": Check("topic", "deploy/runbooks.md#rmqlistenershang"),
     "outbox": Check("outbox", "deploy/runbooks.md#rmqoutboxold"),
     "schedule": Check("schedules", "deploy/runbooks.md#rmqscheduleoverdue"),
     "dead": Check("dead", "deploy/runbooks.md#rmqdead"),
@@ -398,6 +403,10 @@ def _check_topic(one: figures.TopicFigures, limits: Limits) -> Iterator[Finding]
         severity = min(severity, Severity.NOTE)
     text = f"{waits} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
     yield Finding("age", name, severity, text, age)
+    ran = (one.running_ms or 0) / 1000
+    severity = _severity(ran, limits.max_running, USUAL_LIMITS.max_running, Severity.NOTE)
+    text = f"the longest delivery has run for {ran:.0f} s{part}" if ran else "nothing has run for long"
+    yield Finding("running", name, severity, text, ran)
     severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
     yield Finding("dead", name, severity, f"{one.dead} messages are dead{part}", one.dead)
     if one.paused_slots:

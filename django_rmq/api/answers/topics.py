@@ -22,7 +22,9 @@ class TopicAnswer(Answer):
     timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
     max_retries = serializers.IntegerField()
     store = serializers.IntegerField()
-    due = serializers.IntegerField(help_text="The messages of `store` that can be taken now")
+    due = serializers.IntegerField(
+        help_text="Messages that can be taken now: in `store`, rested in `retry`, or timed out in `prepare`"
+    )
     prepare = serializers.IntegerField()
     retry = serializers.IntegerField()
     dead = serializers.IntegerField()
@@ -32,6 +34,10 @@ class TopicAnswer(Answer):
     undrained_since_ms = maybe()
     undrained_ms = maybe(
         help_text="Priority topics: the longest time in milliseconds for which a slot has not been empty"
+    )
+    running_since_ms = maybe()
+    running_ms = maybe(
+        help_text="Milliseconds since the first delivery began that runs now, however often it was extended"
     )
     paused_slots = serializers.IntegerField()
     consumers = serializers.IntegerField(help_text="Live workers")
@@ -109,6 +115,8 @@ _FIGURES = (
     "age_ms",
     "undrained_since_ms",
     "undrained_ms",
+    "running_since_ms",
+    "running_ms",
     "paused_slots",
     "consumers",
     "looked_at",
@@ -151,6 +159,7 @@ class SlotAnswer(Answer):
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
     undrained_since_ms = maybe(help_text="Priority topics: the time since which the slot has not been empty")
+    running_since_ms = maybe(help_text="When the first delivery began that runs now")
     paused = serializers.BooleanField()
     holder = serializers.CharField(allow_blank=True, help_text="The consumer that took from it last")
     worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
@@ -182,6 +191,7 @@ def slots(found: SlotsFigures, first: int) -> dict[str, Any]:
             "claimed": row.counts.claimed,
             "oldest_due_ms": row.counts.oldest_due_ms,
             "undrained_since_ms": row.counts.undrained_since_ms,
+            "running_since_ms": row.counts.running_since_ms,
             "paused": row.counts.paused,
             "holder": row.counts.owner,
             "worker": row.worker,

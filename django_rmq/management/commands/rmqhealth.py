@@ -68,6 +68,13 @@ class Command(RmqCommand):
             f"(default: {ago(USUAL_LIMITS.max_schedule_lateness)})",
         )
         parser.add_argument(
+            "--max-running",
+            type=duration,
+            metavar="AGE",
+            help="fail if a delivery has run for longer, because its listener may hang: 90, 15m, 2h or 7d "
+            f"(default: above {ago(USUAL_LIMITS.max_running)} it is a note)",
+        )
+        parser.add_argument(
             "--no-workers",
             action="store_true",
             help="do not check for live workers, which run only sometimes",
@@ -90,6 +97,7 @@ class Command(RmqCommand):
             needs_workers=not options["no_workers"],
             max_outbox_age=options["max_outbox_age"],
             max_schedule_lateness=options["max_schedule_lateness"],
+            max_running=options["max_running"],
             lateness=Severity.BAD,
         )
         names = [topic.name for topic in self.topics(options["topics"])] if options["topics"] else None

@@ -63,13 +63,26 @@ class Command(RmqCommand):
         )
         shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
         lines: list[tuple[object, ...]] = [
-            ("  slot", "store", "due", "prepare", "retry", "dead", "oldest", "undrained", "worker", "for", "")
+            (
+                "  slot",
+                "store",
+                "due",
+                "prepare",
+                "retry",
+                "dead",
+                "oldest",
+                "undrained",
+                "running",
+                "worker",
+                "for",
+                "",
+            )
         ]
         for row in shown_rows:
             counts = row.counts
-            oldest, undrained = (
+            oldest, undrained, running = (
                 None if at_ms is None else (now_ms - at_ms) / 1000
-                for at_ms in (counts.oldest_due_ms, counts.undrained_since_ms)
+                for at_ms in (counts.oldest_due_ms, counts.undrained_since_ms, counts.running_since_ms)
             )
             since = None if row.since_ms is None else max(0, now_ms - row.since_ms) / 1000
             lines.append(
@@ -82,12 +95,13 @@ class Command(RmqCommand):
                     counts.dead,
                     ago(oldest),
                     ago(undrained),
+                    ago(running),
                     shown(row.worker)[:8] or "-",
                     ago(since),
                     shown(row.problem) or ("paused" if counts.paused else ""),
                 )
             )
-        for line in table(lines, right=(1, 2, 3, 4, 5, 6, 7)):
+        for line in table(lines, right=range(1, 9)):
             self.stdout.write(line)
         if len(rows) > limit:
             self.stdout.write(f"  … and {len(rows) - limit} more")
@@ -118,6 +132,7 @@ def _row(row: SlotFigures) -> dict[str, Any]:
         "claimed": counts.claimed,
         "oldest_due": None if counts.oldest_due_ms is None else _instant(counts.oldest_due_ms),
         "undrained_since": None if counts.undrained_since_ms is None else _instant(counts.undrained_since_ms),
+        "running_since": None if counts.running_since_ms is None else _instant(counts.running_since_ms),
         "paused": counts.paused,
         "problem": row.problem or None,
     }

@@ -131,6 +131,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
         "claimed": one.claimed,
         "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
         "undrained_seconds": None if one.undrained_ms is None else one.undrained_ms / 1000,
+        "oldest_running_seconds": None if one.running_ms is None else one.running_ms / 1000,
         "paused_slots": one.paused_slots,
         "workers": None if one.workers_problem else one.consumers,
         "threads": one.threads,
@@ -140,7 +141,10 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("topic", "type", "store", "due", "prepare", "retry", "dead", "oldest", "undrained", "workers")
+COLUMNS = (
+    *("topic", "type", "store", "due", "prepare", "retry", "dead"),
+    *("oldest", "undrained", "running", "workers"),
+)
 
 
 def cells_of(one: TopicFigures) -> tuple[str, ...]:
@@ -155,6 +159,7 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
         str(one.dead),
         ago(None if one.age_ms is None else one.age_ms / 1000),
         ago(None if one.undrained_ms is None else one.undrained_ms / 1000),
+        ago(None if one.running_ms is None else one.running_ms / 1000),
         "?" if one.workers_problem else str(one.consumers),
     )
 

@@ -21,7 +21,7 @@ class Depth:
 
     store: int
     due: int
-    """How many of ``store`` could be taken."""
+    """How many could be taken, see ``Counts``."""
     prepare: int
     claimed: int
     """How many messages Spark consumers held."""
@@ -30,7 +30,7 @@ class Depth:
     oldest_due_ms: int | None
     """Time topics: since when (ms) the most overdue message is due."""
     undrained_since_ms: int | None = None
-    """Priority topics: the earliest time (ms) since which a slot has not been empty."""
+    """Priority topics: the earliest time (ms) since which a slot has had something to take."""
 
 
 COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")

@@ -520,7 +520,8 @@ def test_rmqstats(broker: Broker, run: Run) -> None:
     assert (rows["orders"]["store"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
     text = run("rmqstats", "orders")
     assert text.splitlines()[0].split() == list(COLUMNS)
-    assert text.splitlines()[1].split() == ["orders", "fixed_time", "3", "0", "0", "0", "2", "-", "-", "0"]
+    cells = "orders fixed_time 3 0 0 0 2 - - - 0"
+    assert text.splitlines()[1].split() == cells.split(" ")
     lines = run("rmqstats", "orders", "--json", "--interval", "0.1", "--count", "2").splitlines()
     assert [json.loads(line)[0]["per_second"]["sent"] for line in lines] == [0.0, 0.0]
 
@@ -672,6 +673,7 @@ def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worke
         "coordinator",
         "workers",
         "age",
+        "running",
         "dead",
     }
     # Topics that REST or Spark consumes need no worker.
@@ -700,6 +702,35 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     run("rmqresume", "orders")
     run("rmqhealth", "--no-workers", "--max-age", "never", code=2)
     run("rmqhealth", "order", code=2)
+
+
+def runs_for(broker: Broker, name: str, seconds: float) -> None:
+    """Let a message be in flight, and its delivery look as if it began so long ago."""
+    topic = get_config().topic(name)
+    broker.send_replace(topic, 0, [int(time.time() * 1000)], [b"1"])
+    taken = broker.prepare(topic, 0, "A", None, 1)
+    key = slot_keys(broker.prefix, name, 0).inflight
+    record = broker.client.hget(key, b"1").replace(
+        b"%d" % taken.receipt, b"%d" % (taken.receipt - seconds * 1e6)
+    )
+    broker.client.hset(key, b"1", record)
+
+
+def test_what_runs_for_long_is_shown_and_may_be_limited(broker: Broker, run: Run) -> None:
+    runs_for(broker, "orders", 600)
+    [row] = json.loads(run("rmqstats", "orders", "--json"))
+    assert row["prepare"] == 1 and row["due"] == 0 and 600 <= row["oldest_running_seconds"] < 660
+    assert "10 m" in run("rmqstats", "orders").splitlines()[1]
+    assert "10 m" in run("rmqslots", "orders")
+    assert "running" not in run("rmqhealth", "--no-workers")
+    text = run("rmqhealth", "--no-workers", "--max-running", "5m", code=1)
+    assert "BAD  running      orders: the longest delivery has run for 6" in text
+    run("rmqhealth", "--no-workers", "--max-running", "1h")
+
+
+def test_what_runs_for_very_long_is_a_note_without_a_limit(broker: Broker, run: Run) -> None:
+    runs_for(broker, "orders", 1_200)
+    assert "note running      orders: the longest delivery has run for 12" in run("rmqhealth", "--no-workers")
 
 
 @pytest.mark.slow

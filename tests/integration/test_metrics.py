@@ -179,6 +179,31 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
     assert 10_800 <= found["rmq_undrained_seconds", "ranked"] < 10_920
 
 
+def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        clock = Clock(1_800_000_000_000)
+        broker: Any = InMemoryBroker("m:", clock)
+        work = topic("work")
+        with connections.replaced_broker(broker):
+            broker.send_merge(work, 0, 0, [b"1"])
+            runs = broker.prepare(work, 0, "A", None, 1)
+            broker.send_merge(work, 1, 0, [b"2"])
+            rests = broker.prepare(work, 1, "A", None, 1)
+            broker.rollback(work, 1, rests.receipt, [Failure(b"2", "failed", 5_000)])
+            broker.send_merge(work, 2, 0, [b"3"])
+            broker.prepare(work, 2, "A", None, 1)
+            found = scraped()
+            assert found["rmq_messages_due", "work"] == found["rmq_oldest_due_age_seconds", "work"] == 0
+            clock.advance(seconds=work.timeout - 1)
+            broker.extend(work, 0, runs.receipt, [b"1"])
+            clock.advance(seconds=11)
+            found = scraped()
+    assert found["rmq_messages_due", "work"] == 2, "what has rested, and what has timed out"
+    assert found["rmq_oldest_due_age_seconds", "work"] == work.timeout + 10 - 5
+    assert found["rmq_oldest_running_seconds", "work"] == work.timeout + 10
+    assert found["rmq_oldest_running_seconds", "ranked"] == 0
+
+
 @pytest.mark.parametrize("where", ["redis", "memory"])
 def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     where: str, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch

@@ -77,5 +77,5 @@ def test_a_topic_that_is_not_declared_is_unavailable(broker: InMemoryBroker) -> 
 def test_its_repr_holds_what_was_given_and_no_secret() -> None:
     assert repr(RmqHealthCheck(max_age=5)) == (
         "RmqHealthCheck(max_age=5, max_dead=None, needs_workers=True, max_outbox_age=None, "
-        "max_schedule_lateness=None, topics=None)"
+        "max_schedule_lateness=None, max_running=None, topics=None)"
     )

@@ -13,6 +13,7 @@ import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
@@ -35,6 +36,10 @@ class RmqCommand(BaseCommand):
     # the project's code, and report wrong settings of RMQ in one line. Commands that do run it set "__all__".
     requires_system_checks: list[str] | tuple[str, ...] | Literal["__all__"] = []
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        _open_missing_streams()
+        super().__init__(*args, **options)
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
         try:
@@ -46,9 +51,7 @@ class RmqCommand(BaseCommand):
             returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
             raise CommandError(shown(str(error)), returncode=returncode) from error
         except BrokenPipeError:
-            # The reader of the output has gone; Python would report that once more when it flushes at the
-            # end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output(sys.stdout)
             raise SystemExit(1) from None
 
     def operations(self, *, as_shown: bool = False) -> Operations:
@@ -125,6 +128,21 @@ def _rest(progress: Progress) -> str:
 def messages_text(count: int) -> str:
     """Return a number of messages in words."""
     return f"{count} message" if count == 1 else f"{count} messages"
+
+
+def _open_missing_streams() -> None:
+    """Open the standard streams that were closed when Python began, because it has None in their place.
+
+    Otherwise Django could not write to them, and the next socket would be where C code writes its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
+
+
+def discard_output(stream: Any) -> None:
+    """Discard what is written to a stream whose reader has gone. Python would report that once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def allow_options_between_arguments(parser: ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def start(tmp_path: Path, redis_url: str, prefix: str) -> Iterator[Start]:
     """Start workers; those that still run after the test are killed."""
     started: list[WorkerProcess] = []
 
-    def start_one(*arguments: str, url: str = redis_url, **environment: str) -> WorkerProcess:
+    def start_one(*arguments: str, url: str = redis_url, **environment: Any) -> WorkerProcess:
         worker = WorkerProcess(tmp_path, url, prefix, *arguments, **environment)
         started.append(worker)
         return worker

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,22 @@ def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subp
 
 
 class WorkerProcess:
-    """One `runrmqconsumers` with its children, and what they print."""
+    """One `runrmqconsumers` with its children, and what they print. ``before`` is a program that starts it."""
 
-    def __init__(self, data: Path, url: str, prefix: str, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self,
+        data: Path,
+        url: str,
+        prefix: str,
+        *arguments: str,
+        before: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
         self.data = data
         self.output_path = data / f"output-{time.monotonic_ns()}"
         with self.output_path.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
+                [*before, sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
                 cwd=ROOT,
                 env=environment_of(data, url, prefix, **environment),
                 stdin=subprocess.DEVNULL,

@@ -213,6 +213,7 @@ def work(message):
         "import shop_that_is_missing\n": "No module named 'shop_that_is_missing' ({}, line 1)",
         code.replace("@listener", "\n@listner"): "NameError: name 'listner' is not defined ({}, line 7)",
         "raise SystemExit(0)\n": "ended with exit code 0",
+        "print('loaded', flush=True)\nimport os\nos._exit(0)\n": "ended with exit code 0",
     }
     for number, (mistake, says) in enumerate(mistakes.items(), 2):
         listeners.write_text(mistake)
@@ -226,7 +227,7 @@ def work(message):
     happened.wait("new", 1)
     worker.signal()
     assert worker.wait() == 0
-    assert happened.lines("old") == ["a", "b2", "b3", "b4", "b5"]
+    assert happened.lines("old") == ["a", "b2", "b3", "b4", "b5", "b6"]
     assert live(broker, WORK) == 0
 
 

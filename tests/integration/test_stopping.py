@@ -16,7 +16,7 @@ import pytest
 from django_rmq.core.consumer import heartbeat
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.consumer.notes import OVERRAN, Notes, settle
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
@@ -447,7 +447,7 @@ def replaced(
         # Before its listener ends by itself.
         eventually(lambda: worker.dispatcher.overran, "running for too long", LONG / 2)
         eventually(lambda: not worker.thread.is_alive(), "the end")
-    notes.replaced()
+    notes.announce(OVERRAN)
     return worker
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from django_rmq.core.consumer.children import SERVER, USAGE, WATCHDOG
+from django_rmq.core.consumer.notes import SERVER, USAGE, WATCHDOG
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.deliveries import LONGEST_WAIT

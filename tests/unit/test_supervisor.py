@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import logging
+import multiprocessing
 import os
 import signal
 import socket
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.children import RECYCLE, SERVER, Child
-from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.consumer.supervisor import Supervisor
+from django_rmq.core.consumer import children, forks
+from django_rmq.core.consumer.children import Child
+from django_rmq.core.consumer.notes import RECYCLE, SERVER, Notes
+from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.embedded_server import free_port
+from tests.e2e.processes import is_gone
+from tests.workers import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +149,40 @@ def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None
     assert time.monotonic() - began < 60, "with pauses that double it would be minutes"
 
 
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 75, 143])
+@pytest.mark.parametrize("leave", [os._exit, ctypes.CDLL(None).exit], ids=["os", "c"])
+def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code(
+    diary: Diary, leave: Callable[[int], None], code: int, processes: int
+) -> None:
+    died: list[Notes] = []
+
+    def note(notes: Notes) -> int:
+        died.append(notes)
+        return 0
+
+    def child(notes: Notes) -> int:
+        if diary.write() < processes:
+            leave(code)
+        return 0
+
+    assert supervise(child, processes, died=note).run() == 0
+    assert diary.text == "s" * 2 * processes
+    assert len(died) == processes
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 75])
+def test_a_process_that_dies_with_a_meaningful_code_while_all_are_ending_is_a_forced_end(
+    diary: Diary, code: int
+) -> None:
+    def child(notes: Notes) -> int:
+        os.kill(os.getppid(), signal.SIGTERM)
+        until_sigterm()
+        os._exit(code)
+
+    assert supervise(child).run() == 1
+
+
 def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary) -> None:
     def child(notes: Notes) -> int:
         return 0 if diary.write() else 1
@@ -188,7 +232,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: 
         time.sleep(60)
         return 0
 
-    assert supervise(child, shutdown_timeout=-4.5).run() == 1
+    assert supervise(child, shutdown_timeout=0.5 - OVERTIME_SECONDS).run() == 1
 
 
 def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diary) -> None:
@@ -222,6 +266,140 @@ def test_a_child_heeds_neither_ctrl_c_nor_a_lost_terminal(diary: Diary) -> None:
 
     assert supervise(child).run() == 0
     assert diary.text == "s"
+
+
+def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
+    handled = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+
+    def child(notes: Notes) -> int:
+        os.kill(os.getppid(), signal.SIGTERM)
+        return until_sigterm()
+
+    try:
+        assert supervise(child).run() == 0
+        assert handled <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --- what user code leaves at the end of a process
+
+
+def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        atexit.register(diary.write, "e")
+        return RECYCLE if diary.write() < 2 else 0
+
+    assert supervise(child).run() == 0
+    assert diary.text == "sesese"
+
+
+def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
+    diary: Diary, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(children, "FINISH_SECONDS", 1.0)
+    said = logging.StreamHandler()
+    logging.getLogger("django_rmq.consumer").addHandler(said)
+
+    def child(notes: Notes) -> int:
+        atexit.register(time.sleep, 600)
+        diary.write()
+        return 0
+
+    try:
+        assert supervise(child).run() == 0
+    finally:
+        logging.getLogger("django_rmq.consumer").removeHandler(said)
+    assert diary.text == "s"
+    assert "atexit" in capfd.readouterr().err
+
+
+def test_a_thread_that_does_not_end_keeps_no_exit_handler_from_running(
+    diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "JOIN_SECONDS", 0.5)
+
+    def child(notes: Notes) -> int:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        atexit.register(diary.write, "e")
+        return 0
+
+    assert supervise(child).run() == 0
+    assert diary.text == "e"
+
+
+def test_what_modules_have_made_in_the_parent_stays_when_a_process_ends(diary: Diary) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        helper = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+        helper.start()
+        assert supervise(lambda notes: RECYCLE if diary.write() < 2 else 0).run() == 0
+        assert Path(folder).is_dir()
+        assert helper.is_alive()
+        helper.kill()
+        helper.join()
+
+
+@pytest.mark.parametrize("is_daemon", [True, False])
+@pytest.mark.parametrize("ignores", [False, True])
+def test_processes_that_listeners_have_started_end_with_their_worker(
+    diary: Diary, is_daemon: bool, ignores: bool
+) -> None:
+    def works_on() -> None:
+        if ignores:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        diary.write()
+        time.sleep(600)
+
+    def child(notes: Notes) -> int:
+        forks.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        process = multiprocessing.get_context("fork").Process(target=works_on, daemon=is_daemon)
+        process.start()
+        notes.owner = str(process.pid)
+        while not diary.text:
+            time.sleep(0.01)
+        return 0
+
+    kept = Notes(1)
+    parent = supervise(child)
+    parent.make_notes = lambda: kept
+    assert parent.run() == 0
+    eventually(lambda: is_gone(int(kept.owner)), "the end of the listener's process")
+
+
+def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> None:
+    kept = Notes(1)
+
+    def child(notes: Notes) -> int:
+        executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+        notes.owner = str(executor.submit(os.getpid).result())
+        return 0
+
+    parent = supervise(child)
+    parent.make_notes = lambda: kept
+    assert parent.run() == 0
+    eventually(lambda: is_gone(int(kept.owner)), "the end of the executor's process")
+
+
+def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        forks.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+        os.kill(pid, signal.SIGTERM)
+        _, status = os.waitpid(pid, 0)
+        diary.write("t" if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else "?")
+        return 0
+
+    assert supervise(child).run() == 0
+    assert diary.text == "t"
+
+
+# --- the watchdog
 
 
 def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> None:
@@ -264,8 +442,10 @@ def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.M
         waits.append(child.not_before - 1_000)
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4])
     assert waits[-1] == 30
+    child.notes.announce(SERVER)
     parent._ended(child, 1, SERVER)
     assert child.not_before - 1_000 == 1
+    child.notes.clear()
     child.started = 1_000.0 - 31
     parent._ended(child, 1, 1)
     assert child.not_before - 1_000 == pytest.approx(0.1)

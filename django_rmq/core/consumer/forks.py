@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 forking: threading.Thread | None = None
 """In a process that a listener has forked: the thread that did it, which is the only thread there."""
@@ -20,13 +21,42 @@ def watch(kind: type[threading.Thread]) -> None:
     _watched.append(kind)
 
 
+_handled: set[int] = set()
+"""The signals whose handlers are a worker's."""
+
+
+def handle_signal(number: int, handler: Any) -> Any:
+    """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
+
+    A child process of a listener would otherwise take SIGTERM for the end of a worker, and go on.
+    """
+    _handled.add(number)
+    return signal.signal(number, handler)
+
+
+_held_back = threading.local()
+"""The signals that the forking thread had blocked before."""
+
+
+def _hold_signals_back() -> None:
+    # One that arrives in the copy before it has lost the handlers would be taken for the worker's.
+    _held_back.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
+
+
+def _let_signals_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held_back.before)
+
+
 def _note_fork() -> None:
     global forking  # noqa: PLW0603 - there is one per process
     thread = threading.current_thread()
     forking = thread if isinstance(thread, tuple(_watched)) else None
+    while _handled:
+        signal.signal(_handled.pop(), signal.SIG_DFL)
+    _let_signals_in()
 
 
-os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(before=_hold_signals_back, after_in_parent=_let_signals_in, after_in_child=_note_fork)
 
 
 def end_copy() -> None:
@@ -56,4 +86,4 @@ def _exit_copy(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF)
 
 
-__all__ = ["end_copy", "watch"]
+__all__ = ["end_copy", "handle_signal", "watch"]

@@ -32,8 +32,15 @@ _AT_ONCE = 64
 _LOOKED_AT = 1024
 """The number of slots asked in one round trip whether anything is in flight there."""
 
+DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, OVERRAN, RECYCLE = 0, 1, 2, 3, 4, 5, 75
+"""The meanings of an end that a process announces, which are also its exit code. DONE_FOR_GOOD: it needs no successor.
+FORCED: something was not settled in time. USAGE: a successor would fail too. SERVER: Redis or the coordinator was
+unavailable. WATCHDOG: only of the whole command, the last process that could work hung. OVERRAN: only the end of the
+process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was told to end, or has reached its limit of messages
+or memory, and asks for a successor."""
+
 _OWNER = 32
-_BEAT, _PROCESSED, _READY, _USED, _REPLACED, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
+_BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
 """Words of eight bytes before the marks of the threads."""
 
 DIED = "the process that ran it died"
@@ -172,14 +179,14 @@ class Notes:
         """The marks of messages whose listener exceeded HARD_TIMEOUT."""
         return set(self._charged[: self._words[_CHARGED]])
 
-    @property
-    def is_replaced(self) -> bool:
-        """Whether the process has ended itself to end such a listener, so that nothing else is to blame."""
-        return bool(self._words[_REPLACED])
+    def announce(self, end: int) -> None:
+        """Record that the process ends on purpose, and what that means: the exit code alone could be that of user code."""
+        self._words[_END] = end + 1
 
-    def replaced(self) -> None:
-        """Record that the process ends itself to end such a listener."""
-        self._words[_REPLACED] = True
+    @property
+    def end(self) -> int | None:
+        """The end that the process has announced. None: if it has ended, it has died, whatever its exit code."""
+        return self._words[_END] - 1 if self._words[_END] else None
 
     def clear(self) -> None:
         """Clear everything for a new child."""
@@ -266,7 +273,7 @@ class _Ends:
     def __init__(self, notes: Notes) -> None:
         self._begun = notes.begun()
         self._overran = notes.charged
-        self._is_replaced = notes.is_replaced
+        self._is_replaced = notes.end == OVERRAN
 
     def of(self, mark: int) -> Ending:
         """Return how a message ends."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.consumer.children import USAGE, WATCHDOG, Child, is_clean_end, log_end
+from django_rmq.core.consumer.children import CLEAN, FINISH_SECONDS, Child, Orphans, log_end
 from django_rmq.core.consumer.health import HealthServer
-from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer.notes import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG, Notes
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 
@@ -29,19 +29,20 @@ logger = safe_logger("django_rmq.consumer")
 FRESH_SECONDS = 15.0
 """Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s."""
 
-OVERTIME_SECONDS = 5.0
-"""Seconds beyond the shutdown time-out in which a child may end by itself. After that it is considered hung,
-and killed."""
+OVERTIME_SECONDS = 5.0 + FINISH_SECONDS
+"""Seconds beyond the shutdown time-out in which a child may end by itself: to leave the others, and for exit handlers.
+After that it is considered hung, and killed."""
 
 
 @dataclass
 class Supervisor:
     """Keeps ``processes`` children running until told to stop.
 
-    ``child`` is called in the new process with its notes and returns its exit code: 0 ends it for good,
-    ``RECYCLE`` asks for a successor, 2 ends everything. ``died`` is called in the parent after a child's
-    abnormal end, with its notes, and returns how many messages it gave back. ``before_fork`` closes what a
-    child must not inherit.
+    ``child`` is called in the new process with its notes and returns one of the ends of ``notes``, which is its exit
+    code, too: ``DONE_FOR_GOOD`` ends it, ``RECYCLE`` asks for a successor, ``USAGE`` ends everything. A process that
+    ends before ``child`` returns has died, and gets a successor. ``died`` is called in the parent after any end that
+    is not clean, with the notes of the child, and returns how many messages it gave back. ``before_fork`` closes what
+    a child must not inherit.
     """
 
     child: Callable[[Notes], int]
@@ -72,9 +73,10 @@ class Supervisor:
     _next_change: float = field(default=0.0, init=False)
     _health: HealthServer | None = field(default=None, init=False)
     _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
+    _orphans: Orphans = field(default_factory=Orphans, init=False)
 
     def run(self) -> int:
-        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as in ``children``."""
+        """Run until every child has ended for good; return the exit code, an end of ``notes``."""
         with self._signals(), selectors.DefaultSelector() as selector:
             try:
                 self._begin(selector)
@@ -142,9 +144,12 @@ class Supervisor:
         wakeup = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
         previous = {number: signal.signal(number, self._note) for number in handled}
+        # A program that blocks signals may have started this one, and then no SIGTERM would arrive.
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(wakeup)
@@ -181,12 +186,12 @@ class Supervisor:
                 self._stop()
             else:
                 logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
-                self._worst = self._worst or 1
+                self._worst = self._worst or FORCED
                 self._tell(signal.SIGKILL)
         if self._stopping_since is not None and self.pids:
             over = time.monotonic() - self._stopping_since - self.shutdown_timeout
             if over > OVERTIME_SECONDS:
-                self._worst = self._worst or 1
+                self._worst = self._worst or FORCED
                 self._tell(signal.SIGKILL)
 
     def _stop(self) -> None:
@@ -218,32 +223,33 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in self._children:
-            code = child.wait()
-            if code is not None:
+            status = child.wait()
+            if status is not None:
                 self.processed += child.notes.processed
                 pid, child.pid = child.pid, 0
-                self._ended(child, pid, code)
+                self._ended(child, pid, status)
+        self._orphans.reap(self.pids)
 
-    def _ended(self, child: Child, pid: int, code: int) -> None:
-        is_clean = is_clean_end(code)
-        log_end(pid, code)
-        if not is_clean:
+    def _ended(self, child: Child, pid: int, status: int) -> None:
+        end = child.notes.end
+        log_end(pid, status, end)
+        if end not in CLEAN:
             self._give_back(child, pid)
         was_hung, child.kill_at = child.kill_at is not None, None
         if was_hung and not self._others_live(child):
             self._worst = WATCHDOG
             self._stop()
-        elif code == USAGE:
+        elif end == USAGE:
             self._worst = self._worst or USAGE
             self._stop()
         if self._stopping_since is not None:
             child.done = True
-            if not is_clean:
-                self._worst = self._worst or (code if code > 0 else 1)
-        elif code == 0:
+            if end not in CLEAN:
+                self._worst = self._worst or end or FORCED
+        elif end == DONE_FOR_GOOD:
             child.done = True
         else:
-            child.rest(code)
+            child.rest()
 
     def _give_back(self, child: Child, pid: int) -> None:
         try:

@@ -8,20 +8,23 @@ second leaves at once. SIGHUP replaces all processes, SIGUSR1 writes the stack o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sys
 from argparse import Action, ArgumentParser, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.consumer.children import RECYCLE
+from django_rmq.core.consumer import forks
+from django_rmq.core.consumer.notes import RECYCLE
 from django_rmq.core.logs.workers import WorkerFilter
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import RmqCommand, at_least
+from django_rmq.management import RmqCommand, at_least, discard_output
 from django_rmq.project import connections
 from django_rmq.project.listening import processes as forking
 from django_rmq.project.listening import reload as reloading
@@ -169,9 +172,16 @@ class Command(RmqCommand):
             raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)
 
     def _say(self, verbosity: int, text: str) -> None:
-        if verbosity:
-            self.stdout.write(text)
-            self.stdout.flush()
+        # A worker does not depend on whether anybody reads what it prints.
+        with contextlib.suppress(OSError):
+            if verbosity:
+                self.stdout.write(text)
+                self.stdout.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                discard_output(stream)
 
     def _run_processes(
         self, topics: list[Topic], how: Options, processes: int, options: dict[str, Any]
@@ -209,7 +219,9 @@ class Command(RmqCommand):
             asked.append(number)
             worker.stop()
 
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        handled = (signal.SIGTERM, signal.SIGINT)
+        previous = {number: forks.handle_signal(number, ask) for number in handled}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         try:
             self._say(verbosity, starting.ready_line(topics, how.threads or 1))
             code = worker.run()
@@ -220,7 +232,7 @@ class Command(RmqCommand):
 
 
 _REASONS = {
-    1: "not all messages were settled in time; the others will time out",
+    1: "not all messages were settled in time, or a process had to be killed; see the log above",
     2: "a worker process could not start, see the log above",
     3: "a worker process could not reach Redis",
     4: "the watchdog killed the last live worker process",

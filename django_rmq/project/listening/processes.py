@@ -10,9 +10,9 @@ from typing import Any
 
 from django.db import connections as databases
 
-from django_rmq.core.consumer.children import RECYCLE
+from django_rmq.core.consumer import forks
 from django_rmq.core.consumer.limits import return_permits
-from django_rmq.core.consumer.notes import Ending, Notes, Settled, settle
+from django_rmq.core.consumer.notes import FORCED, RECYCLE, SERVER, USAGE, Ending, Notes, Settled, settle
 from django_rmq.core.consumer.supervisor import Supervisor
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
@@ -36,7 +36,7 @@ def before_fork() -> None:
 
 
 def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: int) -> int:
-    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return the exit code."""
+    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the ends of ``notes``."""
     asked: list[int] = []
     working: list[WorkerProcess] = []
 
@@ -46,7 +46,7 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
         if working:
             working[0].stop()
 
-    signal.signal(signal.SIGTERM, ask)
+    forks.handle_signal(signal.SIGTERM, ask)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     try:
         if asked:
@@ -60,10 +60,11 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
         return worker.run()
     except ServerTrouble as error:
         logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        return 3
+        return SERVER
     except (ConfigurationError, SlotMoved) as error:
         logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        return 2
+        # An error while it works may be that of user code. If a successor cannot begin either, that one says so.
+        return FORCED if working else USAGE
 
 
 def _begun(

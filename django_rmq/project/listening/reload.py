@@ -17,6 +17,7 @@ from typing import NoReturn
 from django.utils import autoreload
 
 from django_rmq.project.listening.registry import is_library
+from django_rmq.project.listening.starting import READY
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -81,7 +82,8 @@ def try_out() -> str:
         )
     except subprocess.TimeoutExpired:
         return f"loading takes longer than {TRIAL_SECONDS:g} s"
-    if not tried.returncode and tried.stdout.strip():
+    # Exit code 0 alone could be that of a module that exits while it is imported.
+    if not tried.returncode and any(line.startswith(READY) for line in tried.stdout.splitlines()):
         return ""
     return _reason(tried.stderr) or f"loading ended with exit code {tried.returncode}"
 

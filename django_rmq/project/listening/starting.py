@@ -22,6 +22,9 @@ logger = safe_logger("django_rmq.consumer")
 NAMED = 10
 """The number of topics that are named in one line of the log."""
 
+READY = "Consuming "
+"""How the line begins that says what is consumed."""
+
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
     """Return the topics to serve: those named, or all that have a listener, without the excluded ones.
@@ -146,7 +149,7 @@ def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str
     """Return one line that names what is consumed."""
     parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
     several = f" in each of {processes} processes" if processes > 1 else ""
-    return f"Consuming {parts} with {threads} threads{several}"
+    return f"{READY}{parts} with {threads} threads{several}"
 
 
 __all__ = ["check_start", "chosen_topics", "ready_line"]

@@ -18,10 +18,9 @@ from uuid import uuid4
 from django.db import InterfaceError, OperationalError
 
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
-from django_rmq.core.consumer.children import OVERRAN, RECYCLE
 from django_rmq.core.consumer.duties import DatabaseTrouble, Duties, Duty, trim_dead
 from django_rmq.core.consumer.garbage import collect_less
-from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer.notes import DONE_FOR_GOOD, FORCED, OVERRAN, RECYCLE, Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.logs.workers import name_worker
@@ -35,7 +34,7 @@ from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.outbox import relaying
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing, telemetry
+from django_rmq.project.watching import announcing
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -174,7 +173,7 @@ class WorkerProcess:
         return relaying.duties() if self._config.uses_outbox else []
 
     def run(self) -> int:
-        """Join, work until told to stop or done, leave; return 0, 1 (something was left behind), ``OVERRAN`` or ``RECYCLE``."""
+        """Join, work until told to stop or done, leave; return one of the ends of ``notes``."""
         self._beat()
         collect_less()
         self.coordinator.start()
@@ -195,17 +194,14 @@ class WorkerProcess:
             self._reporter.stop(LEAVE_SECONDS)
             if (events := connections.events()) is not None:
                 events.flush(LEAVE_SECONDS)
-            telemetry.flush(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
         if dispatcher.overran:
-            if self._notes is not None:
-                self._notes.replaced()
             return OVERRAN
         if dispatcher.forced:
-            return 1
+            return FORCED
         enough = self._max_messages is not None and dispatcher.processed >= self._max_messages
-        return RECYCLE if self._wants_successor or enough else 0
+        return RECYCLE if self._wants_successor or enough else DONE_FOR_GOOD
 
     def stop(self) -> None:
         """Let running listeners end, and end with ``RECYCLE``. Safe in signal handlers."""

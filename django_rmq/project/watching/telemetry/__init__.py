@@ -21,7 +21,7 @@ links.
 """
 
 from django_rmq.project.watching.telemetry.commits import Commit, Created, committing, creation_context
-from django_rmq.project.watching.telemetry.ends import flush, settled
+from django_rmq.project.watching.telemetry.ends import settled
 from django_rmq.project.watching.telemetry.instruments import count_processed, count_sent
 from django_rmq.project.watching.telemetry.processing import around, around_async
 from django_rmq.project.watching.telemetry.sends import Sending, sending
@@ -37,7 +37,6 @@ __all__ = [
     "count_processed",
     "count_sent",
     "creation_context",
-    "flush",
     "is_on",
     "sending",
     "settled",

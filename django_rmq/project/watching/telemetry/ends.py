@@ -1,17 +1,14 @@
-"""Ends of deliveries that Redis has confirmed, and the end of a worker."""
+"""Ends of deliveries that Redis has confirmed."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from django_rmq.core.words.messages import Message
 from django_rmq.project.watching.telemetry import names
 from django_rmq.project.watching.telemetry.instruments import note_operation
 from django_rmq.project.watching.telemetry.spans import links_to, of_message, tracer
-from django_rmq.project.watching.telemetry.switches import is_measured, is_on, is_traced
-
-logger = logging.getLogger("django_rmq.tracing")
+from django_rmq.project.watching.telemetry.switches import is_measured, is_traced
 
 
 def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns: int) -> None:
@@ -39,19 +36,4 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
         note_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
 
 
-def flush(seconds: float) -> None:
-    """Let the project's SDK export what it has, within about ``seconds``: a worker ends without its ``atexit``."""
-    if not is_on():
-        return
-    from opentelemetry import metrics, trace
-
-    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-        force_flush = getattr(provider, "force_flush", None)
-        if force_flush is not None:
-            try:
-                force_flush(int(seconds * 1000))
-            except Exception:
-                logger.exception("The last spans or metrics of this worker could not be exported")
-
-
-__all__ = ["flush", "settled"]
+__all__ = ["settled"]

@@ -1,0 +1,179 @@
+"""Ends of worker processes: those that listeners cause, and what listeners leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
+from tests.e2e.processes import ROOT, Happened, Start, environment_of, is_gone, named, state_of
+from tests.servers import absent
+from tests.workers import LONG, eventually, live, send
+
+ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
+
+
+def of_group(group: int, state: str = "") -> list[int]:
+    """The processes of a group, those in a state if it is given."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and (not state or fields[0] == state):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("processes", ["1", "3"])
+@pytest.mark.parametrize("do", ["os 0", "c 0", "os 2", "os 75"])
+def test_a_listener_that_ends_its_process_with_any_code_is_charged_at_once_and_the_service_goes_on(
+    start: Start, broker: Broker, happened: Happened, do: str, processes: str
+) -> None:
+    send(broker, ONE_SLOT, named("x", do=do))
+    worker = start("one-slot", "--processes", processes, WORKER_LISTENERS="exits")
+    eventually(lambda: "Recorded a time-out for 1 messages" in worker.output, "the charge")
+    send(broker, ONE_SLOT, named("y"))
+    eventually(lambda: live(broker, ONE_SLOT) == 0, "everything")
+    eventually(lambda: len(worker.children) == int(processes), "all processes")
+    worker.signal()
+    assert worker.wait(LONG) == 0
+    assert sorted(happened.lines("done")) == ["x", "y"]
+
+
+def test_exit_handlers_run_in_each_process_that_ends_by_itself(start: Start, happened: Happened) -> None:
+    worker = start("one-slot", "--processes", "2", WORKER_LISTENERS="exits")
+    worker.ready()
+    eventually(lambda: len(worker.children) == 2, "two processes")
+    children = [str(pid) for pid in worker.children]
+    worker.signal()
+    assert worker.wait(LONG) == 0
+    assert sorted(happened.lines("left")) == sorted([*children, str(worker.process.pid)])
+
+
+@pytest.mark.parametrize("end", ["sigterm", "max-messages", "sighup"])
+def test_processes_that_a_listener_keeps_end_with_its_process(
+    start: Start, broker: Broker, happened: Happened, end: str
+) -> None:
+    send(broker, ONE_SLOT, named("x", do="keep"))
+    more = ("--max-messages", "1") if end == "max-messages" else ()
+    worker = start("one-slot", *more, WORKER_LISTENERS="exits")
+    happened.wait("done", 1)
+    (kept,) = happened.lines("kept")
+    if end == "sighup":
+        worker.signal(signal.SIGHUP)
+    elif end == "sigterm":
+        worker.signal()
+        assert worker.wait(LONG) == 0
+    eventually(lambda: is_gone(int(kept)), "the end of the listener's process")
+    worker.signal()
+    assert worker.wait(LONG) == 0
+    assert of_group(worker.process.pid) == []
+
+
+def test_as_pid_1_it_reaps_orphans_and_ends_on_sigterm(start: Start, broker: Broker) -> None:
+    before = ("unshare", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        absent("no PID namespace can be made here")
+    send(broker, WORK, named(*range(10), do="orphan"))
+    worker = start("work", before=before, WORKER_LISTENERS="exits")
+    eventually(lambda: of_group(worker.process.pid, "Z"), "an orphan that has ended")
+    eventually(lambda: live(broker, WORK) == 0, "everything")
+    eventually(lambda: not of_group(worker.process.pid, "Z"), "no orphan that has ended")
+    outside = worker.process.pid
+    first = int(Path(f"/proc/{outside}/task/{outside}/children").read_text())
+    os.kill(first, signal.SIGTERM)
+    assert worker.wait(LONG) == 0
+
+
+SUBREAPER = """
+import ctypes, os, signal, subprocess, time
+from django_rmq.core.consumer import children
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+children.ORPHAN_SECONDS = 0.5
+own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), children.Orphans()
+if (middle := os.fork()) == 0:
+    if os.fork() == 0:
+        os._exit(0)
+    os._exit(0)
+os.waitpid(middle, 0)
+while len(ended := children._ended_children()) < 2:
+    time.sleep(0.01)
+orphans.reap([own.pid])
+assert set(children._ended_children()) == set(ended), "somebody may still wait for them"
+time.sleep(0.6)
+orphans.reap([own.pid])
+assert children._ended_children() == [own.pid]
+assert own.wait() == 7
+"""
+
+
+def test_a_subreaper_reaps_orphans_and_leaves_its_own_children_their_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUBREAPER], cwd=ROOT, capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+BLOCKED = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {15, 2, 1}); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_worker_that_was_started_with_sigterm_blocked_ends_on_sigterm(start: Start) -> None:
+    worker = start("work", before=(sys.executable, "-c", BLOCKED))
+    worker.ready()
+    eventually(lambda: len(worker.children) == 1, "a process")
+    worker.signal()
+    assert worker.wait(LONG) == 0
+
+
+def test_a_worker_ends_cleanly_although_nobody_reads_any_more_what_it_prints(
+    tmp_path: Path, redis_url: str, prefix: str
+) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "manage.py", "runrmqconsumers", "work"],
+        cwd=ROOT,
+        env=environment_of(tmp_path, redis_url, prefix),
+        stdin=subprocess.DEVNULL,
+        stdout=(reading := os.pipe())[1],
+        stderr=reading[1],
+        start_new_session=True,
+    )
+    os.close(reading[1])
+    text = b""
+    while b"Consuming" not in text:
+        text += os.read(reading[0], 4096)
+    os.close(reading[0])
+    try:
+        eventually(lambda: len(of_group(worker.pid)) == 2, "a worker process")
+        eventually(lambda: state_of(Path(f"/proc/{worker.pid}")) == "S", "waiting")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LONG) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_commands_run_with_standard_streams_that_are_closed(
+    tmp_path: Path, redis_url: str, prefix: str, closed: str
+) -> None:
+    for arguments in ("runrmqconsumers work --burst", "rmqstats"):
+        done = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} manage.py {arguments} {closed}"],
+            cwd=ROOT,
+            env=environment_of(tmp_path, redis_url, prefix),
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "NoneType" not in done.stderr

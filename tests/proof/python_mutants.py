@@ -37,6 +37,7 @@ HOOKS = "integration/test_async_hooks.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
 OVERLAPPING = "integration/test_overlapping.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
+SCHEDULES = "integration/test_schedules.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
 STOPPING = "integration/test_stopping.py::test_"
@@ -580,6 +581,66 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             CLUSTER + "scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node",
             CLUSTER + "a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node[script]",
         ),
+    ),
+    # --- schedules
+    "an_old_worker_removes_what_a_newer_one_declares": PythonMutant(
+        "core/schedules/declarations.py",
+        "        if not self._is_gone(record, now):\n            return False\n        answer",
+        "        answer",
+        "A schedule is removed only when no live worker declares it.",
+        (SCHEDULES + "an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares",),
+    ),
+    "an_older_version_replaces_the_present_one": PythonMutant(
+        "core/schedules/declarations.py",
+        "elif record.former == each.digest and",
+        "elif False and",
+        "Versions side by side do not change a schedule back and forth.",
+        (SCHEDULES + "versions_side_by_side_do_not_change_a_schedule_back_and_forth",),
+    ),
+    "an_outage_counts_as_silence": PythonMutant(
+        "core/schedules/declarations.py",
+        "            self._silent.clear()",
+        "            pass",
+        "While Redis is unavailable nobody can say that it declares a schedule.",
+        (SCHEDULES + "while_redis_is_unavailable_nobody_counts_as_gone",),
+    ),
+    "a_lost_schedule_stays_lost": PythonMutant(
+        "core/schedules/declarations.py",
+        "        if record is None or record.is_removed:\n            logger.warning(",
+        "        if record is None or record.is_removed:\n            return False\n            logger.warning(",
+        "A schedule that Redis has lost is declared again.",
+        (SCHEDULES + "schedules_that_redis_has_lost_go_on_and_the_log_says_so",),
+    ),
+    "a_stale_tick_counts_as_written": PythonMutant(
+        "core/schedules/stepping.py",
+        'if answer == "stale" and plan_again',
+        "if False and plan_again",
+        "A tick of a generation that its slot refuses is planned again.",
+        (SCHEDULES + "a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same",),
+    ),
+    "a_tick_written_again_is_another_message": PythonMutant(
+        "core/schedules/stepping.py",
+        'derived_origin(instant, f"{self._broker.prefix} {member.decode()}")',
+        'derived_origin(instant, str(__import__("uuid").uuid4()))',
+        "A tick that is written again has the same origin.",
+        (SCHEDULES + "a_tick_that_is_written_again_has_the_same_origin",),
+    ),
+    "a_tick_stays_where_old_rules_put_it": PythonMutant(
+        "core/schedules/timing.py",
+        "        present.timezone == planned.timezone\n        and present.offset",
+        "        present.timezone != planned.timezone\n        and present.offset",
+        "New rules of a time zone move the tick that waits.",
+        (
+            SCHEDULES
+            + "new_rules_of_a_time_zone_move_the_tick_that_waits_and_it_runs_once[3-2027-01-01T09:00:00Z]",
+        ),
+    ),
+    "new_rules_repeat_a_run": PythonMutant(
+        "core/schedules/timing.py",
+        "        and shown_ms <= each.shown_ms\n",
+        "        and False\n",
+        "A fixed time of day runs once, also where the rules of its time zone change on that day.",
+        (SCHEDULES + "new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out[set forward]",),
     ),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import zoneinfo
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -15,6 +18,7 @@ from django_rmq.core.schedules import timing
 from django_rmq.core.schedules.timing import last_tick, next_instant, next_tick
 from django_rmq.core.words.schedules import Schedule, instant_text
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.scheduling import conditions
 
 CRONS = [
     "0 3 * * *",
@@ -149,3 +153,30 @@ def test_a_schedule_is_read_as_it_was_stored() -> None:
         with pytest.raises(ValueError):
             Schedule.parse(text)
     assert datetime.fromtimestamp(0, UTC).year == 1970 and instant_text(0) == "1970-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def without_time_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A system without the package tzdata, as slim images are."""
+    for name in {"tzdata", *(one for one in sys.modules if one.startswith("tzdata."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    zoneinfo.ZoneInfo.clear_cache()
+    zoneinfo.reset_tzpath(to=[])
+    yield
+    zoneinfo.reset_tzpath()
+    zoneinfo.ZoneInfo.clear_cache()
+
+
+def test_an_image_without_time_zones_is_told_apart_from_a_wrong_name(without_time_zones: None) -> None:
+    with pytest.raises(ConfigurationError, match="no time zones: install the package tzdata"):
+        timing.check("0 3 * * *", "Europe/Berlin")
+    noon = ms("2026-05-05T12:00:00Z")
+    assert next_tick(Schedule("a", "t", cron="0 3 * * *"), noon) == ms("2026-05-06T03:00:00Z")
+    (found,) = conditions.of_timing(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
+    assert (found.id, "tzdata" in found.message) == ("E071", True)
+    assert list(conditions.of_timing(Schedule("a", "t", every=60))) == []
+
+
+def test_a_wrong_name_of_a_time_zone_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'Europe/Bern' is not a time zone; the name of one is like"):
+        timing.zone("Europe/Bern")

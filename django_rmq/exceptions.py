@@ -137,6 +137,9 @@ class TooManySends(LostRace):
 class ServerTrouble(RmqError):
     """Redis or the coordinator failed; the same call may succeed later."""
 
+    refuses_writes = False
+    """Whether the server answers and refuses only what changes data: it is full, a replica, or lacks something."""
+
 
 class ServerUnavailable(ServerTrouble):
     """The server does not answer, is loading, or is failing over."""
@@ -148,6 +151,8 @@ class NodeUnavailable(ServerUnavailable):
 
 class ServerFull(ServerTrouble):
     """The server is out of memory or refuses writes; operations that empty the queue still work."""
+
+    refuses_writes = True
 
 
 class ServerRefused(ServerTrouble):

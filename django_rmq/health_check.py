@@ -29,7 +29,7 @@ _SHORT = {"redis": "some slots cannot be read", "definition": "its definition ca
 
 @dataclasses.dataclass
 class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
-    """Redis answers, every topic with a listener has workers, and nothing waits too long or dies too often."""
+    """Redis answers and takes writes, topics with a listener have workers, nothing is too late or too often dead."""
 
     max_age: float | None = None
     """Maximum seconds for which the oldest message of a topic may have been due, or a slot of a priority
@@ -50,12 +50,12 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     def run(self) -> None:
         """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all troubles."""
         limits = Limits(
-            self.max_age,
-            self.max_dead,
-            self.needs_workers,
-            self.max_outbox_age,
-            self.max_schedule_lateness,
-            self.max_running,
+            max_age=self.max_age,
+            max_dead=self.max_dead,
+            needs_workers=self.needs_workers,
+            max_outbox_age=self.max_outbox_age,
+            max_schedule_lateness=self.max_schedule_lateness,
+            max_running=self.max_running,
         )
         try:
             found = Operations(Actor("health check", "health")).health(limits, self.topics)

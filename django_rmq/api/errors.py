@@ -129,9 +129,11 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     elif isinstance(error, ServerTrouble):
         # The address and the replies of Redis are not shown to clients either.
         _complain(type(error), "REST API: request failed: %s", error)
-        detail = "Redis is full. Consuming still works. Repeat the request later."
-        if found.status != 507:
-            detail = "Redis is unavailable. Repeat the request later."
+        detail = "Redis is unavailable. Repeat the request later."
+        if error.refuses_writes:
+            detail = (
+                "Redis refuses writes, because it is full or for another reason. Repeat the request later."
+            )
     data: dict[str, Any] = {"code": found.code, "detail": detail}
     if isinstance(error, InvalidBody):
         data["errors"] = error.fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -58,16 +59,31 @@ class _Ready:
         self._config: Any = None
         self._until = 0.0
         self._found: Health | None = None
+        self._checking = threading.Lock()
 
     def look(self) -> Health:
-        """Return the findings of the last second, or check again."""
+        """Return the findings of the last second, or check again.
+
+        While a server hangs, one request waits for it, and the others get the findings before that.
+        """
         probe = Operations(Actor("probe", "rest"))
         config = probe.config
-        if self._found is None or self._config is not config or time.monotonic() >= self._until:
+        known = self._found if self._config is config else None
+        if known is not None and time.monotonic() < self._until:
+            return known
+        if known is None:
+            self._checking.acquire()
+        elif not self._checking.acquire(blocking=False):
+            return known
+        try:
+            if known is None and self._found is not None and self._config is config:
+                return self._found  # of the request for which this one has waited
             # Without topics, because clients without a login must not make the server count all slots.
-            self._found = probe.health(Limits(needs_workers=False), ())
-            self._config, self._until = config, time.monotonic() + READY_SECONDS
-        return self._found
+            found = probe.health(Limits(needs_workers=False), ())
+            self._config, self._found, self._until = config, found, time.monotonic() + READY_SECONDS
+            return found
+        finally:
+            self._checking.release()
 
 
 _ready = _Ready()
@@ -84,21 +100,22 @@ class ReadyView(PublicView):
         public=True,
     )
     def get(self, request: Request) -> Response:
-        """Check that Redis answers and that slots are assigned.
+        """Check that Redis answers and takes writes, and that slots are assigned.
 
-        Users with the permission view_topic get the findings and may set limits.
+        Users with the permission view_topic get the findings and may set limits. What is late, dead or paused
+        without a limit is a note, which does not change the status.
         """
         asked = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
             known = self.known()
             limits = Limits(
-                asked.get("max_age"),
-                asked.get("max_dead"),
-                asked["workers"],
-                asked.get("max_outbox_age"),
-                asked.get("max_schedule_lateness"),
-                asked.get("max_running"),
+                max_age=asked.get("max_age"),
+                max_dead=asked.get("max_dead"),
+                needs_workers=asked["workers"],
+                max_outbox_age=asked.get("max_outbox_age"),
+                max_schedule_lateness=asked.get("max_schedule_lateness"),
+                max_running=asked.get("max_running"),
             )
             found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:

@@ -36,7 +36,7 @@ from tests import party as parties
 from tests.brokers import Broker
 from tests.contract.keyspaces import RedisKeyspace
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
-from tests.servers import RedisServer, TcpProxy
+from tests.servers import RedisServer, TcpProxy, ask
 from tests.workers import LONG, eventually
 
 
@@ -318,6 +318,26 @@ def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all
         finally:
             os.kill(server.pid, signal.SIGCONT)
         party.wait_until_shared_out()
+
+
+def test_while_redis_answers_and_refuses_writes_workers_have_no_slots_and_are_not_ready() -> None:
+    with server_of_its_own() as (server, party):
+        worker = party.add(session_seconds=SHORT)
+        party.wait_until_shared_out()
+        ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "1")
+        party.wait_for(lambda: not worker.serial(), TAKE_OVER * PATIENCE, "it gives up")
+        ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "0")
+        party.wait_until_shared_out()
+
+
+def test_while_redis_is_full_workers_keep_their_slots() -> None:
+    with server_of_its_own() as (server, party):
+        worker = party.add(session_seconds=SHORT)
+        party.wait_until_shared_out()
+        heard = heartbeats(party, worker)
+        ask(server.port, "CONFIG", "SET", "maxmemory", "100kb")
+        heard.wait_for_next()
+        assert worker.lost == Counter()
 
 
 def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:

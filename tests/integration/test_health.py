@@ -17,6 +17,7 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from django_rmq.api.health import _Ready
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.operations import Actor, Operations, figures, health
@@ -295,3 +296,28 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(figures, "overview", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()
+
+
+def test_while_one_probe_waits_for_a_server_others_get_what_was_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def wait(*args: object) -> health.Health:
+        began.set()
+        assert goes_on.wait(60)
+        return health.Health([])
+
+    ready = _Ready()
+    with in_memory(TOPIC):
+        known = ready.look()
+        assert ready.look() is known
+        ready._until = 0.0
+        monkeypatch.setattr(Operations, "health", wait)
+        waiting = threading.Thread(target=ready.look)
+        waiting.start()
+        assert began.wait(60)
+        assert ready.look() is known
+        goes_on.set()
+        waiting.join(60)
+        assert ready.look().findings == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,12 +14,15 @@ import pytest
 from django.conf import settings
 from django.core.checks import CheckMessage
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq import send_message
 from django_rmq.checks import check_redis
+from django_rmq.core.calls import people, sending
 from django_rmq.core.topics.durability import rights
+from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.servers import Server
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
@@ -78,7 +82,7 @@ def send() -> None:
 def fill(server: RedisServer) -> None:
     """Set a limit that is below what is used already."""
     ask(server.port, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-    ask(server.port, "CONFIG", "SET", "maxmemory", "1mb")
+    ask(server.port, "CONFIG", "SET", "maxmemory", "100kb")
 
 
 def fail_snapshots(server: RedisServer) -> None:
@@ -244,3 +248,81 @@ def test_what_follows_from_info(
 ) -> None:
     server = Server("Redis", {**WELL, **info}, config)
     assert (len(server.refusals), len(server.warnings)) == (reasons, warnings)
+
+
+# --- in the admin
+
+BODY = '{"much": "that somebody has typed"}'
+
+
+@pytest.fixture
+def boss(staff: Callable[..., Client]) -> Client:
+    return staff(
+        "view_topic", "view_bodies", "send_messages", "replay_messages", "edit_messages", "edit_topic"
+    )
+
+
+def page(response: Any) -> str:
+    return html.unescape(response.content.decode())
+
+
+def address(name: str, *args: str) -> str:
+    return reverse(f"admin:django_rmq_topic_{name}", args=args)
+
+
+@pytest.mark.parametrize(
+    "refuse", [pytest.param(fill, id="full"), pytest.param(ask_for_replicas, id="replicas")]
+)
+def test_the_admin_says_that_redis_refuses_writes_and_keeps_what_was_typed(
+    boss: Client, refuse: Callable[[RedisServer], object]
+) -> None:
+    with RedisServer() as server, connected(server):
+        broker = connections.get_broker()
+        topic = get_config().topic("work")
+        broker.run(sending.send_replace(topic, 0, [broker.now_ms() - 1_000], [b'"old"']))
+        broker.run(people.bury(topic, 0, [b'"old"'], "test"))
+        assert "refuses writes" not in page(boss.get(address("changelist")))
+        refuse(server)
+        for dashboard in ("changelist", "dashboard_live"):
+            assert "Redis refuses writes: " in page(boss.get(address(dashboard)))
+        answer = boss.post(address("send", "work"), {"body": BODY, "fixed_time": "2040-01-01T00:00"})
+        assert (answer.status_code, answer["Retry-After"]) == (503, "5")
+        assert "Redis refuses writes." in page(answer) and "Redis is unavailable." not in page(answer)
+        assert BODY in page(answer) and 'value="2040-01-01T00:00"' in page(answer)
+        edited = boss.post(address("edit", "work", message_id(0, b'"old"')), {"body": BODY})
+        assert BODY in page(edited) and "Redis refuses writes." in page(edited)
+        ask(server.port, "CONFIG", "SET", "maxmemory", 0)
+        ask(server.port, "CONFIG", "SET", "min-replicas-to-write", 0)
+        assert "refuses writes" not in page(boss.get(address("changelist")))
+
+
+def test_the_form_keeps_what_was_typed_while_redis_does_not_answer(boss: Client) -> None:
+    with RedisServer() as server, connected(server):
+        send()
+        server.stop()
+        answer = boss.post(address("send", "work"), {"body": BODY, "fixed_time": "2040-01-01T00:00"})
+        assert answer.status_code == 503
+        assert "Redis is unavailable." in page(answer) and BODY in page(answer)
+
+
+def test_memory_that_is_almost_full_is_on_the_dashboard(boss: Client) -> None:
+    with RedisServer() as server, connected(server):
+        ask(server.port, "SET", "ballast", "x" * 10_000_000)
+        limit = int(samples()["rmq_redis_memory_used_bytes", ""] * 1.1)
+        ask(server.port, "CONFIG", "SET", "maxmemory", limit)
+        assert "Redis: its memory is almost full" in page(boss.get(address("changelist")))
+
+
+def test_the_rest_api_does_not_call_it_full_when_the_disk_is(staff: Callable[..., Client]) -> None:
+    with RedisServer() as server, connected(server):
+        send()
+        fail_snapshots(server)
+        answer = staff("send_messages", "view_topic").post(
+            "/api/rmq/topics/work/messages/",
+            {"body": 1, "fixed_time": "2040-01-01T00:00:00Z"},
+            content_type="application/json",
+        )
+        assert answer.status_code == 507 and answer.json()["code"] == "redis_full"
+        assert answer.json()["detail"].startswith("Redis refuses writes")
+        ready = Client().get("/api/rmq/health/ready/")
+        assert (ready.status_code, ready.json()) == (503, {"ok": False})

@@ -28,7 +28,6 @@ from django_rmq.exceptions import (
     LostRace,
     NotPermitted,
     RmqError,
-    ServerFull,
     ServerTrouble,
     UnknownTopic,
 )
@@ -190,9 +189,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             _complain(type(error), "A page of the admin could not be shown: %s", error)
             if not text.startswith("Redis "):
                 return Trouble(_("A server is unavailable."), text), 503
-            title = (
-                _("Redis refuses writes.") if isinstance(error, ServerFull) else _("Redis is unavailable.")
-            )
+            title = _("Redis refuses writes.") if error.refuses_writes else _("Redis is unavailable.")
             address = self.operations(request).config.redis
             if address is not None:
                 text = _("%(error)s (server: %(address)s)") % {"error": text, "address": address}

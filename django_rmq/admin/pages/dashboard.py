@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, QueryDict
+from django.utils.translation import gettext as _
 
 from django_rmq.admin import trends
 from django_rmq.admin.figures import Places, Totals, row_of
@@ -70,7 +71,7 @@ def dashboard(
         "overview": True,
         "rows": [row for row in rows if row.topic in shown],
         "totals": Totals.of(rows, seen.workers),
-        "notes": [seen.problem] if seen.problem else [],
+        "notes": [*_server_notes(operations), *([seen.problem] if seen.problem else [])],
         "now_ms": seen.now_ms,
         "search": wanted,
         "searchable": len(seen.topics) > TOPICS_SHOWN or bool(wanted),
@@ -81,6 +82,19 @@ def dashboard(
         "next": _query(wanted, number + 1) if number < pages else "",
         "urls": Places(live=live + _query(wanted, number)),
     }
+
+
+def _server_notes(operations: Operations) -> list[str]:
+    """Return a sentence for each server that refuses writes, or will soon."""
+    notes = []
+    for server in operations.servers() or ():
+        where = f" ({server.node})" if server.node else ""
+        for text, reasons in (
+            (_("Redis%(node)s refuses writes: %(reason)s."), server.refusals),
+            (_("Redis%(node)s: %(reason)s."), server.warnings),
+        ):
+            notes += [text % {"node": where, "reason": reason} for reason in reasons]
+    return notes
 
 
 def _query(wanted: str, page: int) -> str:

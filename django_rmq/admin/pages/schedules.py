@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.bodies import visible
-from django_rmq.admin.figures import Places
+from django_rmq.admin.figures import Places, Trouble
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.core.words.schedules import CATCH_UP
-from django_rmq.exceptions import CallerError, NotPermitted
+from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble
 from django_rmq.operations import Operations, Permission, ScheduleFigures
 
 CATCH_UPS = {"none": gettext_lazy("none"), "last": gettext_lazy("the last one"), "all": gettext_lazy("all")}
@@ -92,6 +92,8 @@ def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRes
     one = operations.schedule(unquote(object_id))
     now = one.schedule
     before = {"cron": now.cron or "", "every": now.every, "timezone": now.timezone, "catch_up": now.catch_up}
+    trouble: Trouble | None = None
+    status = 200
     form = ScheduleForm(request.POST or None, initial=before, auto_id="rmq-%s", label_suffix="")
     if request.method == "POST" and form.is_valid():
         changes = {**form.cleaned_data, "cron": form.cleaned_data["cron"].strip() or None}
@@ -101,6 +103,9 @@ def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRes
             if isinstance(error, NotPermitted):
                 raise
             form.add_error(None, str(error))
+        except ServerTrouble as error:
+            # The form stays, with what was typed.
+            trouble, status = pages.trouble_of(request, error)
         else:
             return HttpResponseRedirect(pages.url("schedules"))
     context = {
@@ -108,6 +113,7 @@ def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRes
         "here": _("Edit schedule %(name)s") % {"name": one.name},
         "title": one.name,
         "form": form,
+        "trouble": trouble,
         "notes": [
             _("The settings say: %(timing)s. What is changed here stays after a deployment.")
             % {"timing": one.declared.timing}
@@ -116,7 +122,7 @@ def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRes
         "back_url": pages.url("schedules"),
         "urls": Places(),
     }
-    return pages.render(request, "topic/form.html", context)
+    return pages.render(request, "topic/form.html", context, status=status)
 
 
 def _line(pages: Pages, operations: Operations, one: ScheduleFigures) -> dict[str, Any]:

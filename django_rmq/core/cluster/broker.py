@@ -181,5 +181,7 @@ def _trouble(errand: Errand) -> RmqError:
     found = translate(error)
     # One unavailable node leaves the cluster available; CLUSTERDOWN does not.
     if type(found) is ServerUnavailable and not isinstance(error, ClusterDownError):
-        return NodeUnavailable(f"a node of the cluster: {found}")
+        of_node = NodeUnavailable(f"a node of the cluster: {found}")
+        of_node.refuses_writes = found.refuses_writes
+        return of_node
     return found

@@ -15,6 +15,7 @@ _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 """How Redis 6 shows the code of an error that a command got inside a script."""
 
 _UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+_UNWRITABLE = ("READONLY", "NOREPLICAS")
 _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,  # includes MASTERDOWN
@@ -45,7 +46,9 @@ def translate(error: RedisError) -> RmqError:
     if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
         return ServerRefused(f"Redis denies access: {text}")
     if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
-        return ServerUnavailable(f"Redis cannot answer now: {text}")
+        unavailable = ServerUnavailable(f"Redis cannot answer now: {text}")
+        unavailable.refuses_writes = word in _UNWRITABLE or isinstance(error, redis.exceptions.ReadOnlyError)
+        return unavailable
     return ServerRefused(f"Redis answered: {text}")
 
 

@@ -44,8 +44,8 @@ class Command(RmqCommand):
             type=duration,
             metavar="AGE",
             help="fail if a topic's oldest message has been due for longer, or a slot of a priority topic "
-            f"has not been empty for longer: 90, 15m, 2h or 7d (default: {ago(USUAL_LIMITS.max_age)}, for slots "
-            f"of priority topics {ago(USUAL_UNDRAINED)}; what is paused is a note)",
+            f"has not been empty for longer: 90, 15m, 2h or 7d (default: {_short(USUAL_LIMITS.max_age)}, for slots "
+            f"of priority topics {_short(USUAL_UNDRAINED)}; what is paused is a note)",
         )
         parser.add_argument(
             "--max-dead",
@@ -58,21 +58,21 @@ class Command(RmqCommand):
             type=duration,
             metavar="AGE",
             help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d "
-            f"(default: {ago(USUAL_LIMITS.max_outbox_age)})",
+            f"(default: {_short(USUAL_LIMITS.max_outbox_age)})",
         )
         parser.add_argument(
             "--max-schedule-lateness",
             type=duration,
             metavar="AGE",
             help="fail if a schedule is late by more: 90, 15m, 2h or 7d "
-            f"(default: {ago(USUAL_LIMITS.max_schedule_lateness)})",
+            f"(default: {_short(USUAL_LIMITS.max_schedule_lateness)})",
         )
         parser.add_argument(
             "--max-running",
             type=duration,
             metavar="AGE",
             help="fail if a delivery has run for longer, because its listener may hang: 90, 15m, 2h or 7d "
-            f"(default: above {ago(USUAL_LIMITS.max_running)} it is a note)",
+            f"(default: above {_short(USUAL_LIMITS.max_running)} it is a note)",
         )
         parser.add_argument(
             "--no-workers",
@@ -141,3 +141,8 @@ class Command(RmqCommand):
 
 def _text(finding: Finding) -> str:
     return shown(f"{finding.topic}: {finding.text}" if finding.topic else finding.text)
+
+
+def _short(seconds: float | None) -> str:
+    """Return a duration as options take it."""
+    return ago(seconds).replace(" ", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import socket
 import threading
 import time
@@ -92,7 +93,7 @@ def test_what_is_wrong_comes_first_and_the_worst_before_the_bad() -> None:
             "note dead topic-0001: 3 messages are dead",
         ]
         assert shown[-1] == "ok topics 996 topics are well"
-        assert "2 of 2002 checks failed; topic-0700" in error
+        assert re.match(r"2 of \d{4} checks failed; topic-0700: ", error)
 
 
 def test_a_thousand_topics_that_are_all_unwell_are_a_page() -> None:
@@ -105,10 +106,10 @@ def test_a_thousand_topics_that_are_all_unwell_are_a_page() -> None:
         assert len(lines) < 45
         assert sum(line.startswith("BAD") for line in lines) == 2 * 11
         assert "and 990 more (all: --json or -v 2)" in run_all and "topics are well" not in run_all
-        assert error.startswith("2000 of 3002 checks failed")
         found = json.loads(run("--json")[0])["findings"]
-        assert len(found) == 3002
-        assert len(run("-v", "2")[0].splitlines()) == 3002
+        assert {one["topic"] for one in found} == {None, *MANY}, "JSON is complete"
+        assert error.startswith(f"2000 of {len(found)} checks failed")
+        assert len(run("-v", "2")[0].splitlines()) == len(found)
 
 
 def test_one_topic_is_well() -> None:

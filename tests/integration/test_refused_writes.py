@@ -286,7 +286,7 @@ def test_the_admin_says_that_redis_refuses_writes_and_keeps_what_was_typed(
         for dashboard in ("changelist", "dashboard_live"):
             assert "Redis refuses writes: " in page(boss.get(address(dashboard)))
         answer = boss.post(address("send", "work"), {"body": BODY, "fixed_time": "2040-01-01T00:00"})
-        assert (answer.status_code, answer["Retry-After"]) == (503, "5")
+        assert answer.status_code == 503
         assert "Redis refuses writes." in page(answer) and "Redis is unavailable." not in page(answer)
         assert BODY in page(answer) and 'value="2040-01-01T00:00"' in page(answer)
         edited = boss.post(address("edit", "work", message_id(0, b'"old"')), {"body": BODY})

@@ -11,7 +11,7 @@ from django_rmq.core.telling import history as kept
 from django_rmq.core.telling.history import Minute
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused, RmqError
-from django_rmq.operations import crew, figures, measuring, retiring
+from django_rmq.operations import crew, figures, measuring, retiring, surveys
 from django_rmq.operations import flow as flows
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.crew import WorkerFigures
@@ -34,6 +34,12 @@ def survey(desk: Desk, names: Iterable[str] | None = None) -> Overview:
     """Return the same as ``overview``, and the number of workers."""
     desk.actor.require(Permission.VIEW)
     return figures.survey(desk.broker, desk.present_all(names))
+
+
+def shared_survey(desk: Desk, names: Iterable[str] | None = None) -> Overview:
+    """Return the same as ``survey``, up to three seconds old: everybody who looks shares one."""
+    desk.actor.require(Permission.VIEW)
+    return surveys.shared_survey(desk.broker, desk.present_all(names))
 
 
 def topic(desk: Desk, name: str) -> TopicFigures:

@@ -64,6 +64,8 @@ def broker(
 ) -> Iterator[Broker]:
     monkeypatch.setattr(pages, "SLICE_SECONDS", 60.0)
     monkeypatch.setattr(pages, "COUNT_SECONDS", 60.0)
+    # What a test has just done is to be seen on the next page.
+    monkeypatch.setattr("django_rmq.operations.surveys.KEPT_MS", 0)
     found = Broker(redis_client, prefix)
     rmq = {
         "REDIS": redis_url,

@@ -55,17 +55,20 @@ def dashboard(
 
     ``live`` is the address of the figures alone, ``url`` the address of a topic.
     """
-    seen = operations.survey()
+    names = list(operations.config.topics)
     wanted = query.get("q", "").strip()[:LONGEST_SEARCH]
-    found = [one for one in seen.topics if wanted.lower() in one.topic.name.lower()]
+    matching = [name for name in names if wanted.lower() in name.lower()]
+    # What one page can show is read alone; more than that is better shared with those who look at all topics.
+    seen = operations.shared_survey(matching if len(matching) <= TOPICS_SHOWN else None)
+    chosen = frozenset(matching)
+    found = [one for one in seen.topics if one.topic.name in chosen]
     pages = max(1, -(-len(found) // TOPICS_SHOWN))
     asked = query.get("p", "1")
     number = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
     shown = {one.topic for one in found[(number - 1) * TOPICS_SHOWN : number * TOPICS_SHOWN]}
-    recent = trends.recent(operations, seen.topics, shown)
+    recent = trends.recent(operations, found, shown)
     rows = [
-        row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "")
-        for one in seen.topics
+        row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "") for one in found
     ]
     return {
         "overview": True,
@@ -74,7 +77,7 @@ def dashboard(
         "notes": [*_server_notes(operations), *([seen.problem] if seen.problem else [])],
         "now_ms": seen.now_ms,
         "search": wanted,
-        "searchable": len(seen.topics) > TOPICS_SHOWN or bool(wanted),
+        "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
         "topics": len(found),
         "page": number,
         "pages": pages,

@@ -1,0 +1,164 @@
+"""One survey of all topics for everybody who looks at the dashboard, in all web processes.
+
+A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page
+asks for one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other
+web processes. Those who ask while one is being made wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from uuid import uuid4
+
+from django_rmq.core.calls import answers
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations import figures
+from django_rmq.operations.figures import Overview, TopicFigures
+from django_rmq.project import connections
+
+KEPT_MS = 2_000
+"""Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
+
+KEPT_SECONDS = 1.0
+"""Seconds for which a process keeps a survey without asking Redis for a newer one."""
+
+LEASE_MS = 5_000
+"""Milliseconds after which a process that makes a survey counts as dead."""
+
+WAIT_SECONDS = 3.0
+"""Seconds for which a process waits for the survey of another one; then it makes its own."""
+
+ASK_SECONDS = 0.05
+"""Seconds between two looks at whether the survey of another process is there."""
+
+QUICK_SECONDS = 0.2
+"""A server that refuses to keep a survey within this time answers, so it can be read."""
+
+MOST_KEPT = 32
+"""The number of surveys that a process keeps: one for each set of topics that somebody looks at."""
+
+_COLUMNS = [one.name for one in fields(TopicFigures) if one.name not in ("topic", "definition_problem")]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The last survey of some topics in this process, or the error of the last attempt."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a survey is made: the other threads wait for it."""
+    overview: Overview | None = None
+    error: ServerTrouble | None = None
+    ended: float = 0.0
+    """When the last attempt ended."""
+
+
+_kept: dict[tuple[int, Broker, tuple[Topic, ...]], _Kept] = {}
+_guard = threading.Lock()
+
+
+def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``."""
+    if not KEPT_MS or connections.in_memory():
+        return figures.survey(broker, topics)
+    asked = time.monotonic()
+    kept = _of(broker, topics)
+    with kept.lock:
+        # Who has waited gets what the attempt that it has waited for gave, also an error: otherwise every
+        # waiting thread would find out by itself, one after the other, that Redis does not answer.
+        if kept.error is not None and kept.ended > asked:
+            raise type(kept.error)(str(kept.error)) from kept.error
+        if kept.overview is not None and kept.ended + KEPT_SECONDS > asked:
+            return kept.overview
+        try:
+            kept.overview, kept.error = _made_once(broker, topics), None
+        except ServerTrouble as error:
+            kept.overview, kept.error = None, error
+            raise
+        finally:
+            kept.ended = time.monotonic()
+        return kept.overview
+
+
+def _of(broker: Broker, topics: Sequence[Topic]) -> _Kept:
+    with _guard:
+        # A lock that another thread held at a fork is never released in the new process.
+        key = (os.getpid(), broker, tuple(topics))
+        # The newest is last. An older one that is still being made goes on without its place here.
+        kept = _kept.pop(key, None) or _Kept()
+        _kept[key] = kept
+        for old in list(_kept)[:-MOST_KEPT]:
+            del _kept[old]
+        return kept
+
+
+def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the survey that Redis keeps, or make one and let Redis keep it."""
+    name, token, began = _name(topics), uuid4().hex, time.monotonic()
+    word = "running"
+    while word == "running" and time.monotonic() - began < WAIT_SECONDS:
+        asked = time.monotonic()
+        try:
+            word, stored = broker.run(answers.begin_answer(name, name, token, LEASE_MS))
+        except RmqError:
+            if time.monotonic() - asked > QUICK_SECONDS:
+                raise
+            # A full Redis, a replica or rights for reading alone: the survey is not shared.
+            return figures.survey(broker, topics)
+        if word == "done":
+            try:
+                return _parsed(stored, topics)
+            except (TypeError, ValueError):
+                break  # Not written by this package.
+        if word == "running":
+            time.sleep(ASK_SECONDS)
+    made = b""
+    try:
+        overview = figures.survey(broker, topics)
+        made = _written(overview)
+        return overview
+    finally:
+        if word == "new":
+            _keep(broker, name, token, made)
+
+
+def _keep(broker: Broker, name: str, token: str, made: bytes) -> None:
+    try:
+        broker.run(answers.keep_answer(name, token, made, KEPT_MS))
+    except RmqError:
+        pass  # The others make their own after the lease.
+
+
+def _name(topics: Sequence[Topic]) -> str:
+    """Return the name of a survey. Processes of another version, or with other topics, share none with this one."""
+    described = json.dumps([_COLUMNS, [(topic.name, topic.slots, topic.type.value) for topic in topics]])
+    return hashlib.sha256(f"survey\n{described}".encode()).hexdigest()[:32]
+
+
+def _written(overview: Overview) -> bytes:
+    rows = [[getattr(one, name) for name in _COLUMNS] for one in overview.topics]
+    return json.dumps(
+        [overview.workers, overview.problem, overview.now_ms, rows], separators=(",", ":")
+    ).encode()
+
+
+def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
+    workers, problem, now_ms, rows = json.loads(stored)
+    found = []
+    for topic, row in zip(topics, rows, strict=True):
+        one = TopicFigures(topic, **dict(zip(_COLUMNS, row, strict=True)))
+        # Whether this process can read the definition of a topic is known to it alone.
+        found.append(
+            replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
+        )
+    return Overview(found, workers, problem, now_ms)
+
+
+__all__ = ["shared_survey"]

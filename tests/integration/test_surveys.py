@@ -1,0 +1,222 @@
+"""One survey for everybody who looks at the dashboard: threads, processes, failures, and what a filter asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from django_rmq.core.calls import answers
+from django_rmq.core.words.keys import answer_key, slot_keys
+from django_rmq.exceptions import NotPermitted, ServerUnavailable
+from django_rmq.operations import Actor, Operations, figures, surveys
+from django_rmq.project import connections
+from tests.brokers import Broker
+from tests.servers import RedisServer
+from tests.workers import eventually
+
+TABS = 8
+TOPICS = {
+    "pay": {"TYPE": "fixed_time", "SLOTS": 2},
+    "payback": {"TYPE": "priority", "SLOTS": 2},
+    "letters": {"TYPE": "fixed_time", "SLOTS": 4},
+}
+
+Survey = Callable[..., figures.Overview]
+
+
+@pytest.fixture
+def broker(
+    redis_url: str, redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Broker]:
+    """A broker with messages in several states. No survey becomes old by itself."""
+    monkeypatch.setattr(surveys, "KEPT_MS", 600_000)
+    monkeypatch.setattr(surveys, "KEPT_SECONDS", 600.0)
+    monkeypatch.setattr(surveys, "_kept", {})
+    found = Broker(redis_client, prefix)
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+        pay, payback = (Operations(Actor("me", "test")).present(name) for name in ("pay", "payback"))
+        found.send_replace(pay, 0, [1000, 2000], [b"1", b"2"])
+        found.send_replace(pay, 1, [4_000_000_000_000], [b"3"])
+        found.send_replace(payback, 0, [17], [b"4"])
+        found.prepare(pay, 0, "worker", None, 1)
+        found.client.set(slot_keys(prefix, "payback", 1).store, "not of RMQ")
+        yield found
+
+
+def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go on as another process would, which has kept nothing."""
+    monkeypatch.setattr(surveys, "_kept", {})
+
+
+def look(names: Sequence[str] | None = None) -> figures.Overview:
+    return Operations(Actor("me", "test")).shared_survey(names)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The topics of each survey that was made."""
+    found: list[list[str]] = []
+    real: Survey = figures.survey
+
+    def survey(broker: Broker, topics: Any) -> figures.Overview:
+        found.append([topic.name for topic in topics])
+        return real(broker, topics)
+
+    monkeypatch.setattr(figures, "survey", survey)
+    return found
+
+
+def test_the_threads_of_a_process_share_one_survey(broker: Broker, made: list[list[str]]) -> None:
+    with ThreadPoolExecutor(TABS) as tabs:
+        seen = list(tabs.map(lambda _: look(), range(TABS)))
+    assert made == [list(TOPICS)]
+    assert {id(one) for one in seen} == {id(seen[0])}
+
+
+def test_processes_share_a_survey_in_every_detail(
+    broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = look()
+    assert [one.prepare for one in first.topics] == [1, 0, 0]
+    assert first.topics[0].running_ms is not None
+    assert first.topics[1].problems
+    forget_process(monkeypatch)
+    assert look() == first
+    assert made == [list(TOPICS)]
+
+
+def test_a_survey_is_made_again_when_it_is_old(
+    broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(surveys, "KEPT_MS", 1)
+    look()
+    # Redis drops what it keeps after a millisecond, by its own clock.
+    eventually(lambda: bool(look()) and len(made) > 1)
+
+
+def test_a_process_waits_for_the_survey_that_another_one_makes(
+    broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(surveys, "LEASE_MS", 600_000)
+    topics = Operations(Actor("me", "test")).present_all(None)
+    name = surveys._name(topics)
+    assert broker.run(answers.begin_answer(name, name, "other", 600_000))[0] == "new"
+    waits, real = threading.Event(), answers.begin_answer
+
+    def begin_answer(*given: Any) -> Any:
+        waits.set()
+        return real(*given)
+
+    monkeypatch.setattr(answers, "begin_answer", begin_answer)
+    with ThreadPoolExecutor(1) as tab:
+        waiting = tab.submit(look)
+        assert waits.wait(60)
+        assert not waiting.done()
+        survey = figures.survey(broker, topics)
+        broker.run(answers.keep_answer(name, "other", surveys._written(survey), 600_000))
+        assert waiting.result(60) == survey
+    assert made == [list(TOPICS)]  # that of the other process
+
+
+def test_the_survey_of_a_process_that_died_is_made_by_another(
+    broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "WAIT_SECONDS", 60.0)
+    name = surveys._name(Operations(Actor("me", "test")).present_all(None))
+    assert broker.run(answers.begin_answer(name, name, "other", 50))[0] == "new"
+    assert [one.store for one in look().topics] == [2, 1, 0]
+    assert made == [list(TOPICS)]
+
+
+def test_threads_that_wait_get_the_error_of_the_one_attempt(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, all_wait, attempts = [], threading.Event(), []
+    real = surveys._of
+
+    def of(*given: Any) -> Any:
+        entered.append(given)
+        if len(entered) == TABS:
+            all_wait.set()
+        return real(*given)
+
+    def survey(*_given: Any) -> figures.Overview:
+        assert all_wait.wait(60)
+        attempts.append(1)
+        raise ServerUnavailable("Redis does not answer: nobody is there")
+
+    monkeypatch.setattr(surveys, "_of", of)
+    monkeypatch.setattr(figures, "survey", survey)
+
+    def error(_tab: int) -> str:
+        with pytest.raises(ServerUnavailable) as raised:
+            look()
+        return str(raised.value)
+
+    with ThreadPoolExecutor(TABS) as tabs:
+        errors = set(tabs.map(error, range(TABS)))
+    assert errors == {"Redis does not answer: nobody is there"}
+    assert len(attempts) == 1
+
+
+def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as away:
+
+        def survey(*_given: Any) -> figures.Overview:
+            raise ServerUnavailable("Redis does not answer")
+
+        away.setattr(figures, "survey", survey)
+        with pytest.raises(ServerUnavailable):
+            look()
+    assert [one.store for one in look().topics] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("kept", [b"nonsense", b"[]", b'[1,"",2,[[1],[2],[3]]]', b"\xff"])
+def test_what_others_have_written_there_is_not_shown(broker: Broker, kept: bytes) -> None:
+    name = surveys._name(Operations(Actor("me", "test")).present_all(None))
+    broker.client.hset(answer_key(broker.prefix, name), mapping={"print": name, "kept": kept})
+    assert [one.store for one in look().topics] == [2, 1, 0]
+
+
+def test_a_redis_that_refuses_writes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "_kept", {})
+    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
+        redis.Redis.from_url(server.url).config_set("maxmemory", 1)
+        assert [one.topic.name for one in look().topics] == list(TOPICS)
+
+
+@pytest.mark.django_db
+def test_a_filtered_page_asks_for_its_rows_only(
+    broker: Broker, made: list[list[str]], client: Client
+) -> None:
+    client.force_login(User.objects.create_superuser("boss"))
+    live = reverse("admin:django_rmq_topic_dashboard_live")
+    page = client.get(live, {"q": "PAY"}).content.decode()
+    assert made == [["pay", "payback"]]
+    assert "letters" not in page
+    client.get(live, {"q": "letters"})
+    client.get(live, {"q": "nothing"})
+    client.get(live)
+    assert made == [["pay", "payback"], ["letters"], [], list(TOPICS)]
+    # Eight pages that are refreshed, and one with the filter of another, ask for nothing more.
+    queries: list[dict[str, str]] = [{}] * TABS + [{"q": "pay"}]
+    for query in queries:
+        assert client.get(live, query).status_code == 200
+    assert len(made) == 4
+
+
+def test_a_survey_needs_the_permission_to_see_topics(broker: Broker) -> None:
+    look()
+    with pytest.raises(NotPermitted):
+        Operations(Actor("guest", "test", permits=lambda _permission: False)).shared_survey()

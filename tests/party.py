@@ -14,7 +14,7 @@ import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.words.topics import Topic, TopicType
-from tests.workers import LONG
+from tests.workers import LONG, eventually
 
 SESSION = 60.0
 """Nobody loses such a session because the machine stands still for some seconds."""
@@ -182,6 +182,33 @@ class Sharing:
             "all for the second",
         )
         assert ("shared", 3) in first.slots
+
+    def test_a_worker_without_room_gives_its_slots_to_those_that_have_some(self, party: Any) -> None:
+        first, second = party.add(), party.add(threads=2)
+        party.wait_until_shared_out()
+
+        def note(member: Any, *topics: str) -> None:
+            # It may have noted something just before.
+            eventually(
+                lambda: (
+                    member.coordinator.note_full(frozenset(topics))
+                    or member.coordinator._announced.full == frozenset(topics)
+                )
+            )
+
+        note(first, SERIAL.name, SHARED.name)
+        party.wait_for(
+            lambda: len(second.serial()) == 64 and not first.serial() and ("shared", 3) in first.slots,
+            TAKE_OVER * PATIENCE,
+            "all that is assigned for the second",
+        )
+        note(second, SERIAL.name)
+        party.wait_until_shared_out()
+        note(first)
+        party.wait_for(lambda: len(first.serial()) == 64, TAKE_OVER * PATIENCE, "all for the first")
+        note(second)
+        party.wait_until_shared_out()
+        assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
 
     def test_workers_of_different_topics_get_their_own_only(self, party: Any) -> None:
         other = Topic("other", TopicType.PRIORITY, slots=8)

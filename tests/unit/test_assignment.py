@@ -242,6 +242,18 @@ def test_a_worker_with_more_threads_only_gains(slots: int, count: int, threads: 
         assert new == old or old != "w0"
 
 
+@given(topics(), crews(), st.dictionaries(st.sampled_from(WORKERS), st.frozensets(st.sampled_from(NAMES))))
+def test_a_topic_goes_to_those_that_are_not_full_for_it_unless_all_are(
+    wanted: list[TopicSlots], crew: list[Capacity], full: dict[str, frozenset[str]]
+) -> None:
+    found = assign(wanted, [one._replace(full=full.get(one.worker, frozenset())) for one in crew], {})
+    for topic in wanted:
+        serving = {one.worker for one in crew if topic.name in one.topics}
+        free = {worker for worker in serving if topic.name not in full.get(worker, frozenset())}
+        assert set(owners(found.get(topic.name, ()))) <= (free or serving)
+        assert len(owners(found.get(topic.name, ()))) == (topic.slots if serving else 0)
+
+
 def test_topics_of_one_slot_are_spread_over_all_workers() -> None:
     """Each by itself could go to the same worker: the sum of its quotas forbids it."""
     wanted = [TopicSlots(f"t{i}", 1) for i in range(100)]

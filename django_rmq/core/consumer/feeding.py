@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from django_rmq.core.calls.broker import Broker
@@ -195,6 +196,22 @@ class Feeding:
                 again += 1
             if again <= REFRESHED:
                 self.give_back(batch, drops=False)
+
+    def full_topics(self, seconds: float) -> frozenset[str]:
+        """Return the topics for which all that could run their listeners has been taken for so long."""
+        room, hand = self._room, self._hand
+        full = set[str]()
+        if min(map(hand.ran, range(room.threads))) >= seconds:
+            full = {name for name in self._places.topics if name not in room.overlap}
+        if room.overlap:
+            is_blocked = hand.ran(room.threads) >= seconds
+            running = Counter(batch.topic.name for batch in hand.slow(seconds))
+            full |= {
+                name
+                for name in room.overlap.concurrency
+                if is_blocked or running[name] >= room.overlap.most(name)
+            }
+        return frozenset(full)
 
     def _keeps_waiting(self, batch: Batch) -> bool:
         """Return whether what a batch waits for does not end soon, so that its messages will not be taken again at once."""

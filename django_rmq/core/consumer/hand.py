@@ -64,9 +64,13 @@ class Hand:
                 self.load[thread.index] += max(0.0, ran - batch.cost)
                 batch.cost = max(batch.cost, ran)
 
-    def slow(self) -> list[Batch]:
-        """Return the batches whose present call has run for so long that nobody knows when it ends."""
-        before = uptime() - TAKEN_SECONDS
+    def ran(self, thread: int) -> float:
+        """Return for how many seconds the present call of a thread, or a block of the event loop, has lasted."""
+        return self._ran[thread]
+
+    def slow(self, seconds: float | None = None) -> list[Batch]:
+        """Return the batches whose present call has run for so long that nobody knows when it ends, or for ``seconds``."""
+        before = uptime() - (TAKEN_SECONDS if seconds is None else seconds)
         return [batch for batch in self.batches.values() if (since := batch.running_since) and since < before]
 
     def remove(self, batch: Batch) -> bool:

@@ -122,6 +122,10 @@ class Dispatcher:
         """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
         return bool(self._ending.overran)
 
+    def full_topics(self, seconds: float) -> frozenset[str]:
+        """Return the topics for which all threads, or all that may overlap of their calls, have been taken for so long."""
+        return self._feeding.full_topics(seconds)
+
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that this worker owns."""
         by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))

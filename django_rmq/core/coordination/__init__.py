@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign
 from django_rmq.core.words.topics import Topic
@@ -35,11 +35,13 @@ class Worker:
     """Seconds since the epoch, by the worker's clock."""
     threads: int
     topics: tuple[TopicSlots, ...]
+    full: frozenset[str] = frozenset()
+    """Topics for which all that could run their listeners has been taken for long."""
 
     @property
     def capacity(self) -> Capacity:
         """The values that matter when slots are assigned."""
-        return Capacity(self.id, self.threads, frozenset(topic.name for topic in self.topics))
+        return Capacity(self.id, self.threads, frozenset(topic.name for topic in self.topics), self.full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,12 @@ class Coordinator(ABC):
     @abstractmethod
     def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
         """Inform the other workers that this worker now has other threads or serves other topics."""
+
+    def note_full(self, topics: frozenset[str]) -> None:  # noqa: B027 - a coordinator may keep slots where they are
+        """Let workers with room own the slots of these topics, for which this worker has none. Call it again and again.
+
+        Default: nothing happens.
+        """
 
     @abstractmethod
     def wait_settled(self, timeout: float) -> bool:
@@ -194,13 +202,10 @@ def _whole(topics: Iterable[TopicSlots]) -> Owned:
 
 def announced(worker: Worker, threads: int | None, topics: Iterable[Topic] | None) -> Worker:
     """Return ``worker`` with other threads or topics."""
-    return Worker(
-        worker.id,
-        worker.host,
-        worker.pid,
-        worker.started,
-        worker.threads if threads is None else threads,
-        worker.topics if topics is None else topic_slots(topics),
+    return replace(
+        worker,
+        threads=worker.threads if threads is None else threads,
+        topics=worker.topics if topics is None else topic_slots(topics),
     )
 
 

@@ -29,6 +29,8 @@ class Capacity(NamedTuple):
     worker: str
     threads: int
     topics: frozenset[str]
+    full: frozenset[str] = frozenset()
+    """Those of the topics for which it has had no room for long, so that others should own the slots."""
 
 
 class Run(NamedTuple):
@@ -52,6 +54,8 @@ def assign(
 
     ``previous`` may be anything: runs of workers that are gone, beyond the slots, or overlapping (then the
     one that begins first counts). The order of the arguments' items does not matter.
+
+    A topic goes to the workers that are not full for it; if all of them are, to all that serve it.
 
     **Balance.** The quota of worker w in topic t is ``slots(t) * threads(w) / sum of threads that serve t``.
     Of every topic it serves a worker owns its quota rounded down or up, and over all topics the sum of its
@@ -77,7 +81,7 @@ def assign(
     wanted = sorted(topics)
     _check(wanted, crew)
     serial = [topic for topic in wanted if topic.serial]
-    serving = {topic.name: [i for i, one in enumerate(crew) if topic.name in one.topics] for topic in serial}
+    serving = {topic.name: _serving(topic.name, crew) for topic in serial}
     served = [topic for topic in serial if serving[topic.name]]
     index = {one.worker: i for i, one in enumerate(crew)}
 
@@ -98,6 +102,12 @@ def assign(
         )
         for topic, runs, had, share in zip(served, kept, held, shares, strict=True)
     }
+
+
+def _serving(topic: str, crew: Sequence[Capacity]) -> list[int]:
+    """Return the indexes of the workers that should own slots of a topic."""
+    serving = [i for i, one in enumerate(crew) if topic in one.topics]
+    return [i for i in serving if topic not in crew[i].full] or serving
 
 
 def moved(previous: Sequence[Run], now: Sequence[Run]) -> int:

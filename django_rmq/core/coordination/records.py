@@ -18,6 +18,7 @@ def write_record(token: str, worker: Worker) -> str:
         "pid": worker.pid,
         "started": worker.started,
         "threads": worker.threads,
+        **({"full": sorted(worker.full)} if worker.full else {}),
         "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
     }
     return f"{token} {json.dumps(said, separators=(',', ':'))}"
@@ -35,6 +36,7 @@ def read_record(worker: str, record: bytes) -> Worker:
             float(found["started"]),
             max(1, int(found["threads"])),
             _read_topics(topics),
+            frozenset(map(str, found.get("full", ()))),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced
 from django_rmq.core.coordination.ownership import Ownership, uptime
@@ -28,6 +29,9 @@ AUDIT_SECONDS = 5.0
 SETTLE_SECONDS = 0.2
 """Seconds for which a changed membership must be stable before slots are assigned, because many workers start
 at once."""
+
+FULL_SECONDS = 0.2
+"""Seconds per worker of the crew between two notes of one worker that it has room or has none: each of them is read by all."""
 
 NEVER = float("inf")
 
@@ -75,6 +79,8 @@ class SharedCoordinator(Coordinator):
         self._confirmed = float("-inf")
         """The same for the last check whose results were passed to the worker."""
         self._next_audit = 0.0
+        self._next_full = 0.0
+        """The ``uptime`` from which this worker may note again for which topics it has no room."""
         self._stop_seconds = 1.0
         self._complain = Complaints(logger)
         self._stopped, self._poked = threading.Event(), threading.Event()
@@ -99,6 +105,22 @@ class SharedCoordinator(Coordinator):
         with self._changed:
             self._announced = announced(self._announced, threads, topics)
             self._is_current = False
+        self._poked.set()
+
+    def note_full(self, topics: frozenset[str]) -> None:
+        """Publish for which topics this worker has no room, unless it has published that just before."""
+        with self._changed:
+            now = uptime()
+            if topics == self._announced.full or now < self._next_full:
+                return
+            self._next_full = now + FULL_SECONDS * len(self._crew)
+            self._announced = replace(self._announced, full=topics)
+            self._is_current = False
+        if topics:
+            names = ", ".join(sorted(topics))
+            logger.info("No thread is free for topics: %s", names, extra={"rmq_event": "full"})
+        else:
+            logger.info("Threads are free for all topics again", extra={"rmq_event": "has_room"})
         self._poked.set()
 
     def wait_settled(self, timeout: float) -> bool:

@@ -44,6 +44,12 @@ LEAVE_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 """Seconds between two checks of the parent process, the memory in use and the coordinator."""
 
+FULL_SECONDS = 10.0
+"""Seconds without room for a topic after which other workers should own its slots."""
+
+STUCK_SECONDS = 60.0
+"""Seconds without room for a topic after which a worker is not ready."""
+
 UNSETTLED_SECONDS = 10.0
 """Seconds without knowing its slots after which a worker is not ready."""
 
@@ -90,6 +96,8 @@ class WorkerProcess:
         self._max_messages = options.max_messages
         self._next_look = 0.0
         self._settled_at = float("-inf")
+        self._is_stuck = False
+        """Whether it has had no room for a topic for long."""
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
         self._reporter = announcing.Reporter()
@@ -271,9 +279,12 @@ class WorkerProcess:
         elif self._notes is not None:
             # Slots move whenever a worker joins or leaves; only a worker that stays without them is not
             # ready.
-            self._notes.beat(self.dispatcher.processed, now - self._settled_at < UNSETTLED_SECONDS)
+            is_ready = now - self._settled_at < UNSETTLED_SECONDS
+            self._notes.beat(self.dispatcher.processed, is_ready and not self._is_stuck)
         if not is_look:
             return
+        self.coordinator.note_full(self.dispatcher.full_topics(FULL_SECONDS))
+        self._is_stuck = bool(self.dispatcher.full_topics(STUCK_SECONDS))
         self._next_look = now + LOOK_SECONDS
         if self._moved:
             self._follow()

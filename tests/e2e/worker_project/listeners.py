@@ -41,6 +41,8 @@ def work(message: Message) -> None:
     do = body.get("do")
     if do == "wait":
         wait_for_the_test()
+    elif do == "hang":
+        wait_for_the_test(600)
     elif do == "kill once" and message.retries_left == message.topic.max_retries:
         os.kill(os.getpid(), signal.SIGKILL)
     elif do == "exit" and message.retries_left == message.topic.max_retries:

@@ -1,0 +1,10 @@
+"""The listeners of `listeners`, in a worker that is soon considered full."""
+
+from __future__ import annotations
+
+from django_rmq.project.listening import worker
+from tests.e2e.worker_project.listeners import work
+
+worker.FULL_SECONDS, worker.STUCK_SECONDS = 1.0, 2.0
+
+__all__ = ["work"]

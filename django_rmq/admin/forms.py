@@ -9,7 +9,7 @@ from uuid import uuid4
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.bodies import encode_body, exact_json
 from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_PRIORITY
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -119,7 +119,7 @@ class BodyForm(forms.Form):
         body: Any = text
         if self.topic.body == "json":
             try:
-                body = json.loads(text)
+                body = exact_json(text)
             except (ValueError, RecursionError) as error:
                 raise forms.ValidationError(_("This is not JSON: %(error)s") % {"error": error}) from None
         elif self.topic.body == "bytes":

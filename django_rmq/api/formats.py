@@ -48,11 +48,14 @@ class Parser(BaseParser):
             raise BodyTooLarge(f"The body has more than {most} bytes.")
         try:
             text = raw.decode()
-            value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+            value = json.loads(
+                text, parse_constant=_refuse, object_pairs_hook=_once, parse_float=bodies.exact_number
+            )
             if "\\ud" in text or "\\uD" in text:
-                json.dumps(value, ensure_ascii=False).encode()
+                bodies.dumps(value, ensure_ascii=False).encode()
             if bodies.is_deeper(value, DEEPEST):
                 raise RecursionError
+            value = bodies.floats_beside_bodies(value)
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ParseError(f"The body is not JSON: {reason[:200]}.", "invalid_json") from None
@@ -87,10 +90,10 @@ class Renderer(BaseRenderer):
         indent = (renderer_context or {}).get("indent")
         form: dict[str, Any] = {"indent": indent} if indent else {"separators": (",", ":")}
         try:
-            return json.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
+            return bodies.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
         except UnicodeEncodeError:
             # Foreign programs may have put lone surrogates into headers.
-            return json.dumps(data, allow_nan=False, **form).encode()
+            return bodies.dumps(data, allow_nan=False, **form).encode()
 
 
 def renderers() -> list[BaseRenderer]:

@@ -6,7 +6,6 @@ Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import socket
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
 from django_rmq.core.words import bounds
+from django_rmq.core.words.bodies import dumps
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
@@ -82,7 +82,7 @@ class RmqCommand(BaseCommand):
 
     def print_json(self, found: object) -> None:
         """Print ``found`` as JSON."""
-        self.stdout.write(json.dumps(found, indent=2))
+        self.stdout.write(dumps(found, indent=2))
 
     def foretell(self, what: str, progress: Progress, done: str, options: dict[str, Any]) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -11,6 +10,7 @@ from typing import Any
 
 from django.core.management import CommandError
 
+from django_rmq.core.words.bodies import exact_json
 from django_rmq.core.words.status import MessageStatus
 from django_rmq.core.words.topics import Topic
 from django_rmq.management import at_least, duration, shown
@@ -103,7 +103,7 @@ def name_of(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
         raise CommandError("Name the message by --id, or by --key or --body.", returncode=2)
     if "body" in named and topic.body != "text":
         try:
-            named["body"] = json.loads(named["body"])
+            named["body"] = exact_json(named["body"])
         except ValueError as error:
             raise CommandError(f"--body is not JSON: {error}", returncode=2) from None
     return named

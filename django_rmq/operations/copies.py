@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django_rmq.core.words.answers import Entry, Looked
-from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.bodies import exact_body
 from django_rmq.core.words.contents import content_of, key_of
 from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
@@ -64,10 +64,13 @@ class Copy:
     """For dead: the score with which it was first taken, if known."""
 
     def body(self) -> Any:
-        """Return the decoded body. Raises ``ValueError`` for bytes that do not match the topic's BODY."""
+        """Return the decoded body, with each number as it is stored (``exact_json``).
+
+        Raises ``ValueError`` for bytes that do not match the topic's BODY.
+        """
         if self.raw is None:
             raise ValueError("permission to see the body is missing")
-        return decode_body(self.topic, self.raw)
+        return exact_body(self.topic, self.raw)
 
     @property
     def log_id(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_rmq.core.words.bodies import decode_body, encode_json
+from django_rmq.core.words.bodies import decode_body, encode_json, exact_body
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, OperationRefused
 from django_rmq.operations.actors import Actor, Permission
@@ -92,7 +92,7 @@ def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
     """Return a body in a form that JSON can carry, and its kind: json, text, or base64 for anything else."""
     if topic.body != "bytes":
         try:
-            body = decode_body(topic, raw)
+            body = exact_body(topic, raw)
             # Foreign programs may have sent values that Python reads and JSON does not have.
             encode_json(body)
             return body, topic.body

@@ -31,8 +31,8 @@ _FLAG = "true|false|null"
 
 _ESCAPED = r'["\\\x00-\x1f]'
 
-_REWRITTEN = r"\A-0\z|\A-?0\.0000|\.[0-9]+0\z|\A.{17}"
-"""Numbers that may be written in another way than they are read. Up to 15 digits a float keeps them all."""
+_REWRITTEN = r"\A-0\z|\A.{300}"
+"""Numbers that may not stay as they are: an integer without its sign, and what may be beyond floats."""
 
 
 class Shape(NamedTuple):

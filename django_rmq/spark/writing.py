@@ -6,7 +6,6 @@ columns where they can be; fifo topics, and what has limits of its own, are buil
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from django_rmq.core.calls import people
 from django_rmq.core.producer.checks import check_time_range
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer, takes_bodies
-from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
+from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json, exact_json
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
 from django_rmq.spark.canonical import canonical_rows, canonical_texts
@@ -194,7 +193,7 @@ class Sending:
         for row, body in enumerate(bodies):
             given = {name: column[row] for name, column in columns.items() if column[row] is not None}
             try:
-                built.append(producer.build(raw, json.loads(body) if decodes else body, **given))
+                built.append(producer.build(raw, exact_json(body.decode()) if decodes else body, **given))
             except (RmqError, ValueError) as error:
                 raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
         return built
@@ -271,7 +270,7 @@ def _check_texts(batch: pa.RecordBatch) -> None:
 
 
 def _reencoded(text: str) -> bytes:
-    return encode_decoded(decode_json(text))
+    return encode_decoded(exact_json(text))
 
 
 def _moves_up(options: Options) -> bool:

@@ -878,6 +878,17 @@ def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:
     assert "no longer there" in text(again)
 
 
+def test_an_edited_body_keeps_the_numbers_that_it_had(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", b'{"a":12345678901234567.89,"b":1.50}')
+    message_id = ids_of_dead(broker)
+    edited = '{\n  "a": 12345678901234567.89,\n  "b": 1.50\n}'
+    assert edited in text(boss.get(url("edit", "timed", message_id)))
+    boss.post(url("edit", "timed", message_id), {"body": edited}, follow=True)
+    assert [
+        entry.member for slot in range(4) for entry in broker.peek(topic_of("timed"), slot, "store").entries
+    ] == [b'{"a":12345678901234567.89,"b":1.50}']
+
+
 @pytest.mark.parametrize(
     ("name", "given"),
     [

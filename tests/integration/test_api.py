@@ -684,3 +684,15 @@ def test_who_must_not_know_of_all_topics_gets_no_metrics_but_with_their_own_toke
         Program().refused(
             401, "not_authenticated", "GET", "metrics", Authorization="Bearer another-token-of-it"
         )
+
+
+def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program, broker: Any) -> None:
+    body = '{"amount":12345678901234567.89,"rate":1.50,"small":1e-7}'
+    sent = program.ok("POST", "topics/timed/messages/", f'{{"body":{body},"fixed_time":{LATER}}}', 202)
+    topic = get_config().topic("timed")
+    (stored,) = [entry.member for slot in range(4) for entry in broker.peek(topic, slot, "store").entries]
+    assert stored.decode() == body
+    shown = program("GET", f"topics/timed/messages/{sent['results'][0]['id']}/")
+    assert f'"body":{body}'.encode() in shown.content
+    refused = program.refused(400, "invalid_json", "POST", "topics/timed/messages/", '{"body": 1e999}')
+    assert "out of range" in refused.json()["detail"]

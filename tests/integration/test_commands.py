@@ -134,6 +134,17 @@ def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) 
     assert member == b"o-1" and score == datetime(2099, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 
 
+def test_rmqsend_keeps_the_numbers_of_a_body(broker: Broker, run: Run) -> None:
+    run("rmqsend", "renders", '{"price":1.50}', "--priority", "700")
+    lines = '{"body":{"price":12345678901234567.89},"priority":700}\n'
+    run("rmqsend", "renders", "--jsonl", "--options", stdin=lines)
+    assert {member for member, _ in stored(broker, "renders")} == {
+        b'{"price":1.50}',
+        b'{"price":12345678901234567.89}',
+    }
+    assert "waiting" in run("rmqstats", "renders", "--body", '{"price":1.50}')
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

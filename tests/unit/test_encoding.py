@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,17 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.words.bodies import DEEPEST, encode_decoded, encode_json, is_deeper
+from django_rmq.core.words.bodies import (
+    DEEPEST,
+    Number,
+    dumps,
+    encode_decoded,
+    encode_json,
+    exact_json,
+    floats_beside_bodies,
+    is_deeper,
+)
+from django_rmq.core.words.envelopes import basis_bytes
 from django_rmq.exceptions import InvalidMessage
 
 
@@ -57,6 +68,71 @@ def test_a_lazy_object_that_json_cannot_represent_is_refused_by_its_own_type() -
 def test_a_lazy_object_with_keys_that_are_not_text_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="JSON keys must be str"):
         encode_json({"at": SimpleLazyObject(lambda: {1: 2})})
+
+
+# --- numbers
+
+tokens = st.from_regex(r"\A-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?\Z")
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=5).map(json.dumps)
+texts = st.recursive(
+    tokens | words | st.sampled_from(["true", "false", "null"]),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda items: f"[{', '.join(items)}]")
+        | st.dictionaries(words, inner, max_size=4).map(
+            lambda items: "{" + ",".join(f"{key}: {value}" for key, value in items.items()) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def exactly(text: str | bytes) -> Any:
+    """Read a JSON text without a float: each number is a Decimal, which is as long as its text."""
+    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+
+
+@given(texts)
+def test_any_json_text_becomes_a_body_of_the_same_value(text: str) -> None:
+    with localcontext(prec=200):
+        stored = encode_json(exact_json(text))
+        assert exactly(stored) == exactly(text)
+        assert encode_json(exact_json(stored.decode())) == stored
+        assert encode_decoded(exact_json(text)) == stored
+        assert exactly(dumps(exact_json(text), indent=2)) == exactly(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ('{"b":12345678901234567.89,"a":1.50}', b'{"a":1.50,"b":12345678901234567.89}'),
+        ("[1e2, 100, 100.0, 1E+2]", b"[1e2,100,100.0,1E+2]"),
+        ("[0.1, 1.5, -0.0, 1e22]", b"[0.1,1.5,-0.0,1e22]"),
+        ("12345678901234567890123", b"12345678901234567890123"),
+    ],
+)
+def test_a_number_is_written_as_it_was_read(text: str, stored: bytes) -> None:
+    assert encode_json(exact_json(text)) == stored
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e999", "9" * 400 + ".0"])
+def test_a_number_that_no_listener_could_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        exact_json(text)
+
+
+def test_a_text_that_looks_like_a_number_stays_a_text() -> None:
+    body = {"a": Number("1.50"), "b": "1.50", "c": repr(Number("1.50"))}
+    assert encode_json(body) == b'{"a":1.50,"b":"1.50","c":"1.50"}'
+
+
+def test_a_slot_basis_is_the_float_that_a_listener_reads() -> None:
+    assert basis_bytes(Number("1.50")) == basis_bytes(1.5) == b"1.5"
+
+
+def test_numbers_outside_of_bodies_are_floats() -> None:
+    read = exact_json('{"rate": 0.50, "messages": [{"body": {"rate": 0.50}, "at": 1.0e3}]}')
+    found = floats_beside_bodies(read)
+    assert found == {"rate": 0.5, "messages": [{"body": {"rate": Number("0.50")}, "at": 1000.0}]}
 
 
 # --- durations

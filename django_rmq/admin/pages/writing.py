@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
@@ -12,6 +10,7 @@ from django_rmq.admin.figures import Trouble
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.admin.pages.requests import back_of, short_id
+from django_rmq.core.words.bodies import dumps
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone, ServerTrouble
 from django_rmq.operations import Copy, Operations, Permission
@@ -81,7 +80,7 @@ def _editable(copy: Copy) -> str:
     raw = copy.raw or b""
     if copy.topic.body == "json":
         try:
-            return json.dumps(copy.body(), ensure_ascii=False, indent=2, sort_keys=True)
+            return dumps(copy.body(), ensure_ascii=False, indent=2, sort_keys=True)
         except (ValueError, RecursionError):
             pass
     return raw.decode("utf-8", "replace")

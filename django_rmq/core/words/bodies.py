@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +20,43 @@ DEEPEST = 100
 """How many lists and objects of a body may stand within one another. It is the same on every stack and in every Python."""
 
 
+class Number:
+    """A number of a JSON text that Python's own numbers do not give back, such as ``1.50``: it is written as it was read.
+
+    ``float()`` makes the nearest float of it.
+    """
+
+    __slots__ = ("token",)
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def __float__(self) -> float:
+        return float(self.token)
+
+    def __repr__(self) -> str:
+        return self.token
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and other.token == self.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+
+class _HasNumbers(Exception):
+    """What is to be encoded contains a ``Number``."""
+
+
+_MARK = token_hex(16)
+"""Stands before each ``Number`` while it is encoded as a text. It never leaves the process, so no body contains it."""
+
+_MARKED = re.compile(f'"{_MARK}([^"]*)"')
+
+
 def _json_default(value: object) -> Any:
+    if type(value) is Number:
+        raise _HasNumbers
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (UUID, Decimal)):
@@ -45,10 +84,10 @@ def _evaluated(value: Any) -> Any:
     return found
 
 
-def _json_encoder() -> Callable[[object], str]:
+def _json_encoder(default: Callable[[object], Any]) -> Callable[[object], str]:
     """Return the configured ``json`` encoder, made once; a ``JSONEncoder`` makes it again for each body."""
     encoder = json.JSONEncoder(
-        sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
+        sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=default
     )
     make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     if make is None:
@@ -61,7 +100,26 @@ def _json_encoder() -> Callable[[object], str]:
     return lambda body: "".join(chunks(body, 0))
 
 
-_encode_json = _json_encoder()
+def _marked(value: object) -> Any:
+    return _MARK + value.token if type(value) is Number else _json_default(value)
+
+
+_encode_plain, _encode_marked = _json_encoder(_json_default), _json_encoder(_marked)
+
+
+def _encode_json(body: object) -> str:
+    try:
+        return _encode_plain(body)
+    except _HasNumbers:
+        return _MARKED.sub(r"\1", _encode_marked(body))
+
+
+def dumps(value: object, **options: Any) -> str:
+    """Return ``value`` as ``json.dumps`` does with these options, and each ``Number`` in it as it was read."""
+    try:
+        return json.dumps(value, default=_json_default, **options)
+    except _HasNumbers:
+        return _MARKED.sub(r"\1", json.dumps(value, default=_marked, **options))
 
 
 def _check_keys(value: Any) -> None:
@@ -100,7 +158,8 @@ def _check_depth(body: object, raw: bytes) -> bytes:
 def encode_json(body: object) -> bytes:
     """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
 
-    Dates, times, durations, UUIDs and Decimals become text, and lazy objects of Django what they stand for. NaN,
+    Dates, times, durations, UUIDs and Decimals become text, lazy objects of Django what they stand for, and a ``Number``
+    is written as it was read. NaN,
     infinities, lone surrogates, cycles, more than ``DEEPEST`` levels and keys that are not text raise ``InvalidMessage``.
     """
     try:
@@ -169,6 +228,11 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
     return raw
 
 
+def exact_body(topic: Topic, raw: bytes) -> Any:
+    """Return the body like ``decode_body``, but with each number as it is stored."""
+    return exact_json(raw.decode()) if topic.body == "json" else decode_body(topic, raw)
+
+
 def decode_json(text: str) -> Any:
     """Return the value of a JSON text. Raises ``ValueError`` for any other text.
 
@@ -179,3 +243,33 @@ def decode_json(text: str) -> Any:
     except StopIteration:
         return json.loads(text)
     return body if end == len(text) else json.loads(text)
+
+
+def exact_number(token: str) -> float | Number:
+    """Return what stands for the number ``token`` of a JSON text: a float if it is written so, or a ``Number``.
+
+    Raises ``ValueError`` for what is beyond floats, because no listener in Python could read it.
+    """
+    value = float(token)
+    if math.isinf(value):
+        raise ValueError(f"the number {token[:40]} is out of range")
+    return value if repr(value) == token else Number(token)
+
+
+def exact_json(text: str) -> Any:
+    """Return the value of a JSON text, so that ``encode_json`` writes each of its numbers as it was.
+
+    Raises ``ValueError`` for any other text.
+    """
+    return json.loads(text, parse_float=exact_number)
+
+
+def floats_beside_bodies(value: Any) -> Any:
+    """Return what ``exact_json`` has read, with floats for all numbers that are in no ``body``."""
+    if isinstance(value, Number):
+        return float(value)
+    if isinstance(value, list):
+        return [floats_beside_bodies(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key == "body" else floats_beside_bodies(item) for key, item in value.items()}
+    return value

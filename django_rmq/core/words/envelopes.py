@@ -11,7 +11,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from django_rmq.core.words.bodies import encode_json
+from django_rmq.core.words.bodies import Number, encode_json
 from django_rmq.core.words.bounds import shown
 from django_rmq.exceptions import InvalidMessage
 
@@ -175,7 +175,8 @@ def basis_bytes(value: object) -> bytes:
     try:
         if isinstance(value, str):
             return value.encode()
-        raw = encode_json(value)
+        # A listener reads it as a float, and so does whoever finds the slot again.
+        raw = encode_json(float(value) if isinstance(value, Number) else value)
     except UnicodeEncodeError:
         raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None
     return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw

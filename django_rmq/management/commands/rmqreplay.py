@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections import Counter
 from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_rmq.core.words.bodies import exact_json
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
     RmqCommand,
@@ -127,7 +127,7 @@ class Command(RmqCommand):
             done = operations.replay(name, options["id"])
         else:
             try:
-                body = json.loads(options["body"])
+                body = exact_json(options["body"])
             except ValueError as error:
                 raise CommandError(f"--body is not JSON: {error}", returncode=2) from error
             done = operations.replay_edited(name, options["id"][0], body)

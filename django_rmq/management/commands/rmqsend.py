@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from argparse import ArgumentParser
@@ -16,6 +15,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from django_rmq import Send
+from django_rmq.core.words.bodies import exact_json, floats_beside_bodies
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management import (
@@ -211,14 +211,16 @@ def _body(topic: Topic, raw: bytes) -> Any:
         return raw
     try:
         text = raw.decode()
-        return text if topic.body == "text" else json.loads(text)
+        return text if topic.body == "text" else exact_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"the body is not {topic.body}: {error}") from None
 
 
 def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
     try:
-        found = json.loads(line)
+        found = exact_json(line)
+        if with_options:
+            found = floats_beside_bodies(found)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"line {number} is not JSON: {error}") from None
     if with_options:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, get_origin
@@ -175,11 +176,17 @@ def _first_names(alias: str | Sequence[Any]) -> set[str]:
 
 def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:
     """Return what UPCAST makes of stored data."""
-    data = json.loads(raw)
+    data = json.loads(raw, parse_float=_float_or_decimal)
     try:
         return encode_json(upcast(data))
     except Exception as error:
         raise UpcastFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _float_or_decimal(token: str) -> float | Decimal:
+    """Return a number of stored data as a float if the float has its value, or exactly."""
+    value, exact = float(token), Decimal(token)
+    return value if Decimal(repr(value)) == exact else exact
 
 
 def place(path: Sequence[int | str]) -> str:

@@ -256,7 +256,7 @@ def exact_number(token: str) -> float | Number:
     return value if repr(value) == token else Number(token)
 
 
-def exact_json(text: str) -> Any:
+def exact_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, so that ``encode_json`` writes each of its numbers as it was.
 
     Raises ``ValueError`` for any other text.

@@ -88,7 +88,7 @@ def _measured(
 
     turn = _Turn(url, messages)
     found: dict[str, list[float]] = {"own": [], "once": []}
-    functions: dict[str, Callable[[Any], None]] = {"own": own, "once": Once(pay, "default")}
+    functions: dict[str, Callable[[Any], None]] = {"own": own, "once": Once("benchmark", pay, "default")}
     for _ in range(turns):
         for name in random.sample(list(functions), 2):
             found[name].append(turn.run(functions[name]))

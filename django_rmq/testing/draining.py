@@ -36,7 +36,7 @@ def drain(
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
-    from django_rmq.project import connections
+    from django_rmq.project import connections, transactions
     from django_rmq.project.listening import registry
     from django_rmq.project.settings import get_config
 
@@ -56,6 +56,7 @@ def drain(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
+    transactions.note_opened_before()
     total = 0
     while True:
         handled = 0
@@ -90,11 +91,13 @@ def _drain_slot(
 ) -> int:
     """Deliver what is due in one slot; return the number of deliveries."""
     from django_rmq.core.consumer import calling
+    from django_rmq.project import transactions
     from django_rmq.project.watching import announcing
 
     raised: list[BaseException] = []
     topic = replace(topic, slot_rate=None)  # a test does not wait for a pace
-    recording = replace(listener, function=announcing.around(topic, _recorded(listener.function, raised)))
+    function = _recorded(transactions.isolated(listener.name, listener.function), raised)
+    recording = replace(listener, function=announcing.around(topic, function))
     handled, after = 0, None
     while True:
         prepared = broker.run(taking.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after))

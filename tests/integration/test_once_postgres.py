@@ -68,7 +68,7 @@ def call(
     listener: Callable[[Any], Any], *given: Delivery, receipt: int = 1, batch_size: int | None = None
 ) -> list[Failure | None]:
     """Call a listener with ``once`` for a delivery."""
-    found = Listener("payments", Once(listener, ALIAS), batch_size)
+    found = Listener("payments", Once("listener", listener, ALIAS), batch_size)
     return calling.run(found, [Message(TOPIC, 0, receipt, each) for each in given])
 
 

@@ -34,6 +34,7 @@ CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
 CELLS = "unit/test_cells.py::test_"
 HOOKS = "integration/test_async_hooks.py::test_"
+LEFTOVERS = "integration/test_leftovers.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
 OVERLAPPING = "integration/test_overlapping.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
@@ -41,6 +42,7 @@ SCHEDULES = "integration/test_schedules.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
 STOPPING = "integration/test_stopping.py::test_"
+SUPERVISOR = "unit/test_supervisor.py::test_"
 THREADS = "integration/test_threads.py::test_"
 TYPED = "unit/test_typed_bodies.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
@@ -519,6 +521,69 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         'return "released" if not is_done else',
         "What ran in a process that is dead may have killed it, and spends a retry.",
         ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
+    ),
+    # --- how a process ends, and what a message leaves
+    "believes_an_exit_code": PythonMutant(
+        "core/consumer/supervisor.py",
+        "end = child.notes.end\n",
+        "end = status\n",
+        "An exit that a process has not announced is a death, whatever its code.",
+        (
+            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[os-0-1]",
+            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[c-2-3]",
+        ),
+    ),
+    "ends_without_exit_handlers": PythonMutant(
+        "core/consumer/children.py",
+        "            _finish(code)\n",
+        "",
+        "A process that ends by itself runs exit handlers, and ends the processes of listeners.",
+        (
+            SUPERVISOR + "exit_handlers_run_after_an_end_that_was_announced",
+            SUPERVISOR + "executors_that_listeners_keep_end_with_their_worker",
+        ),
+    ),
+    "ends_what_the_parent_has_made": PythonMutant(
+        "core/consumer/children.py",
+        "            _leave_to_parent()\n",
+        "",
+        "A process leaves alone what modules have made in its parent.",
+        (SUPERVISOR + "what_modules_have_made_in_the_parent_stays_when_a_process_ends",),
+    ),
+    "copies_keep_the_handlers_of_a_worker": PythonMutant(
+        "core/consumer/forks.py",
+        "signal.signal(_handled.pop(), signal.SIG_DFL)",
+        "_handled.pop()",
+        "A process that a listener forks ends on SIGTERM.",
+        (SUPERVISOR + "a_copy_of_a_worker_does_not_keep_its_signal_handler",),
+    ),
+    "leaves_a_transaction_open": PythonMutant(
+        "project/transactions.py",
+        "            _roll_back(connection, depth)\n",
+        "",
+        "A transaction that a message leaves open ends with it.",
+        (LEFTOVERS + "a_transaction_left_open_fails_its_message_and_no_other[leave-one]",),
+    ),
+    "commits_what_left_a_transaction_open": PythonMutant(
+        "project/transactions.py",
+        "raise error_of(listener, left)",
+        "pass",
+        "A message that leaves a transaction open has failed.",
+        (LEFTOVERS + "of_a_list_only_the_message_that_leaves_a_transaction_open_fails",),
+    ),
+    "lets_an_old_block_end_a_transaction": PythonMutant(
+        "project/transactions.py",
+        'block.using = f"{connection.alias}, in a transaction that a listener has left open"',
+        "pass",
+        "A block that was left open ends no transaction of another message.",
+        (LEFTOVERS + "the_late_end_of_an_open_block_ends_no_transaction_of_another_message",),
+    ),
+    "shares_a_context": PythonMutant(
+        "project/transactions.py",
+        "return context.run(call_closed, listener, function, argument)",
+        "return call_closed(listener, function, argument)",
+        "Context variables, language and time zone end with the call of a listener.",
+        (LEFTOVERS + "language_time_zone_and_context_variables_end_with_the_call[one]",),
     ),
     # --- what strangers write
     "a_foreign_value_ends_the_process": PythonMutant(

@@ -16,6 +16,7 @@ from django_rmq.core.consumer.calling import HELD_BACK, check_returned, holds
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.project import transactions
 from django_rmq.project.watching import telemetry
 
 logger = safe_logger("django_rmq.consumer")
@@ -36,10 +37,10 @@ class _PartlyDone(Exception):
 
 
 class Once:
-    """What is called in place of a listener with ``once``; ``using`` is the database that has its effects."""
+    """What is called in place of the listener ``name`` with ``once``; ``using`` is the database that has its effects."""
 
-    def __init__(self, function: Callable[[Any], Any], using: str) -> None:
-        self._function = function
+    def __init__(self, name: str, function: Callable[[Any], Any], using: str) -> None:
+        self._name, self._function = name, function
         self.using = using
 
     def __call__(self, argument: Any) -> Any:
@@ -94,7 +95,8 @@ class Once:
     def _call(self, connection: Any, argument: Any, messages: list[Message]) -> Any:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
-            returned = self._function(argument)
+            # What it leaves open would take the end of this transaction for its own.
+            returned = transactions.call_closed(self._name, self._function, argument)
         finally:
             # A copy of the process must not reach the end of the transaction: it would commit it.
             if forks.forking is not None:

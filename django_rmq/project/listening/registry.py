@@ -159,7 +159,7 @@ def add(
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
     runs: Callable[[Any], Any] = async_to_sync(function) if runs_later else function
     if using is not None:
-        runs = Once(runs, using)
+        runs = Once(name, runs, using)
     coroutine = function if runs_later and using is None else None
     found = Listener(topic, runs, batch_size, location, name, using, coroutine)
     other = _listeners.get(topic)
@@ -175,6 +175,12 @@ def add(
 def listeners() -> dict[str, Listener]:
     """Return the registered listeners by topic."""
     return dict(_listeners)
+
+
+def name_of(topic: str) -> str:
+    """Return the name of the listener of a topic, as ``module.qualname``."""
+    found = _listeners.get(topic)
+    return f"of topic {topic}" if found is None else found.name
 
 
 def once_databases() -> dict[str, str]:

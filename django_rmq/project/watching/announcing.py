@@ -28,7 +28,7 @@ from django_rmq.core.words.failures import Failure, error_class
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic
-from django_rmq.project import connections
+from django_rmq.project import connections, transactions
 from django_rmq.project.watching import telemetry
 
 logger = safe_logger("django_rmq.events")
@@ -227,6 +227,7 @@ class Reporter:
                     ended(committed, failed)
                     _observe("commit", committed, began_ns, ended_ns)
                     _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
+                    transactions.roll_back_open()
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
                     self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)

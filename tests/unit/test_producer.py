@@ -17,7 +17,7 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.producer.trips import ROUND_TRIP, batched
+from django_rmq.core.producer.trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, decode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
@@ -427,32 +427,76 @@ def test_bulk_sends_in_line_stop_behind_a_lost_reply() -> None:
     assert broker.made == 2  # the second one was packed meanwhile
 
 
-def test_bulk_sends_in_line_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, under_way, most = InMemoryBroker(clock=Clock()), set(), 0
-    pipeline = broker.pipeline
+class Watched(InMemoryBroker):
+    """Counts its pipelines, those that are under way at once, and the bytes of each."""
 
-    def watched() -> Any:
-        made = pipeline()
-        send, receive = made.send, made.receive
+    def __init__(self) -> None:
+        super().__init__(clock=Clock())
+        self.most = 0
+        self.bytes: list[int] = []
+        self._under_way: set[Any] = set()
+
+    def pipeline(self) -> Any:
+        made = super().pipeline()
+        add, send, receive = made.add, made.send, made.receive
+        self.bytes.append(0)
+        number = len(self.bytes) - 1
+
+        def adding(call: Any) -> Any:
+            self.bytes[number] += sum(len(each) for each in call.own if isinstance(each, bytes))
+            return add(call)
 
         def sending() -> Any:
-            nonlocal most
-            under_way.add(made)
-            most = max(most, len(under_way))
+            self._under_way.add(made)
+            self.most = max(self.most, len(self._under_way))
             return send()
 
         def receiving() -> Any:
-            under_way.discard(made)
+            self._under_way.discard(made)
             return receive()
 
-        made.send, made.receive = sending, receiving  # type: ignore[method-assign]
+        made.add, made.send, made.receive = adding, sending, receiving  # type: ignore[method-assign]
         return made
 
-    monkeypatch.setattr(broker, "pipeline", watched)
+
+def test_bulk_sends_in_line_wait_for_each_other() -> None:
+    broker = Watched()
     Producer(broker).send_bodies(FIFO, [{"shop": 1}] * (3 * ROUND_TRIP))
-    assert most == 1
+    assert broker.most == 1
     Producer(broker).send_bodies(MERGE, list(range(3 * ROUND_TRIP)))
-    assert most == 2
+    assert broker.most == 2
+
+
+@pytest.mark.parametrize("way", ["send", "send_bodies", "keyed", "remove"])
+def test_a_round_trip_is_bounded_in_bytes(way: str) -> None:
+    broker, size = Watched(), 300_000
+    producer = Producer(broker)
+    topic = replace(MERGE, body="bytes", max_body=4 * TRIP_BYTES, identity="key" if way == "keyed" else "body")
+    sizes = [size] * 20 + [3 * TRIP_BYTES] + [10] * 5
+    bodies = [b"%010d" % n + b"x" * (size - 10) for n, size in enumerate(sizes)]
+    if way == "send_bodies":
+        results: Any = producer.send_bodies(topic, bodies)
+    else:
+        built = [producer.build(topic, body) for body in bodies]
+        if way == "remove":
+            built = [out._replace(act="remove") for out in built]
+        results, errors = producer.attempt(built, removes=way == "remove")
+        assert errors == {}
+    assert [result.status for result in results] == ["not_found" if way == "remove" else "stored"] * len(bodies)
+    per_trip = TRIP_BYTES // size
+    assert len(broker.bytes) == -(-20 // per_trip) + 2
+    assert sorted(broker.bytes)[-2] <= TRIP_BYTES
+    assert broker.bytes[-2] >= 3 * TRIP_BYTES, "a large message has one of its own"
+
+
+def test_two_sends_of_a_message_never_overtake_each_other() -> None:
+    for bodies, most in (([1, 2], 2), ([1, 1], 1)):
+        broker = Watched()
+        producer = Producer(broker)
+        large = [producer.build(KEYED, "x" * 250_000, key=f"{n}") for n in range(20)]
+        first, last = (producer.build(KEYED, body, key=f"key {body}") for body in bodies)
+        producer.send([first, *large, last])
+        assert broker.most == most
 
 
 def test_a_topic_with_keys_takes_no_bodies_in_bulk(producer: Producer) -> None:

@@ -12,7 +12,7 @@ from django_rmq.core.calls import sending
 from django_rmq.core.calls.call import Call
 from django_rmq.core.producer.lining import line_basis, lined_up
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
-from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.producer.trips import spans
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import BATCH
@@ -67,16 +67,16 @@ class Bulk:
 
     def trips(self) -> Iterator[BulkTrip]:
         """Yield the messages of each round trip, by slot."""
-        for start in range(0, len(self._raws), ROUND_TRIP):
+        for start, end in spans(list(map(len, self._raws))):
             present = self._places.present(self._topic)
             mask = present.slots - 1
-            members = self._raws[start : start + ROUND_TRIP]
+            members = self._raws[start:end]
             envelopes: Sequence[bytes] = ()
             if present.is_fifo:
                 members, envelopes = lined_up(present, members)
             bases = members
             if self._bases is not None:
-                bases = self._bases[start : start + ROUND_TRIP]
+                bases = self._bases[start:end]
             elif (line := line_basis(present)) is not None:
                 bases = [line] * len(members)
             # The same as keys.slot_of without a call for each message; a slot count is a power of two.

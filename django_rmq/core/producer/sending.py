@@ -251,7 +251,8 @@ class Producer:
         except RmqError as error:
             mixed.give_up(error)
         else:
-            mixed.give_up(fly(self.broker, mixed, wanted, in_order=in_order or mixed.is_in_line))
+            is_ordered = in_order or mixed.is_in_line or mixed.repeats
+            mixed.give_up(fly(self.broker, mixed, wanted, in_order=is_ordered))
         return mixed.results, mixed.errors
 
     def _attempt_one(self, out: Outgoing) -> Outcomes:

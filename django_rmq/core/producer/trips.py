@@ -18,7 +18,11 @@ from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import RmqError, SlotMoved
 
 ROUND_TRIP = 6_000
-"""The number of messages per round trip of a bulk send."""
+"""The number of messages per round trip of a bulk send, at most."""
+
+TRIP_BYTES = 2_097_152
+"""The number of bytes per round trip, at most; a larger message has one of its own. Two trips can be under way, and
+both have to pass within the time-out of a socket: 1 s in a web process."""
 
 Trip = TypeVar("Trip")
 
@@ -93,6 +97,9 @@ class Mixed:
         self._messages = messages
         self.is_in_line = any(out.topic.is_fifo for out in messages)
         """Whether some of them have an order: what comes behind an error is then not sent."""
+        self._spans = list(spans([len(out.member) + len(out.envelope or b"") for out in messages]))
+        self.repeats = len(self._spans) > 1 and len({(out[0].name, *out[1:3]) for out in messages}) < len(messages)
+        """Whether two round trips may carry the same message: the second one must not overtake the first."""
         self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         self.errors: dict[int, RmqError] = {}
 
@@ -106,10 +113,10 @@ class Mixed:
 
         Within a slot they keep their order, because the first of two sends of a member decides its time.
         """
-        for start in range(0, len(self._messages), ROUND_TRIP):
+        for start, end in self._spans:
             groups: list[list[int]] = []
             latest: dict[tuple[str, int], tuple[tuple[int, str, bool], list[int]]] = {}
-            for i in range(start, min(start + ROUND_TRIP, len(self._messages))):
+            for i in range(start, end):
                 topic, slot, _, score, envelope, act, _ = self._messages[i]
                 shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
                 manner = (score if shares else 0, act, envelope is None)
@@ -155,6 +162,20 @@ class Mixed:
                 result.status = "failed"
                 if trouble is not None:
                     self.errors.setdefault(i, trouble)
+
+
+def spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each round trip begins and ends among messages of these sizes in bytes."""
+    for start in range(0, len(sizes), ROUND_TRIP):
+        part = sizes[start : start + ROUND_TRIP]
+        if sum(part) > TRIP_BYTES:
+            carried = 0
+            for index, size in enumerate(part, start):
+                if carried and carried + size > TRIP_BYTES:
+                    yield start, index
+                    start, carried = index, 0
+                carried += size
+        yield start, min(start - start % ROUND_TRIP + ROUND_TRIP, len(sizes))
 
 
 def call_of(batch: Sequence[Outgoing]) -> Call[Any]:

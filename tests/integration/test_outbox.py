@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
@@ -44,6 +45,7 @@ from django_rmq.project.outbox import databases as outbox_databases
 from django_rmq.project.outbox import relaying, statements
 from django_rmq.project.outbox.folding import REFUSALS
 from django_rmq.project.outbox.relaying import relay
+from django_rmq.project.sending import commit
 from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.brokers import direct
@@ -348,6 +350,7 @@ def test_only_the_newest_state_of_a_message_is_relayed() -> None:
 def test_a_later_send_ends_what_was_left_of_the_same_message() -> None:
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
     left_behind(lambda: send_message("keyed", "other", key="b", priority=100))
+    make_due()
     with transaction.atomic():
         send_message("keyed", "new", key="a", priority=900)
     assert [bytes(row.member) for row in rows()] == [b"b"]
@@ -432,6 +435,129 @@ def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
         send_message("keyed", "new", key="a", priority=900)
     (row,) = rows()
     assert row.score == 900
+
+
+# --- an older state does not win
+
+
+@contextmanager
+def before_each_flush(act: Callable[[], Any]) -> Iterator[None]:
+    """Do something, once, between the next commit and its send: the process is slow in between."""
+    real, left = commit._flush, [act]
+
+    def flush(together: Any) -> None:
+        if left:
+            left.pop()()
+        real(together)
+
+    with mock.patch.object(commit, "_flush", flush):
+        yield
+
+
+def send_new() -> None:
+    with transaction.atomic():
+        send_message("keyed", "new", key="a", priority=900)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_state_that_a_newer_transaction_has_replaced_is_not_sent(is_removed: bool) -> None:
+    with before_each_flush(send_new), transaction.atomic():
+        if is_removed:
+            old: Any = remove_message("keyed", key="a")
+        else:
+            old = send_message("keyed", "old", key="a", priority=100)
+        other = send_message("renders", 1, priority=77)
+    assert (old.status, other.status) == ("outdated", "stored")
+    assert (waiting("keyed"), waiting("renders")) == ({b"a": 900}, {b"1": 77})
+    make_due()
+    relay("default")
+    assert (rows(), waiting("keyed")) == ([], {b"a": 900})
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: bool) -> None:
+    def relayed() -> None:
+        make_due()
+        assert relay("default").sent == 1
+        if is_removed:
+            send_message("keyed", "new", key="a", priority=900)
+
+    received: list[Any] = []
+    signals.message_sent.connect(lambda results, **_: received.extend(results), weak=False, dispatch_uid="heard")
+    with before_each_flush(relayed), transaction.atomic():
+        act = remove_message if is_removed else partial(send_message, body="old", priority=100)
+        old = act("keyed", key="a")
+    signals.message_sent.disconnect(dispatch_uid="heard")
+    assert old.status == "outdated"
+    assert is_removed or old.ok
+    assert waiting("keyed") == {b"a": 900 if is_removed else 100}
+    assert len(received) == 1, "by the relay, or by the send of its own"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_is_looked_for_even_among_very_many_older_ones() -> None:
+    left_behind(lambda: send_messages("keyed", [Send(n, key="a") for n in range(300)], priority=100))
+
+    def delete_newest() -> None:
+        rows()[-1].delete()
+
+    with before_each_flush(delete_newest), transaction.atomic():
+        gone = send_message("keyed", "old", key="a", priority=900)
+    assert (gone.status, waiting("keyed"), len(rows())) == ("outdated", {}, 300)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("older", ["send", "ensure", "remove"])
+@pytest.mark.parametrize("newer", ["send", "remove"])
+def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, newer: str) -> None:
+    """The process of the older row has looked for it, and has not sent it yet: it is not due."""
+
+    def do(act: str, body: str) -> None:
+        if act == "remove":
+            remove_message("keyed", key="a")
+        else:
+            (ensure_message if act == "ensure" else send_message)("keyed", body, key="a", priority=100)
+
+    real, newer_commits = connections.get_producer().attempt, [True]
+
+    def overtaken(*args: Any, **options: Any) -> Any:
+        if newer_commits:
+            newer_commits.clear()
+            with transaction.atomic():
+                do(newer, "new")
+        return real(*args, **options)
+
+    with mock.patch.object(connections.get_producer(), "attempt", overtaken), transaction.atomic():
+        do(older, "old")
+    is_harmless = (older, newer) == ("ensure", "send")
+    assert [row.act for row in rows()] == ([] if is_harmless else [newer])
+    make_due()
+    assert relay("default").sent == (0 if is_harmless else 1)
+    topic, broker = get_config().topic("keyed"), direct(connections.get_broker("worker"))
+    found = [e.envelope for slot in range(4) for e in broker.peek(topic, slot, "store").entries]
+    assert rows() == []
+    assert [b"new" in (envelope or b"") for envelope in found] == ([True] if newer == "send" else [])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_send_at_once_in_a_transaction_leaves_the_rows_of_that_transaction(is_removed: bool) -> None:
+    left_behind(lambda: send_message("keyed", "oldest", key="a", priority=100))
+    with dying(), transaction.atomic():
+        send_message("keyed", "waits", key="a", priority=200)
+        with transaction.atomic():
+            send_message("keyed", "too", key="a", priority=300)
+        if is_removed:
+            remove_message("keyed", key="a", on_commit=False)
+        else:
+            send_message("keyed", "at once", key="a", priority=900, on_commit=False)
+        assert [row.score for row in rows()] == [200, 300], "the older transaction's row is gone"
+    assert waiting("keyed") == ({} if is_removed else {b"a": 900})
+    make_due()
+    assert relay("default").sent == 1
+    assert waiting("keyed") == {b"a": 300}
 
 
 # --- what Redis does not take
@@ -580,11 +706,11 @@ def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: 
     monkeypatch.setattr(statements, "WRITTEN_HERE", frozenset[str]())
     left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
     assert [row.score for row in rows()] == [*range(100, 300)]
+    make_due()
     with transaction.atomic():
         send_message("keyed", "new", key="100", priority=900)
         remove_message("keyed", key="101")
     assert [row.score for row in rows()] == [*range(102, 300)]
-    make_due()
     assert relay("default").sent == 198
     assert waiting("keyed") == {b"100": 900} | {b"%d" % n: n for n in range(102, 300)}
 

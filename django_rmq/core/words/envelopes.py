@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django_rmq.core.words.bodies import Number, encode_json
 from django_rmq.core.words.bounds import shown
@@ -160,6 +161,15 @@ def derived_origin(instant: int, text: str) -> str:
 def _uuid7(ms: int, tail: bytes) -> str:
     found = ms << 80 | int.from_bytes(tail)
     return f"{found & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62:032x}"
+
+
+def uuid_of(raw: bytes) -> UUID:
+    """Return a hash of ``raw`` as a UUID of version 8, with 121 bits of it.
+
+    MariaDB refuses 16 bytes that are not a UUID, and of version 8 also those whose ninth byte is 0x80.
+    """
+    drawn = int.from_bytes(blake2b(raw, digest_size=16).digest())
+    return UUID(int=drawn & ~(0xF << 76 | 0x7 << 61) | 0x8 << 76 | 0x5 << 61)
 
 
 def basis_bytes(value: object) -> bytes:

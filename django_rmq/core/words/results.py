@@ -25,6 +25,10 @@ STORED = Durability()
 """No durability beyond being stored."""
 
 
+OUTDATED = "outdated"
+"""The status of a send or removal whose row is gone from the outbox: the relay or a newer send has dealt with it."""
+
+
 class Confirmed(NamedTuple):
     """What has been reached of a ``Durability``. None: not requested, or unknown."""
 
@@ -53,7 +57,8 @@ class SendResult:
     status: str = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
     (the server was unavailable at the commit), in_outbox (it could not be sent at the commit, and the relay of the
-    outbox will send it) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
+    outbox will send it), outdated (it was not sent at the commit, because the relay or a newer send of the same message
+    had already dealt with what is in the outbox) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
     runs no more of them, and what is in the outbox is sent by its relay)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
@@ -71,7 +76,7 @@ class SendResult:
     @property
     def ok(self) -> bool:
         """Whether the message is (or was already) in the queue."""
-        return self.status in ("stored", "merged", "replaced", "superseded", "present")
+        return self.status in ("stored", "merged", "replaced", "superseded", "present", OUTDATED)
 
     @property
     def durable(self) -> bool:

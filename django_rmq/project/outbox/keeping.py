@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +12,8 @@ from django.db import connections as databases
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.producer.sending import Outcomes
+from django_rmq.core.words.results import OUTDATED, STORED, Durability, SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.outbox import rows, statements
 from django_rmq.project.outbox.rows import Landed, Row
@@ -30,41 +31,72 @@ class Keeping:
         self._alias = alias
         self._kept = kept
         self._own = [row for row in kept if row is not None]
+        self._there = {row.id for row in self._own}
         self._older: list[Older] | None = []
-        if self._own:
-            self._older = _look(alias, self._own)
+        if not self._own:
+            return
+        try:
+            self._there, self._older = rows.look(alias, self._own)
+        except Exception as error:  # noqa: BLE001 - the message is sent, and sent again by the relay
+            self._older = None
+            _complain("older", "Cannot look for older messages in the outbox: %s", error)
+        self._own = [row for row in self._own if row.id in self._there]
 
     @property
     def wanted(self) -> Durability:
         """What the rows require beyond what the senders asked for."""
         return Durability(get_config().outbox.replicas) if self._own else STORED
 
+    def attempt(self, messages: Sequence[Outgoing], attempt: Callable[[Sequence[Outgoing]], Outcomes]) -> Outcomes:
+        """Send by ``attempt`` what is not ``outdated``, and return the outcomes of all ``messages``.
+
+        The row of an outdated message is gone: the relay or a newer send has dealt with it, and its state is no
+        longer the last one.
+        """
+        current = [index for index, row in enumerate(self._kept) if self._is_current(row)]
+        if len(current) == len(messages):
+            return attempt(messages)
+        results = [SendResult(out.topic.name, out.slot, out.member, OUTDATED) for out in messages]
+        found, failed = attempt([messages[index] for index in current]) if current else ([], {})
+        for index, result in zip(current, found, strict=True):
+            results[index] = result
+        return results, {current[at]: error for at, error in failed.items()}
+
     def conclude(self, messages: Sequence[Outgoing], outcomes: Sequence[SendResult]) -> None:
         """Delete the rows of what Redis has, and those that it replaces. A row that stays is sent again."""
         if not self._own or self._older is None:
             return
         landed = [
-            Landed(row.id, row.identity, rows.decides(out, outcome))
+            Landed(row.id, row.identity, rows.decides(out, outcome), out.removes)
             for out, outcome, row in zip(messages, outcomes, self._kept, strict=True)
-            if row is not None and row.is_kept_by(outcome)
+            if row is not None and self._is_current(row) and row.is_kept_by(outcome)
         ]
         try:
             rows.conclude(self._alias, landed, self._own, self._older)
         except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
             _complain_of_rows(error)
 
+    def _is_current(self, row: Row | None) -> bool:
+        return row is None or row.id in self._there
+
 
 class Direct:
-    """Sends without rows, because they wait for no commit: they replace older rows of the same messages."""
+    """Sends without rows, because they wait for no commit: they replace older rows of the same messages.
 
-    def __init__(self, topic: Topic, messages: Sequence[Outgoing], using: str | None) -> None:
+    ``waiting``: the rows of the running transaction. They stay, because its commit sends their messages.
+    """
+
+    def __init__(
+        self, topic: Topic, messages: Sequence[Outgoing], using: str | None, waiting: Collection[int] = ()
+    ) -> None:
         self._alias = using or DEFAULT_DB_ALIAS
         self._messages = messages
         self._older: list[Older] = []
         if topic.outbox and not get_config().testing:
             try:
                 with _apart(self._alias):
-                    self._older = statements.visible(self._alias, {rows.identity_of(out) for out in messages})
+                    found = statements.visible(self._alias, {rows.identity_of(out) for out in messages})
+                self._older = [row for row in found if row.id not in waiting]
             except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
                 _complain("older", "Cannot look for older messages in the outbox: %s", error)
 
@@ -73,7 +105,7 @@ class Direct:
         if not self._older:
             return
         landed = [
-            Landed(None, rows.identity_of(out), rows.decides(out, outcome))
+            Landed(None, rows.identity_of(out), rows.decides(out, outcome), out.removes)
             for out, outcome in zip(self._messages, outcomes, strict=True)
             if outcome.status not in ("failed", "refused")
         ]
@@ -88,15 +120,6 @@ def _apart(alias: str) -> AbstractContextManager[Any]:
     """Return a savepoint within a transaction of the caller, which an error of ours must not break."""
     is_in_block = databases[alias].in_atomic_block
     return transaction.atomic(using=alias) if is_in_block else nullcontext()
-
-
-def _look(alias: str, own: Sequence[Row]) -> list[Older] | None:
-    """Return the rows that ``own`` replaces. None: they are unknown or too many, so all rows have to stay."""
-    try:
-        return rows.older(alias, own)
-    except Exception as error:  # noqa: BLE001 - the message is sent, and sent again by the relay
-        _complain("older", "Cannot look for older messages in the outbox: %s", error)
-        return None
 
 
 def _complain_of_rows(error: Exception) -> None:

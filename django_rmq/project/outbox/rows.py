@@ -1,23 +1,25 @@
 """Rows of the outbox as the sender handles them: written in its transaction, and deleted when Redis has the message.
 
-Which rows a successful send replaces is decided here. It deletes its own, and the older rows of the same
-message that were visible before it was sent: what they stood for is older than what Redis has now. A row that
-became visible later may belong to a transaction that was committed later, so it stays.
+A message is sent only if its row is still there: otherwise a newer send of the same message, the relay or a person
+has dealt with it. Which rows a successful send replaces is decided here. It deletes its own, and the older rows of
+the same message that were visible before it was sent: what they stood for is older than what Redis has now. A row
+that became visible later may belong to a transaction that was committed later, so it stays. If the process or the
+relay of an older row may be sending it at the same time, and so after this one, the own row stays as well, and the
+relay sends the newest state once more.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
 from django.db import DatabaseError, transaction
-from django.db import connections as databases
 
 from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.envelopes import uuid_of
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.project.outbox import statements
 from django_rmq.project.outbox.databases import check_allowed, explained, model
@@ -55,6 +57,7 @@ class Landed(NamedTuple):
     identity: UUID
     is_last: bool
     """Whether it decides the state of its message. An ``ensure`` that found the message present does not."""
+    is_removal: bool
 
 
 def now_ms() -> int:
@@ -71,7 +74,7 @@ def identity_of(out: Outgoing) -> UUID:
     """Return the hash of what makes a message the same one: topic, slot basis and member."""
     name = out.topic.name.encode()
     head = b"%d %d %s " % (crc_of(out), len(name), name)
-    return UUID(bytes=blake2b(head + out.member, digest_size=16).digest())
+    return uuid_of(head + out.member)
 
 
 def wanted_of(wanted: Durability) -> Durability:
@@ -119,23 +122,26 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
     return [Row(number, identity, out.act, needed) for number, identity, out in found]
 
 
-def older(alias: str, own: Sequence[Row]) -> list[Older] | None:
-    """Return the rows of the same messages that are older than a transaction's ``own``.
+def look(alias: str, own: Sequence[Row]) -> tuple[set[int], list[Older] | None]:
+    """Return which of a transaction's ``own`` rows are still there, and the older rows of the same messages.
 
-    None: there are too many, so they are left to the relay.
+    The second is None if there are too many older rows, so they are left to the relay.
     """
     first: dict[UUID, int] = {}
     for row in own:
         first.setdefault(row.identity, row.id)
     most = len(own) + len(first) + MOST_OLDER
     found = statements.visible(alias, first, most + 1)
-    return None if len(found) > most else [row for row in found if row.id < first[row.identity]]
+    if len(found) > most:
+        return statements.existing(alias, [row.id for row in own]), None
+    there = {row.id for row in found}
+    return {row.id for row in own if row.id in there}, [row for row in found if row.id < first[row.identity]]
 
 
 def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced: Sequence[Older]) -> None:
     """Delete the rows of what Redis has accepted, ``landed``, and those that it replaces.
 
-    ``own``: all rows of the transaction. ``replaced``: what ``older`` returned before the send.
+    ``own``: the rows of the transaction that were there before the send. ``replaced``: the older rows of then.
     """
     last = {one.identity: one for one in landed if one.is_last}
     # An ensure that found its message present has done nothing. Before an older send or removal that is still
@@ -151,28 +157,23 @@ def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced:
         if (final := last.get(row.identity)) is not None and final.row is not None and row.id <= final.row
     }
     beneath = [row for row in replaced if row.identity in ended]
-    # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
     limit = now_ms() + get_config().outbox.grace_ms // 2
     relayed = [row for row in beneath if row.due_ms is None or row.due_ms <= limit]
-    if relayed and not _delete_free(alias, [row.id for row in relayed]):
-        doubtful = {row.identity for row in relayed}
-        gone -= {row.id for row in own if row.identity in doubtful}
+    removed = {one.identity for one in landed if one.is_removal}
+    # The process of a row that is not due may be sending it, and after us. An ensure then changes nothing,
+    # unless the message was removed.
+    doubtful = {
+        row.identity
+        for row in beneath
+        if row.due_ms is not None and row.due_ms > limit and (row.act != "ensure" or row.identity in removed)
+    }
+    # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
+    if relayed and statements.delete_free(alias, [row.id for row in relayed]) < len(relayed):
+        doubtful |= {row.identity for row in relayed}
+    gone -= {row.id for row in own if row.identity in doubtful}
     gone |= {row.id for row in beneath} - {row.id for row in relayed}
-    statements.delete(alias, gone)
-
-
-def _delete_free(alias: str, ids: list[int]) -> bool:
-    """Delete rows that no relay holds; return whether these were all of them."""
-    rows = model().objects.using(alias)
-    deleted = 0
-    with transaction.atomic(using=alias):
-        for some in statements.parts(ids):
-            chosen: Sequence[int] = some
-            if databases[alias].features.has_select_for_update_skip_locked:
-                free = rows.filter(id__in=some).select_for_update(skip_locked=True)
-                chosen = list(free.values_list("id", flat=True))
-            deleted += statements.delete(alias, chosen)
-    return deleted == len(ids)
+    # What a relay holds, it deletes itself. A commit does not wait for it.
+    statements.delete_free(alias, gone)
 
 
 def decides(out: Outgoing, result: SendResult) -> bool:
@@ -187,8 +188,8 @@ __all__ = [
     "crc_of",
     "decides",
     "identity_of",
+    "look",
     "now_ms",
-    "older",
     "wanted_of",
     "write",
 ]

@@ -11,13 +11,17 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections as databases
+from django.db import transaction
 
 from django_rmq.project.outbox.databases import model
 
 MOST_PARAMETERS = 900
 """The number of values in one query; SQLite was long built with a limit of 999."""
 
-WRITTEN_HERE = frozenset({"postgresql", "sqlite"})
+MOST_BYTES = 4_194_304
+"""The number of bytes of members and envelopes in one INSERT; MySQL takes 16 MB to 64 MB by default."""
+
+WRITTEN_HERE = frozenset({"postgresql", "sqlite", "mysql"})
 """The vendors whose INSERT ... RETURNING and LIMIT are as written here."""
 
 
@@ -44,7 +48,7 @@ def insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
     head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "  # noqa: S608 - names of Django
     places = f"({_places(names)})"
     size = (connection.features.max_query_params or MOST_PARAMETERS) // len(names)
-    for some in parts(list(made), size):
+    for some in _by_size(made, size):
         values = [
             adapt[name](value, connection) if name in adapt else value
             for row in some
@@ -78,20 +82,66 @@ def visible(alias: str, identities: Collection[UUID], most: int | None = None) -
     return found
 
 
+def existing(alias: str, ids: Iterable[int]) -> set[int]:
+    """Return which of these rows there are."""
+    rows = model().objects.using(alias)
+    return {
+        number for some in parts(sorted(ids)) for number in rows.filter(id__in=some).values_list("id", flat=True)
+    }
+
+
 def delete(alias: str, ids: Iterable[int]) -> int:
     """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
     connection = databases[alias]
+    return sum(_delete(connection, "{column} IN ({places})", some) for some in parts(sorted(ids)))
+
+
+def delete_free(alias: str, ids: Iterable[int]) -> int:
+    """Delete the rows that nobody else has locked, without waiting for anybody, and return how many these were.
+
+    Where the database cannot skip locked rows, this waits for them as ``delete`` does.
+    """
+    connection, chosen = databases[alias], sorted(ids)
+    if connection.vendor == "postgresql":
+        free = "{column} IN (SELECT {column} FROM {table} WHERE {column} IN ({places}) FOR UPDATE SKIP LOCKED)"
+        return sum(_delete(connection, free, some) for some in parts(chosen))
+    if not (chosen and connection.features.has_select_for_update_skip_locked):
+        return delete(alias, chosen)
+    # A DELETE of MariaDB waits for rows even if its subquery skips them.
+    rows, deleted = model().objects.using(alias), 0
+    with transaction.atomic(using=alias):
+        for some in parts(chosen):
+            unlocked = rows.filter(id__in=some).select_for_update(skip_locked=True)
+            deleted += delete(alias, list(unlocked.values_list("id", flat=True)))
+    return deleted
+
+
+def _delete(connection: Any, where: str, ids: list[int]) -> int:
     table, column = _quoted(connection, "id")
     # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
     # Within a transaction that is not for us to say.
     hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
     also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
-    deleted = 0
-    for some in parts(sorted(ids)):
-        with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {table} WHERE {column} IN ({_places(some)}){also}", some)  # noqa: S608 - names of Django
-            deleted += cursor.rowcount
-    return deleted
+    which = where.format(table=table, column=column, places=_places(ids))
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {table} WHERE {which}{also}", ids)  # noqa: S608 - names of Django
+        deleted: int = cursor.rowcount
+        return deleted
+
+
+def _by_size(made: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows in lists that one INSERT can hold: up to ``size``, and MOST_BYTES or one row."""
+    some: list[dict[str, Any]] = []
+    carried = 0
+    for row in made:
+        more = len(row["member"]) + len(row["envelope"] or b"")
+        if some and (len(some) == size or carried + more > MOST_BYTES):
+            yield some
+            some, carried = [], 0
+        some.append(row)
+        carried += more
+    if some:
+        yield some
 
 
 def parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
@@ -113,4 +163,4 @@ def _places(values: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
-__all__ = ["Older", "delete", "insert", "parts", "visible"]
+__all__ = ["Older", "delete", "delete_free", "existing", "insert", "parts", "visible"]

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -19,7 +20,7 @@ from django.db import transaction
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.words.results import OUTDATED, STORED, Durability, SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.project import connections, outbox
@@ -99,6 +100,13 @@ def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connec
     return result
 
 
+def rows_waiting(using: str | None) -> set[int]:
+    """Return the ids of the rows of the outbox that the running transaction has written, and that wait for its commit."""
+    connection = transaction.get_connection(using)
+    calls = _waiting.get(connection) if connection.in_atomic_block else None
+    return {row.id for call in (calls or {}).values() for row in call.rows}
+
+
 def _register(
     producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
 ) -> Call:
@@ -131,7 +139,8 @@ def _flush(together: Sequence[Call]) -> None:
         )
         needed = [kept.wanted, *(call.wanted for call in sendable)]
         wanted = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
-        outcomes, errors = producer.attempt(messages, wanted, removes=any(map(_removes, sendable)))
+        attempt = partial(producer.attempt, wanted=wanted, removes=any(map(_removes, sendable)))
+        outcomes, errors = kept.attempt(messages, attempt)
         for error in errors.values():
             commit.fail(error)
     kept.conclude(messages, outcomes)
@@ -188,7 +197,7 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
         if isinstance(result, DeferredResult):
             if outcome.status == "refused":
                 failure = too_full(topic, result)
-            if failure is None:
+            if failure is None and outcome.status != OUTDATED:
                 sent[topic.name].append(result)
         if failure is not None and call.rows:
             waiting[topic.name].append((result, failure))
@@ -213,4 +222,4 @@ def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
 
 
-__all__ = ["Call", "defer", "defer_removal", "went_nowhere"]
+__all__ = ["Call", "defer", "defer_removal", "rows_waiting", "went_nowhere"]

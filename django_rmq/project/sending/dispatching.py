@@ -12,7 +12,7 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections, outbox
-from django_rmq.project.sending.commit import defer, went_nowhere
+from django_rmq.project.sending.commit import defer, rows_waiting, went_nowhere
 from django_rmq.project.sending.failures import explained
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
@@ -67,7 +67,7 @@ def dispatch(
         results = [went_nowhere(out, wanted) for out in built]
     else:
         connections.agree(topic)
-        kept = outbox.Direct(topic, built, using)
+        kept = outbox.Direct(topic, built, using, rows_waiting(using))
         results, errors = producer.attempt(built, wanted)
         kept.conclude(results)
         for error in errors.values():

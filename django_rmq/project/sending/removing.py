@@ -12,7 +12,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections, outbox
 from django_rmq.project.ids import find_member, identify_for_program, places_of
-from django_rmq.project.sending.commit import defer_removal, went_nowhere
+from django_rmq.project.sending.commit import defer_removal, rows_waiting, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, observers
 from django_rmq.project.sending.failures import explained
 from django_rmq.project.sending.results import RemoveResult
@@ -110,7 +110,7 @@ def _take_back(
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
     connections.present(declared)
-    kept = outbox.Direct(declared, [out], using)
+    kept = outbox.Direct(declared, [out], using, rows_waiting(using))
     (found_at,), errors = producer.attempt([out], removes=True)
     kept.conclude([found_at])
     for error in errors.values():

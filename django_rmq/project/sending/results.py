@@ -53,7 +53,8 @@ class RemoveResult(str):
     ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was;
     for ``cancel_message`` also ``claimed`` (a Spark consumer has it, and cannot be notified).
     In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
-    above, ``failed`` (the server was unavailable) or ``in_outbox`` (the relay of the outbox will remove it).
+    above, ``failed`` (the server was unavailable), ``in_outbox`` (the relay of the outbox will remove it) or
+    ``outdated`` (the relay or a newer send of the same message has dealt with it).
     After a rollback ``status`` is ``discarded``: nothing was removed.
     """
 

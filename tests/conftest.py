@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from django.conf import settings as django_settings
+from django.db import connections
 from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -22,6 +23,8 @@ from django_rmq.project.connections import SOCKET_TIMEOUTS
 from django_rmq.project.tasks.frameworks import is_native
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
+from tests.e2e.mariadb import mariadb
+from tests.e2e.postgres import postgres
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.spark import archive
 
@@ -114,6 +117,19 @@ def redis_url() -> Iterator[str]:
         absent(str(error))
     with server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings() -> Iterator[None]:
+    """Run the tests on the database that TEST_DATABASE names: sqlite (the default), postgres or mariadb."""
+    servers = {"postgres": postgres, "mariadb": mariadb}
+    kind = os.environ.get("TEST_DATABASE", "sqlite")
+    if kind == "sqlite":
+        yield
+        return
+    with servers[kind]() as server:
+        connections.settings["default"].update(server.settings)
+        yield
 
 
 @pytest.fixture(scope="session")

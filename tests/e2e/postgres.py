@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from example_project.embedded_server import free_port
 from tests.servers import absent
@@ -31,6 +32,12 @@ class Postgres:
         self._run = run
         self._data = data
         self.port = port
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the entry of DATABASES."""
+        address = {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1", "PORT": str(self.port)}
+        return {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}, **address}
 
     def restart(self, mode: str = "fast") -> None:
         """Stop the server and start it again; `immediate` is a crash, after which it recovers from its log."""

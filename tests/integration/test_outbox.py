@@ -806,9 +806,9 @@ def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: st
         OutboxMessage.objects.update(due_ms=None)
         assert command("--list", "--refused")[0]["id"] == row["id"]
         assert command("--list", "renders") == []
-        assert command("--once") == {"sent": 0, "failed": 0}
+        assert command("--once") == {"sent": 0, "failed": 0, "waiting": 0, "refused": 1}
         assert command("--retry", row["id"], "default:999999") == {"retried": 1, "gone": 1}
-    assert command("--once") == {"sent": 1, "failed": 0}
+    assert command("--once") == {"sent": 1, "failed": 0, "waiting": 0, "refused": 0}
     assert (set(waiting("renders")), set(waiting("gone"))) == ({b"1"}, {b"2"})
     left_behind(lambda: send_message("gone", 3, priority=100))
     assert command("--delete", f"default:{rows()[0].pk}") == {"deleted": 1, "gone": 0}

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from argparse import ArgumentParser
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -26,7 +25,7 @@ class Command(RmqCommand):
     """Look after the outbox."""
 
     help = (
-        "Show how many messages wait in the outbox of each topic. --once sends what is due and ends, --watch "
+        "Show how many messages wait in the outbox of each topic. --once sends what is due, says what is left and ends, --watch "
         "continues until SIGTERM or Ctrl-C; every worker does the same, so this is for projects without one. "
         "--list shows single rows, --retry and --delete take their ids."
     )
@@ -34,7 +33,7 @@ class Command(RmqCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         chosen = parser.add_mutually_exclusive_group()
-        chosen.add_argument("--once", action="store_true", help="send what is due in all topics, then end")
+        chosen.add_argument("--once", action="store_true", help="send what is due in all topics, then say what is left")
         chosen.add_argument("--watch", action="store_true", help="send what is due until SIGTERM or Ctrl-C")
         chosen.add_argument("--list", action="store_true", help="list rows, oldest first")
         chosen.add_argument("--retry", nargs="+", metavar="ID", help="have these rows sent at once")
@@ -64,13 +63,18 @@ class Command(RmqCommand):
             self._show(options)
 
     def _relay_once(self, options: dict[str, Any]) -> None:
-        done: Counter[str] = Counter(sent=0, failed=0)
-        for step in self.operations().relay_outbox():
-            done += Counter(sent=step.sent, failed=step.failed)
+        operations, done = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
+        for step in operations.relay_outbox():
+            done["sent"] += step.sent
+            done["failed"] += step.failed
+        for one in operations.outbox():
+            done["waiting"] += one.messages
+            done["refused"] += one.refused
         if options["json"]:
-            self.print_json({"sent": done["sent"], "failed": done["failed"]})
+            self.print_json(done)
         else:
-            self.stdout.write(f"outbox: {done['sent']} sent, {done['failed']} failed")
+            told = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
+            self.stdout.write(f"outbox: {told.format_map(done)}")
         if done["failed"]:
             raise CommandError(
                 f"{done['failed']} messages could not be sent; see rmqoutbox --list", returncode=1

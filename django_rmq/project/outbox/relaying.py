@@ -1,14 +1,16 @@
 """The relay: it sends what the processes that sent a message have left in the outbox, oldest first.
 
 Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a
-row is sent after every older row of its message that anybody holds. Where the database cannot skip locked
+row is sent after every older row of its message that anybody holds. A step goes on behind the rows that others
+hold, so relays share the work, and one that stands still stops nobody. Where the database cannot skip locked
 rows, a step holds what its first write locks: the rows, or with SQLite the file.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +18,8 @@ from uuid import UUID
 
 from django.db import DatabaseError, close_old_connections, transaction
 from django.db import connections as databases
-from django.db.models import F
+from django.db.models import F, Func, IntegerField
+from django.db.models.functions import Coalesce
 
 from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.safe import safe_logger
@@ -37,6 +40,13 @@ logger = safe_logger("django_rmq.outbox")
 BATCH = 500
 """The number of rows with which a step begins. It takes all other rows of their messages along."""
 
+STEP_BYTES = 4_194_304
+"""The number of bytes that a step sends, at most; a larger message has a step of its own. So a step takes little
+memory, and what does not pass within its time does not stop what is behind it."""
+
+HELD_SECONDS = 30
+"""Seconds after which PostgreSQL and MariaDB end the transaction of a step that stands still. A step that waits for
+Redis takes a few."""
 
 _LIGHT = [name for name in Stored._fields if name not in ("member", "envelope")]
 
@@ -71,23 +81,35 @@ class _Plan:
     refused: dict[UUID, RmqError] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Held:
+    """The rows that a step has locked, without their contents, by message; in the order of the first row of each."""
+
+    rows: dict[UUID, list[Stored]]
+    sizes: dict[int, int]
+    """The size of the contents of each row in bytes."""
+
+
 def relay(alias: str) -> Step:
     """Send what is due in one database, up to a batch.
 
-    Raises ``ServerTrouble``, before anything is locked or after nothing could be sent; the rows are as before.
+    Raises ``ServerTrouble`` before anything is locked, or after nothing could be sent.
     """
-    now, step = now_ms(), Step()
-    due = model().objects.using(alias).filter(due_ms__lte=now).order_by("id")
-    found = list(due.values_list("identity", flat=True)[:BATCH])
-    if not found:
-        return step
-    # A step that waited for an unavailable server would keep others from these rows.
-    connections.get_broker("coordinator").ping()
-    with transaction.atomic(using=alias):
-        held = _hold(alias, set(found))
-        if held:
-            _send(alias, held, now, step)
-    step.is_full = len(found) == BATCH and bool(step.rows or step.failed)
+    now, step, last = now_ms(), Step(), 0
+    due = model().objects.using(alias).filter(due_ms__lte=now).order_by("id").values_list("id", "identity")
+    while found := list(due.filter(id__gt=last)[:BATCH]):
+        if not last:
+            # A step that waited for an unavailable server would keep others from these rows.
+            connections.get_broker("coordinator").ping()
+        with _bounded_transaction(alias):
+            held = _hold(alias, {identity for _, identity in found})
+            if held.rows:
+                step.is_full = _send(alias, held, now, step) or len(found) == BATCH
+        # What others hold, they send.
+        if held.rows or len(found) < BATCH:
+            break
+        last = found[-1][0]
+    step.is_full = step.is_full and bool(step.rows or step.failed)
     for topic, results in step.results.items():
         announcing.sent(topic, results)
         telemetry.count_sent(topic, len(results))
@@ -96,28 +118,63 @@ def relay(alias: str) -> Step:
     return step
 
 
-def _hold(alias: str, identities: set[UUID]) -> dict[UUID, list[Stored]]:
-    """Lock all rows of these messages, and return them by message; without the messages of which others hold a row."""
-    features = databases[alias].features
+@contextmanager
+def _bounded_transaction(alias: str) -> Iterator[None]:
+    """Run a transaction that the database ends, so that others get its rows, if this process stands still in it."""
+    connection = databases[alias]
+    is_mariadb = connection.vendor == "mysql" and connection.mysql_is_mariadb
+    if is_mariadb:
+        with connection.cursor() as cursor:
+            cursor.execute("SET @rmq_idle = @@SESSION.idle_transaction_timeout")
+            cursor.execute("SET SESSION idle_transaction_timeout = %s", [HELD_SECONDS])
+    try:
+        with transaction.atomic(using=alias):
+            if connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [HELD_SECONDS * 1000])
+            yield
+    finally:
+        if is_mariadb:
+            # If the connection has broken, its session is over as well.
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SET SESSION idle_transaction_timeout = @rmq_idle")
+
+
+def _hold(alias: str, identities: set[UUID]) -> _Held:
+    """Lock all rows of these messages, and return them; without the messages of which others hold a row."""
+    connection = databases[alias]
+    features = connection.features
     rows = model().objects.using(alias).filter(identity__in=identities)
     if not features.has_select_for_update:
         rows.update(due_ms=F("due_ms"))  # a write takes the lock that a SELECT cannot take
+    size = _length(connection, "member") + Coalesce(_length(connection, "envelope"), 0)
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
     held: defaultdict[UUID, list[Stored]] = defaultdict(list)
-    for values in locked.values(*_LIGHT):
+    sizes: dict[int, int] = {}
+    for values in locked.annotate(size=size).values(*_LIGHT, "size"):
+        sizes[values["id"]] = values.pop("size")
         row = Stored(**values, member=b"", envelope=None)
         held[row.identity].append(row)
-    ours = {row.id for some in held.values() for row in some}
     for number, identity in rows.values_list("id", "identity"):
-        if number not in ours:
+        if number not in sizes:
             held.pop(identity, None)
-    return dict(held)
+    return _Held(dict(held), sizes)
 
 
-def _send(alias: str, held: Mapping[UUID, Sequence[Stored]], now: int, step: Step) -> None:
-    """Send what is held; delete the rows of what Redis has, and set a later time for the others."""
+def _length(connection: Any, column: str) -> Func:
+    function = "DBMS_LOB.GETLENGTH" if connection.vendor == "oracle" else "LENGTH"
+    return Func(column, function=function, output_field=IntegerField())
+
+
+def _send(alias: str, held: _Held, now: int, step: Step) -> bool:
+    """Send what is held, up to STEP_BYTES; delete the rows of what Redis has, and set a later time for the others.
+
+    Returns whether there was more.
+    """
     producer = connections.get_producer("coordinator")
-    plan = _planned(alias, held, now)
+    chosen = _chosen(held)
+    rows = {identity: held.rows[identity] for identity in chosen}
+    plan = _planned(alias, chosen, now)
     messages = [producer.restore(out) for _, out in plan.messages]
     replicas = get_config().outbox.replicas
     needed = [Durability(max(row.replicas, replicas), row.fsync) for row, _ in plan.messages]
@@ -130,19 +187,33 @@ def _send(alias: str, held: Mapping[UUID, Sequence[Stored]], now: int, step: Ste
             troubles.setdefault(row.identity, error)
         elif not out.removes:
             step.results[out.topic.name].append(results[index])
-    gone = [row.id for identity, rows in held.items() if identity not in troubles for row in rows]
+    gone = [row.id for identity, some in rows.items() if identity not in troubles for row in some]
     delete(alias, gone)
-    step.rows, step.sent = len(gone), len(held) - len(troubles)
-    _postpone(alias, held, troubles, step)
+    step.rows, step.sent = len(gone), len(rows) - len(troubles)
+    _postpone(alias, rows, troubles, step)
+    return len(rows) < len(held.rows)
 
 
-def _planned(alias: str, held: Mapping[UUID, Sequence[Stored]], now: int) -> _Plan:
+def _chosen(held: _Held) -> dict[UUID, list[Stored]]:
+    """Return what to send for each of the first messages, up to STEP_BYTES."""
+    config = get_config().topics
+    debounced = {name for name, topic in config.items() if topic.debounce_ms}
+    chosen: dict[UUID, list[Stored]] = {}
+    carried = 0
+    for identity, rows in held.rows.items():
+        parts = folded(rows, debounces=rows[0].topic in debounced)
+        size = sum(held.sizes[row.id] for row in parts)
+        if chosen and carried + size > STEP_BYTES:
+            break
+        chosen[identity] = parts
+        carried += size
+    return chosen
+
+
+def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _Plan:
     """Return what to send for the rows, in the order of their ids."""
     plan = _Plan()
     topics: dict[str, Topic | CallerError] = {}
-    config = get_config().topics
-    debounced = {name for name, topic in config.items() if topic.debounce_ms}
-    chosen = {one: folded(rows, debounces=rows[0].topic in debounced) for one, rows in held.items()}
     contents = _contents(alias, [row.id for rows in chosen.values() for row in rows])
     for identity, rows in chosen.items():
         try:
@@ -206,9 +277,10 @@ def _postpone(
     for identity, error in troubles.items():
         rows = held[identity]
         if isinstance(error, ServerTrouble):
+            # Redis has answered before this step. One node of several does not, or the message is too large for the
+            # time-out of the link; what is due behind it goes first.
             step.trouble = error
-            if step.rows:  # one node of several; what is due on the others goes first
-                changes["", 0, now + grace_ms] += [row.id for row in rows]
+            changes["", 0, now + grace_ms] += [row.id for row in rows]
             continue
         step.failed += 1
         attempts = min(1 + max(row.attempts for row in rows), 30_000)

@@ -139,14 +139,21 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # also wait), and as soon as one has ended, the next one begins. The longest are first, so Spark's classes, which they need,
 # are there before. A part's output comes at its end.
 PARTS_AT_ONCE ?= 4
-PARTS := check-spark check-workers check-waits check-rooms lowest check-proofs check-shown check-rules check-deaths clients types wheel docs lint layers
+PARTS := check-spark check-workers check-waits check-rooms check-databases lowest check-proofs check-shown check-rules check-deaths clients types wheel docs lint layers
 
 check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(PARTS)
 
 SHORT := $(BIN)/python -m pytest --durations=15 --durations-min=20
 
-.PHONY: check-workers check-deaths check-waits check-rules check-proofs check-rooms check-spark check-shown
+# What runs in the project's database, on other databases than SQLite.
+IN_DATABASES := outbox once committing
+
+.PHONY: check-workers check-deaths check-waits check-rules check-proofs check-rooms check-spark check-shown check-databases
+check-databases: $(INSTALLED)
+	TEST_DATABASE=postgres $(SHORT) $(IN_DATABASES:%=tests/integration/test_%.py)
+	TEST_DATABASE=mariadb $(SHORT) $(IN_DATABASES:%=tests/integration/test_%.py)
+
 check-workers: $(SPARK_CLASSES)
 	$(SHORT) -m "not proof" tests/e2e
 

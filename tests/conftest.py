@@ -23,8 +23,7 @@ from django_rmq.project.connections import SOCKET_TIMEOUTS
 from django_rmq.project.tasks.frameworks import is_native
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
-from tests.e2e.mariadb import mariadb
-from tests.e2e.postgres import postgres
+from tests.databases import SERVERS
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.spark import archive
 
@@ -122,13 +121,15 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings() -> Iterator[None]:
     """Run the tests on the database that TEST_DATABASE names: sqlite (the default), postgres or mariadb."""
-    servers = {"postgres": postgres, "mariadb": mariadb}
     kind = os.environ.get("TEST_DATABASE", "sqlite")
     if kind == "sqlite":
         yield
         return
-    with servers[kind]() as server:
+    with SERVERS[kind]() as server:
+        # Whatever has imported the project may have made the wrapper of the connection.
         connections.settings["default"].update(server.settings)
+        del connections["default"]
+        assert connections["default"].settings_dict["PORT"] == str(server.port)
         yield
 
 

@@ -17,7 +17,10 @@ from tests.servers import absent, wait_until
 
 def programs() -> tuple[str, str]:
     """Return the server of this machine, and what makes its first tables."""
-    found = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin"), shutil.which("mariadb-install-db")
+    found = (
+        shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin"),
+        shutil.which("mariadb-install-db"),
+    )
     if None in found:
         absent("MariaDB is not installed: apt-get install mariadb-server")
     server, installer = found
@@ -45,10 +48,10 @@ class MariaDB:
         """Return what the server answers to one statement."""
         import pymysql
 
-        with pymysql.connect(host="127.0.0.1", port=self.port, user="root", database=database) as connection:
-            with connection.cursor() as cursor:
-                cursor.execute(text)
-                return list(cursor.fetchall())
+        address = {"host": "127.0.0.1", "port": self.port, "user": "root", "database": database}
+        with pymysql.connect(**address) as connection, connection.cursor() as cursor:
+            cursor.execute(text)
+            return list(cursor.fetchall())
 
     def start(self) -> None:
         """Start the server, and return when it answers."""

@@ -75,7 +75,7 @@ def arm(point: str, at: int) -> None:
         "after-commit": lambda: before(commit, "_flush"),
         "after-look": lambda: after(Keeping, "__init__"),
         "after-send": lambda: after(Producer, "attempt"),
-        "in-delete": lambda: before(statements, "delete"),
+        "in-delete": lambda: before(statements, "delete_free"),
         "after-delete": lambda: after(rows, "conclude"),
         "relay-holds": lambda: after(relaying, "_hold"),
         "relay-sent": lambda: after(Producer, "attempt"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import pytest
 from django.contrib.auth.models import Group
 from django.core import checks
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
@@ -27,6 +28,7 @@ from django_rmq.core.calls import ending, looking, people, taking
 from django_rmq.core.consumer import calling
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.envelopes import encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.models import ProcessedMessage
@@ -611,6 +613,12 @@ def test_an_origin_of_another_program_is_one_too(broker: InMemoryBroker, clock: 
     assert groups() == ["k", "l"]
 
 
+def replace_origin(message: Message, origin: str) -> Message:
+    """Return the same delivery with another origin."""
+    envelope = encode_envelope(message.envelope._replace(origin=origin))
+    return Message(message.topic, message.slot, 1, message.delivery._replace(envelope=envelope))
+
+
 # --- the rows
 
 
@@ -636,7 +644,8 @@ def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_database_that_cannot_ignore_rows_uses_savepoints(
     broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processed, "COUNTING", set())
+    monkeypatch.setattr(processed, "IGNORING", set())
+    monkeypatch.setattr(connection, "vendor", "other")
     calls = pay_in_lists()
     send_messages("payments", ["a", "b"])
     first, _ = deliver(broker, clock)
@@ -650,8 +659,35 @@ def test_a_database_that_cannot_ignore_rows_uses_savepoints(
 def test_of_many_rows_those_are_counted_that_are_new() -> None:
     rows = [("payments", f"{n:032x}") for n in range(1000)]
     with transaction.atomic():
-        assert processed.insert(connection, rows) == 1000
-        assert processed.insert(connection, [*rows, ("others", rows[0][1])]) == 1
+        assert processed.insert(connection, rows).new == 1000
+        some_new = processed.insert(connection, [*rows, ("others", rows[0][1])]).new
+        assert some_new == (0 if connection.vendor == "mysql" else 1)
+    assert ProcessedMessage.objects.count() == 1000 + some_new
+
+
+def test_an_error_that_is_no_conflict_is_none() -> None:
+    """A row that the database refuses does not count as one that exists."""
+    with pytest.raises(DatabaseError), transaction.atomic():
+        processed.insert(connection, [("x" * 101, "0" * 32), ("x' || NULL", "not a UUID")])
+    assert not ProcessedMessage.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "origin", ["order 17", "f" * 32, "0" * 32, "12345678123481238012345678123456", "ab" * 16]
+)
+def test_what_is_no_uuid_becomes_one_by_which_it_is_known(
+    broker: InMemoryBroker, clock: Clock, origin: str
+) -> None:
+    listener("payments", once=True)(write)
+    send_message("payments", "a")
+    messages, _ = deliver(broker, clock)
+    envelope = replace_origin(messages[0], origin)
+    (topic, row), (_, same) = processed.row_of(envelope), processed.row_of(envelope)
+    assert (topic, row) == ("payments", same)
+    found = UUID(row)
+    assert (found.version, found.variant) == (8, RFC_4122)
+    assert found.bytes[8] & 0x20, "of version 8, MariaDB refuses those whose ninth byte is 0x80"
+    assert row != processed.row_of(messages[0])[1] == messages[0].origin
 
 
 # --- what is refused

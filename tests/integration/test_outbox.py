@@ -485,7 +485,9 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
             send_message("keyed", "new", key="a", priority=900)
 
     received: list[Any] = []
-    signals.message_sent.connect(lambda results, **_: received.extend(results), weak=False, dispatch_uid="heard")
+    signals.message_sent.connect(
+        lambda results, **_: received.extend(results), weak=False, dispatch_uid="heard"
+    )
     with before_each_flush(relayed), transaction.atomic():
         act = remove_message if is_removed else partial(send_message, body="old", priority=100)
         old = act("keyed", key="a")
@@ -742,7 +744,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.project.outbox.statements.delete", side_effect=OSError("gone")),
+        mock.patch("django_rmq.project.outbox.statements.delete_free", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)

@@ -471,7 +471,9 @@ def test_bulk_sends_in_line_wait_for_each_other() -> None:
 def test_a_round_trip_is_bounded_in_bytes(way: str) -> None:
     broker, size = Watched(), 300_000
     producer = Producer(broker)
-    topic = replace(MERGE, body="bytes", max_body=4 * TRIP_BYTES, identity="key" if way == "keyed" else "body")
+    topic = replace(
+        MERGE, body="bytes", max_body=4 * TRIP_BYTES, identity="key" if way == "keyed" else "body"
+    )
     sizes = [size] * 20 + [3 * TRIP_BYTES] + [10] * 5
     bodies = [b"%010d" % n + b"x" * (size - 10) for n, size in enumerate(sizes)]
     if way == "send_bodies":
@@ -482,7 +484,9 @@ def test_a_round_trip_is_bounded_in_bytes(way: str) -> None:
             built = [out._replace(act="remove") for out in built]
         results, errors = producer.attempt(built, removes=way == "remove")
         assert errors == {}
-    assert [result.status for result in results] == ["not_found" if way == "remove" else "stored"] * len(bodies)
+    assert [result.status for result in results] == ["not_found" if way == "remove" else "stored"] * len(
+        bodies
+    )
     per_trip = TRIP_BYTES // size
     assert len(broker.bytes) == -(-20 // per_trip) + 2
     assert sorted(broker.bytes)[-2] <= TRIP_BYTES

@@ -98,7 +98,9 @@ class Mixed:
         self.is_in_line = any(out.topic.is_fifo for out in messages)
         """Whether some of them have an order: what comes behind an error is then not sent."""
         self._spans = list(spans([len(out.member) + len(out.envelope or b"") for out in messages]))
-        self.repeats = len(self._spans) > 1 and len({(out[0].name, *out[1:3]) for out in messages}) < len(messages)
+        self.repeats = len(self._spans) > 1 and len({(out[0].name, *out[1:3]) for out in messages}) < len(
+            messages
+        )
         """Whether two round trips may carry the same message: the second one must not overtake the first."""
         self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         self.errors: dict[int, RmqError] = {}

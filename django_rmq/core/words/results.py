@@ -58,7 +58,7 @@ class SendResult:
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
     (the server was unavailable at the commit), in_outbox (it could not be sent at the commit, and the relay of the
     outbox will send it), outdated (it was not sent at the commit, because the relay or a newer send of the same message
-    had already dealt with what is in the outbox) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
+    had dealt with it) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
     runs no more of them, and what is in the outbox is sent by its relay)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""

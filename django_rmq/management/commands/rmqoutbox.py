@@ -33,7 +33,9 @@ class Command(RmqCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         chosen = parser.add_mutually_exclusive_group()
-        chosen.add_argument("--once", action="store_true", help="send what is due in all topics, then say what is left")
+        chosen.add_argument(
+            "--once", action="store_true", help="send what is due in all topics, then say what is left"
+        )
         chosen.add_argument("--watch", action="store_true", help="send what is due until SIGTERM or Ctrl-C")
         chosen.add_argument("--list", action="store_true", help="list rows, oldest first")
         chosen.add_argument("--retry", nargs="+", metavar="ID", help="have these rows sent at once")

@@ -50,9 +50,9 @@ class Once:
         connection = self._connection()
         # Durable: if somebody else had begun a transaction, the end of this one would commit nothing.
         with transaction.atomic(using=self.using, durable=True):
-            is_new = bool(_record(connection, [argument]))
-            returned = self._call(connection, argument, [argument]) if is_new else None
-        if not is_new:
+            new, row = _record(connection, [argument])
+            returned = self._call(connection, argument, new, row) if new else None
+        if not new:
             _note_done([argument])
         return returned
 
@@ -68,9 +68,9 @@ class Once:
         while messages:
             try:
                 with transaction.atomic(using=self.using, durable=True):
-                    new = _record(connection, messages, one_by_one=is_partly_done)
+                    new, row = _record(connection, messages, one_by_one=is_partly_done)
                     # A list of its own: the listener may change it.
-                    returned = self._call(connection, list(new), new) if new else None
+                    returned = self._call(connection, list(new), new, row) if new else None
             except _PartlyDone:
                 is_partly_done = True
                 continue
@@ -92,7 +92,7 @@ class Once:
             )
         return connection
 
-    def _call(self, connection: Any, argument: Any, messages: list[Message]) -> Any:
+    def _call(self, connection: Any, argument: Any, messages: list[Message], row: int | None) -> Any:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
             # What it leaves open would take the end of this transaction for its own.
@@ -106,7 +106,7 @@ class Once:
             return returned
         if returned is not None:
             check_returned(returned)
-        _check_kept(connection)
+        _check_kept(connection, row)
         return returned
 
 
@@ -124,8 +124,10 @@ def _before_the_hold(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _record(connection: Any, messages: list[Message], *, one_by_one: bool = False) -> list[Message]:
-    """Record ``messages``, and return those that were not recorded before."""
+def _record(
+    connection: Any, messages: list[Message], *, one_by_one: bool = False
+) -> tuple[list[Message], int | None]:
+    """Record ``messages``; return those that were not recorded before, and the id of a row, where it is known."""
     # A model, which cannot be imported before the apps are loaded.
     from django_rmq.project.listening.processed import insert, row_of
 
@@ -133,23 +135,26 @@ def _record(connection: Any, messages: list[Message], *, one_by_one: bool = Fals
         if message.envelope.origin is None:
             _warn_of(message)
     if len(messages) == 1:
-        return messages if insert(connection, [row_of(messages[0])]) else []
+        made = insert(connection, [row_of(messages[0])])
+        return (messages if made.new else []), made.id
     rows = {id(message): row_of(message) for message in messages}
     # In one order everywhere, so that two transactions with the same messages do not wait for each other.
     ordered = sorted(rows.items(), key=lambda item: item[1])
     if one_by_one:
-        new = {name for name, row in ordered if insert(connection, [row])}
-        return [message for message in messages if id(message) in new]
-    if insert(connection, [row for _, row in ordered]) < len(messages):
+        each = {name: insert(connection, [row]) for name, row in ordered}
+        new = [message for message in messages if each[id(message)].new]
+        return new, each[id(new[0])].id if new else None
+    made = insert(connection, [row for _, row in ordered])
+    if made.new < len(messages):
         raise _PartlyDone
-    return messages
+    return messages, made.id
 
 
-def _check_kept(connection: Any) -> None:
+def _check_kept(connection: Any, row: int | None) -> None:
     """Raise ``NotCommitted`` if the end of the transaction will not commit it."""
     if connection.closed_in_transaction:
         reason = "it has closed the connection"
-    elif connection.needs_rollback or _has_lost_transaction(connection):
+    elif connection.needs_rollback or _has_lost_transaction(connection, row):
         reason = (
             "it has called set_rollback(True), or has caught an error of the database without an atomic block "
             "inside the try"
@@ -161,14 +166,20 @@ def _check_kept(connection: Any) -> None:
     )
 
 
-def _has_lost_transaction(connection: Any) -> bool:
-    """Return whether the database has given up the transaction; a COMMIT would raise no error all the same."""
+def _has_lost_transaction(connection: Any, row: int | None) -> bool:
+    """Return whether the database has given up the transaction; a COMMIT would raise no error all the same.
+
+    ``row``: the id of a row that the transaction has inserted at its beginning.
+    """
+    from django_rmq.project.listening.processed import is_there
+
     if connection.vendor == "postgresql":
         return bool(connection.connection.info.transaction_status == _POSTGRES_IN_ERROR)
     if connection.vendor == "sqlite":
         return not connection.connection.in_transaction
-    # MySQL rolls back the whole transaction at a deadlock, and begins another one with the next statement.
-    return bool(connection.vendor == "mysql" and connection.errors_occurred)
+    # MySQL rolls back the whole transaction at a deadlock, and begins another one with the next statement. Most
+    # errors undo only their statement, so the row tells which of the two has happened.
+    return bool(connection.errors_occurred and row is not None and not is_there(connection, row))
 
 
 def _note_done(messages: Sequence[Message]) -> None:

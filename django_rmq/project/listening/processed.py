@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, close_old_connections, connections, transaction
-from django.db.models.constants import OnConflict
 from django.db.models.functions import Now
 
 from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.envelopes import uuid_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.models import ProcessedMessage
@@ -30,8 +30,11 @@ Row = tuple[str, str]
 
 _MODEL: Any = ProcessedMessage._meta
 
-COUNTING = {"postgresql", "sqlite", "mysql"}
-"""Databases that can ignore a row that exists, and say how many rows they have inserted."""
+IGNORING = {"postgresql", "sqlite"}
+"""The vendors that can ignore a row that exists, and nothing else, and say how many rows they have inserted."""
+
+_DUPLICATE = 1062
+"""The code by which MySQL and MariaDB report a row that exists."""
 
 ROWS_AT_ONCE = 1_000
 """The number of old rows that are looked at, and deleted, in one step."""
@@ -39,12 +42,14 @@ ROWS_AT_ONCE = 1_000
 LONGEST_ROUND = 600.0
 """Seconds between two searches for old rows, at most."""
 
-_OWN_ORIGIN = re.compile(r"[0-9a-f]{32}")
+_UUID = re.compile(r"[0-9a-f]{12}[1-7][0-9a-f]{3}[89ab][0-9a-f]{15}")
+"""A UUID as every database takes it. MariaDB refuses other numbers of 16 bytes, and some of version 8."""
+
 _statements: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def row_of(message: Message) -> Row:
-    """Return the row of a message. An origin that is not one of RMQ's own becomes a hash of it.
+    """Return the row of a message. An origin that is no UUID, as RMQ's own are, becomes a hash of it.
 
     A message without an origin has the row of this delivery, which no later delivery meets.
     """
@@ -52,39 +57,58 @@ def row_of(message: Message) -> Row:
     if origin is None:
         digest = blake2b(message.delivery.member, digest_size=8).hexdigest()
         origin = f"{message.topic.slots}.{message.slot}.{message.receipt}.{digest}"
-    elif _OWN_ORIGIN.fullmatch(origin):
+    elif _UUID.fullmatch(origin):
         return topic, origin
     # Databases differ in how they compare text; all of them compare UUIDs in the same way.
     text = f"{topic} {origin}".encode("utf-8", "surrogatepass")
-    return topic, blake2b(text, digest_size=16).hexdigest()
+    return topic, uuid_of(text).hex
 
 
-def insert(connection: Any, rows: Sequence[Row]) -> int:
-    """Insert ``rows`` in the present transaction and return how many of them are new.
+class Inserted(NamedTuple):
+    """What an insert has done."""
 
-    If another transaction is inserting one of them, this waits for its end.
+    new: int
+    """The number of rows that are new."""
+    id: int | None = None
+    """The id of one of these, on MySQL and MariaDB."""
+
+
+def insert(connection: Any, rows: Sequence[Row]) -> Inserted:
+    """Insert ``rows`` in the present transaction.
+
+    If there are several and one exists, MySQL and MariaDB insert none of them. If another transaction is inserting
+    one of them, this waits for its end.
     """
-    if connection.vendor not in COUNTING:
-        return sum(_insert_carefully(connection, row) for row in rows)
+    if connection.vendor not in IGNORING and connection.vendor != "mysql":
+        return Inserted(sum(_insert_carefully(connection, row) for row in rows))
     head, tail = _statement(connection)
     # Neither names of topics nor hexadecimal digits need quoting, and binding them would cost as much as the rest.
     values = ", ".join([f"('{topic}', '{origin}')" for topic, origin in rows])
     with connection.cursor() as cursor:
-        cursor.execute(f"{head} {values}{tail}")
-        new: int = cursor.rowcount
-        return new
+        try:
+            cursor.execute(f"{head} {values}{tail}")
+        except IntegrityError as error:
+            # It has undone this statement and not the transaction. INSERT IGNORE would hide any other error, too.
+            if connection.vendor != "mysql" or error.args[0] != _DUPLICATE:
+                raise
+            return Inserted(0)
+        return Inserted(cursor.rowcount, cursor.lastrowid if connection.vendor == "mysql" else None)
+
+
+def is_there(connection: Any, number: int) -> bool:
+    """Return whether there is a row with this id."""
+    return bool(ProcessedMessage.objects.using(connection.alias).filter(pk=number).exists())
 
 
 def _statement(connection: Any) -> tuple[str, str]:
-    """Return what comes before and after the values of an INSERT that ignores rows that exist."""
+    """Return what comes before and after the values of an INSERT that reports or ignores rows that exist."""
     key = (connection.alias, connection.vendor)
     if key not in _statements:
-        operations, quote = connection.ops, connection.ops.quote_name
-        columns = ", ".join(quote(_MODEL.get_field(name).column) for name in ("topic", "origin"))
-        insert_into = operations.insert_statement(on_conflict=OnConflict.IGNORE)
-        suffix = operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
-        head = f"{insert_into} {quote(_MODEL.db_table)} ({columns}) VALUES"
-        _statements[key] = head, f" {suffix}" if suffix else ""
+        quote = connection.ops.quote_name
+        topic, origin = (quote(_MODEL.get_field(name).column) for name in ("topic", "origin"))
+        head = f"INSERT INTO {quote(_MODEL.db_table)} ({topic}, {origin}) VALUES"
+        does_ignore = connection.vendor in IGNORING
+        _statements[key] = head, f" ON CONFLICT ({origin}, {topic}) DO NOTHING" if does_ignore else ""
     return _statements[key]
 
 
@@ -174,4 +198,4 @@ def has_table(alias: str) -> bool:
         return _MODEL.db_table in connection.introspection.table_names(cursor)
 
 
-__all__ = ["Row", "forgetting", "has_table", "insert", "row_of"]
+__all__ = ["Inserted", "Row", "forgetting", "has_table", "insert", "is_there", "row_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import DatabaseError, OperationalError, ProgrammingError, connections, router
@@ -62,6 +62,11 @@ def explained(alias: str, error: DatabaseError) -> Exception:
     )
 
 
+def is_mariadb(connection: Any) -> bool:
+    """Return whether the server is MariaDB, for which Django has the backend of MySQL."""
+    return bool(connection.vendor == "mysql" and connection.mysql_is_mariadb)
+
+
 def has_table(alias: str) -> bool:
     """Return whether the database has the table; one without it is asked once a minute."""
     if time.monotonic() < _missing.get(alias, 0.0):
@@ -76,4 +81,4 @@ def has_table(alias: str) -> bool:
     return found
 
 
-__all__ = ["aliases", "check_allowed", "explained", "has_table", "is_allowed", "model"]
+__all__ = ["aliases", "check_allowed", "explained", "has_table", "is_allowed", "is_mariadb", "model"]

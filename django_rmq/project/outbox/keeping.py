@@ -47,7 +47,9 @@ class Keeping:
         """What the rows require beyond what the senders asked for."""
         return Durability(get_config().outbox.replicas) if self._own else STORED
 
-    def attempt(self, messages: Sequence[Outgoing], attempt: Callable[[Sequence[Outgoing]], Outcomes]) -> Outcomes:
+    def attempt(
+        self, messages: Sequence[Outgoing], attempt: Callable[[Sequence[Outgoing]], Outcomes]
+    ) -> Outcomes:
         """Send by ``attempt`` what is not ``outdated``, and return the outcomes of all ``messages``.
 
         The row of an outdated message is gone: the relay or a newer send has dealt with it, and its state is no

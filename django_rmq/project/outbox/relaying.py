@@ -28,7 +28,7 @@ from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, LostRace, RmqError, ServerTrouble, TopicFull
 from django_rmq.project import connections
-from django_rmq.project.outbox.databases import aliases, has_table, model
+from django_rmq.project.outbox.databases import aliases, has_table, is_mariadb, model
 from django_rmq.project.outbox.folding import Stored, folded, next_attempt, outgoing
 from django_rmq.project.outbox.rows import now_ms
 from django_rmq.project.outbox.statements import delete
@@ -122,8 +122,8 @@ def relay(alias: str) -> Step:
 def _bounded_transaction(alias: str) -> Iterator[None]:
     """Run a transaction that the database ends, so that others get its rows, if this process stands still in it."""
     connection = databases[alias]
-    is_mariadb = connection.vendor == "mysql" and connection.mysql_is_mariadb
-    if is_mariadb:
+    has_session_limit = is_mariadb(connection)
+    if has_session_limit:
         with connection.cursor() as cursor:
             cursor.execute("SET @rmq_idle = @@SESSION.idle_transaction_timeout")
             cursor.execute("SET SESSION idle_transaction_timeout = %s", [HELD_SECONDS])
@@ -131,10 +131,12 @@ def _bounded_transaction(alias: str) -> Iterator[None]:
         with transaction.atomic(using=alias):
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
-                    cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [HELD_SECONDS * 1000])
+                    cursor.execute(
+                        "SET LOCAL idle_in_transaction_session_timeout = %s", [HELD_SECONDS * 1000]
+                    )
             yield
     finally:
-        if is_mariadb:
+        if has_session_limit:
             # If the connection has broken, its session is over as well.
             with suppress(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SET SESSION idle_transaction_timeout = @rmq_idle")

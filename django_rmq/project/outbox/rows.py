@@ -22,7 +22,7 @@ from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.envelopes import uuid_of
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.project.outbox import statements
-from django_rmq.project.outbox.databases import check_allowed, explained, model
+from django_rmq.project.outbox.databases import check_allowed, explained
 from django_rmq.project.outbox.statements import Older
 from django_rmq.project.settings import get_config
 

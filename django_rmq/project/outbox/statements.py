@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import OperationalError, transaction
 from django.db import connections as databases
-from django.db import transaction
 
-from django_rmq.project.outbox.databases import model
+from django_rmq.project.outbox.databases import is_mariadb, model
 
 MOST_PARAMETERS = 900
 """The number of values in one query; SQLite was long built with a limit of 999."""
@@ -23,6 +23,12 @@ MOST_BYTES = 4_194_304
 
 WRITTEN_HERE = frozenset({"postgresql", "sqlite", "mysql"})
 """The vendors whose INSERT ... RETURNING and LIMIT are as written here."""
+
+
+_AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+"""What makes a statement of MariaDB fail with ``_LOCKED`` where it would wait for others."""
+
+_LOCKED = 1205
 
 
 class Older(NamedTuple):
@@ -86,7 +92,9 @@ def existing(alias: str, ids: Iterable[int]) -> set[int]:
     """Return which of these rows there are."""
     rows = model().objects.using(alias)
     return {
-        number for some in parts(sorted(ids)) for number in rows.filter(id__in=some).values_list("id", flat=True)
+        number
+        for some in parts(sorted(ids))
+        for number in rows.filter(id__in=some).values_list("id", flat=True)
     }
 
 
@@ -103,11 +111,21 @@ def delete_free(alias: str, ids: Iterable[int]) -> int:
     """
     connection, chosen = databases[alias], sorted(ids)
     if connection.vendor == "postgresql":
-        free = "{column} IN (SELECT {column} FROM {table} WHERE {column} IN ({places}) FOR UPDATE SKIP LOCKED)"
+        free = (
+            "{column} IN (SELECT {column} FROM {table} WHERE {column} IN ({places}) FOR UPDATE SKIP LOCKED)"
+        )
         return sum(_delete(connection, free, some) for some in parts(chosen))
     if not (chosen and connection.features.has_select_for_update_skip_locked):
         return delete(alias, chosen)
     # A DELETE of MariaDB waits for rows even if its subquery skips them.
+    if is_mariadb(connection) and not connection.in_atomic_block:
+        try:
+            return sum(
+                _delete(connection, "{column} IN ({places})", some, _AT_ONCE) for some in parts(chosen)
+            )
+        except OperationalError as error:
+            if error.args[0] != _LOCKED:
+                raise
     rows, deleted = model().objects.using(alias), 0
     with transaction.atomic(using=alias):
         for some in parts(chosen):
@@ -116,7 +134,7 @@ def delete_free(alias: str, ids: Iterable[int]) -> int:
     return deleted
 
 
-def _delete(connection: Any, where: str, ids: list[int]) -> int:
+def _delete(connection: Any, where: str, ids: list[int], before: str = "") -> int:
     table, column = _quoted(connection, "id")
     # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
     # Within a transaction that is not for us to say.
@@ -124,7 +142,7 @@ def _delete(connection: Any, where: str, ids: list[int]) -> int:
     also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
     which = where.format(table=table, column=column, places=_places(ids))
     with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {table} WHERE {which}{also}", ids)  # noqa: S608 - names of Django
+        cursor.execute(f"{before}DELETE FROM {table} WHERE {which}{also}", ids)  # noqa: S608 - names of Django
         deleted: int = cursor.rowcount
         return deleted
 

@@ -1,14 +1,15 @@
-"""Listeners with ``once`` on PostgreSQL: two deliveries at the same time, and transactions that cannot be committed."""
+"""Listeners with ``once`` on PostgreSQL and MariaDB: two deliveries at once, and transactions that cannot be committed."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_rmq import Message
 from django_rmq.core.consumer import calling
@@ -19,7 +20,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.models import ProcessedMessage
 from django_rmq.project.listening.once import Once
 from django_rmq.project.listening.processed import has_table
-from tests.e2e.postgres import postgres
+from tests.databases import SERVERS, count_lock_waits, database_beside
 from tests.workers import LONG, Listener, eventually
 
 TOPIC = Topic("payments", TopicType.RANGE_MERGE, identity="key", origin=True)
@@ -30,33 +31,16 @@ Effect = ContentType
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with postgres() as server:
-        yield server.port
+@pytest.fixture(scope="module", params=list(SERVERS))
+def server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with SERVERS[request.param]() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
-def bank(port: int, django_db_blocker: Any) -> Iterator[None]:
-    """A database of its own, with the tables that the tests need."""
-    default = connections.settings["default"]
-    address = {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1", "PORT": str(port)}
-    engine = {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}}
-    connections.settings[ALIAS] = {**default, **engine, **address}
-    models = (ProcessedMessage, Effect)
-    with django_db_blocker.unblock():
-        with connections[ALIAS].schema_editor() as editor:
-            for model in models:
-                editor.create_model(model)
-        try:
-            yield
-        finally:
-            with connections[ALIAS].schema_editor() as editor:
-                for model in models:
-                    editor.delete_model(model)
-            connections[ALIAS].close()
-            del connections[ALIAS]
-            del connections.settings[ALIAS]
+def bank(server: Any, django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock(), database_beside(ALIAS, server, [ProcessedMessage, Effect]):
+        yield
 
 
 def sent(body: str) -> Delivery:
@@ -101,13 +85,7 @@ class Zombie(threading.Thread):
     def wait_for_lock(self) -> None:
         """Return when it waits for the transaction of this thread."""
 
-        def waits() -> bool:
-            with connections[ALIAS].cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-                row: tuple[int] = cursor.fetchone()
-                return row[0] > 0
-
-        eventually(waits, "waiting for the other transaction")
+        eventually(lambda: count_lock_waits(ALIAS), "waiting for the other transaction")
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolls back"])
@@ -143,16 +121,54 @@ def test_of_two_deliveries_at_once_the_second_waits_for_the_first(
     assert ProcessedMessage.objects.using(ALIAS).count() == len(given)
 
 
-def swallow_an_error_of_sql() -> None:
+def fail_in_sql() -> None:
     with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT * FROM nowhere")
+
+
+def lose_to_a_deadlock() -> None:
+    """Wait for a row of another transaction, which waits for one of this: the database undoes this transaction."""
+    Effect.objects.using(ALIAS).filter(app_label="mine").update(model="mine")
+    other = Deadlock()
+    other.start()
+    assert other.has_theirs.wait(LONG)
+    eventually(lambda: count_lock_waits(ALIAS), "the other transaction waiting for this one")
+    try:
+        # A read: after a write that failed, Django itself refuses to commit.
+        list(Effect.objects.using(ALIAS).filter(app_label="theirs").select_for_update())
+    finally:
+        other.join(LONG)
+
+
+class Deadlock(threading.Thread):
+    """The other transaction, which has written so much that the database undoes the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.has_theirs = threading.Event()
+
+    def run(self) -> None:
+        theirs = Effect.objects.using(ALIAS)
         try:
-            cursor.execute("SELECT 1 / 0")
-        except Exception:  # noqa: BLE001
-            pass
+            with suppress(DatabaseError), transaction.atomic(ALIAS):
+                if connections[ALIAS].vendor == "postgresql":
+                    # The one that has waited for this long looks for a deadlock, and gives up.
+                    with connections[ALIAS].cursor() as cursor:
+                        cursor.execute("SET LOCAL deadlock_timeout = '600s'")
+                theirs.bulk_create(Effect(app_label="filler", model=str(n)) for n in range(500))
+                theirs.filter(app_label="theirs").update(model="theirs")
+                self.has_theirs.set()
+                theirs.filter(app_label="mine").update(model="theirs")
+        finally:
+            connections[ALIAS].close()
+
+
+def swallow(act: Callable[[], None]) -> None:
+    with suppress(DatabaseError):
+        act()
 
 
 SPOILS: dict[str, Callable[[], None]] = {
-    "error": swallow_an_error_of_sql,
     "close": lambda: connections[ALIAS].close(),  # noqa: PLW0108 - there is no such alias yet
     "close all": connections.close_all,
     "rollback": lambda: transaction.set_rollback(True, using=ALIAS),
@@ -176,18 +192,97 @@ def test_a_transaction_that_cannot_be_committed_is_a_failure(spoil: str) -> None
     assert effects() == ["a"]
 
 
+def test_an_error_of_sql_that_is_caught_is_a_failure_only_where_it_spoils_the_transaction() -> None:
+    def listener(message: Message) -> None:
+        write(message)
+        swallow(fail_in_sql)
+
+    (outcome,) = call(listener, sent("a"))
+    if connections[ALIAS].vendor == "mysql":
+        assert (outcome, effects()) == (None, ["a"])
+    else:
+        assert outcome is not None and "NotCommitted" in outcome.error
+        assert effects() == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+@pytest.mark.parametrize("writes_on", [False, True])
+def test_a_transaction_that_was_lost_to_a_deadlock_is_a_failure(
+    writes_on: bool, batch_size: int | None
+) -> None:
+    """MySQL begins another transaction with the next statement, and its commit raises nothing."""
+    given = [sent("a"), sent("b")][: 1 if batch_size is None else 2]
+    for name in ("mine", "theirs"):
+        Effect.objects.using(ALIAS).create(app_label=name)
+    lost: list[bool] = []
+
+    def listener(argument: Any) -> None:
+        messages = argument if batch_size else [argument]
+        for message in messages:
+            write(message)
+        if lost:
+            return
+        try:
+            lose_to_a_deadlock()
+        except DatabaseError:
+            lost.append(True)
+            if writes_on:
+                swallow(lambda: write(messages[0]))
+
+    outcomes = call(listener, *given, batch_size=batch_size)
+    assert lost
+    if batch_size is None:
+        assert outcomes[0] is not None and "NotCommitted" in outcomes[0].error
+        assert "a" not in effects()
+        assert ProcessedMessage.objects.using(ALIAS).count() == 0
+    else:
+        assert outcomes == [None, None], "one by one they succeed"
+        assert effects().count("a") == effects().count("b") == 1
+
+
 def test_an_error_of_sql_around_which_there_is_a_savepoint_is_none() -> None:
     def listener(message: Message) -> None:
         try:
             with transaction.atomic(ALIAS):
                 write(message)
-                with connections[ALIAS].cursor() as cursor:
-                    cursor.execute("SELECT 1 / 0")
+                fail_in_sql()
         except Exception:  # noqa: BLE001
             Effect.objects.using(ALIAS).create(app_label="instead")
 
     assert call(listener, sent("a")) == [None]
     assert effects() == ["instead"]
+
+
+def test_a_lock_that_is_not_waited_for_is_no_failure_if_a_savepoint_is_around_it() -> None:
+    """As the docs ask for; the server reports it by an ``OperationalError``, as it does a deadlock."""
+    Effect.objects.using(ALIAS).create(app_label="held")
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic(ALIAS):
+                list(Effect.objects.using(ALIAS).filter(app_label="held").select_for_update())
+                held.set()
+                go_on.wait(LONG)
+        finally:
+            connections[ALIAS].close()
+
+    def listener(message: Message) -> None:
+        try:
+            with transaction.atomic(ALIAS):
+                list(Effect.objects.using(ALIAS).filter(app_label="held").select_for_update(nowait=True))
+        except OperationalError:
+            write(message)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert held.wait(LONG)
+    try:
+        assert call(listener, sent("a")) == [None]
+    finally:
+        go_on.set()
+        thread.join(LONG)
+    assert effects() == ["a", "held"]
 
 
 def test_a_commit_whose_answer_is_lost_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

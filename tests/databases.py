@@ -1,0 +1,54 @@
+"""Database servers for tests, by name, and a database of one beside that of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from tests.e2e.mariadb import mariadb
+from tests.e2e.postgres import postgres
+
+SERVERS: dict[str, Any] = {"postgres": postgres, "mariadb": mariadb}
+"""What runs each of them."""
+
+
+@contextmanager
+def database_beside(alias: str, server: Any, models: Sequence[Any]) -> Iterator[None]:
+    """Add a database of the server to those of the project, with the tables of the models."""
+    default = connections.settings["default"]
+    connections.settings[alias] = {**default, **server.settings}
+    with connections[alias].schema_editor() as editor:
+        for model in models:
+            editor.create_model(model)
+    try:
+        yield
+    finally:
+        with connections[alias].schema_editor() as editor:
+            for model in models:
+                editor.delete_model(model)
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+def count_lock_waits(alias: str) -> int:
+    """Return how many transactions of the server wait for another one."""
+    statements = {
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        # Its table innodb_trx is a copy that is never renewed while somebody reads it more than ten times a second.
+        "mysql": (
+            "SELECT CAST(variable_value AS INTEGER) FROM information_schema.global_status "
+            "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
+        ),
+    }
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute(statements[connection.vendor])
+        row: tuple[int] = cursor.fetchone()
+        return row[0]
+
+
+__all__ = ["SERVERS", "count_lock_waits", "database_beside"]

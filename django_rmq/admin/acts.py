@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.utils.formats import number_format
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq.admin.forms import BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
+from django_rmq.admin.forms import TYPED_TIME, BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
 from django_rmq.admin.words import STATES, Text
 from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Done, Filter, Limits, Operations, Permission, Run
@@ -36,7 +38,11 @@ class Chosen:
     @property
     def answered(self) -> list[tuple[str, str]]:
         """The answers in the form in which a page carries them on."""
-        return [(name, str(value)) for name, value in (self.answers or {}).items() if value not in (None, "")]
+        given = ((name, value) for name, value in (self.answers or {}).items() if value not in (None, ""))
+        return [
+            (name, f"{localtime(value):{TYPED_TIME}}" if isinstance(value, datetime) else str(value))
+            for name, value in given
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,11 @@ _QUESTIONS: Mapping[str, Callable[[int], str]] = {
     "replay_all": lambda n: ngettext(
         "Replay %(number)s dead message of %(topic)s?", "Replay %(number)s dead messages of %(topic)s?", n
     ),
+    "reschedule_all": lambda n: ngettext(
+        "Reschedule %(number)s message of %(topic)s? (%(state)s)",
+        "Reschedule %(number)s messages of %(topic)s? (%(state)s)",
+        n,
+    ),
     "delete_all": lambda n: ngettext(
         "Delete %(number)s matching message of %(topic)s? (%(state)s)",
         "Delete %(number)s matching messages of %(topic)s? (%(state)s)",
@@ -125,6 +136,18 @@ def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_ru
         chosen.state,
         older_than=chosen.wanted.older_than,
         slot=chosen.wanted.slot,
+        limits=limits,
+        dry_run=dry_run,
+    )
+
+
+def _reschedule_all(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> Run:
+    return operations.reschedule_all(
+        chosen.topic.name,
+        chosen.state,
+        chosen.wanted,
+        due=chosen.answer("due"),
+        priority=chosen.answer("priority"),
         limits=limits,
         dry_run=dry_run,
     )
@@ -196,6 +219,15 @@ ACTS: Mapping[str, Act] = {
             sweep=lambda operations, chosen, limits, dry_run: operations.replay_all(
                 chosen.topic.name, chosen.wanted, limits=limits, dry_run=dry_run
             ),
+        ),
+        Act(
+            "reschedule_all",
+            gettext_lazy("Reschedule all"),
+            (Permission.EDIT,),
+            ("store", "retry"),
+            RescheduleForm,
+            sweep=_reschedule_all,
+            for_priorities=False,
         ),
         Act(
             "bury_all",

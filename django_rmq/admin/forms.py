@@ -15,6 +15,9 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 from django_rmq.operations.typed import body_schema
 
+TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
+"""A date and time as a browser sends it."""
+
 
 class QuestionForm(forms.Form):
     """A form without fields, for a plain confirmation."""

@@ -140,6 +140,37 @@ class ReplayView(RmqView):
         return Response(answers.acted(done))
 
 
+class RescheduleAllView(RmqView):
+    """``topics/{topic}/reschedule/``."""
+
+    needs = {"POST": Permission.EDIT}
+
+    @documented(
+        "reschedule_all",
+        takes=requests.RescheduleAllFields,
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+        examples={
+            "a flood of wrong priorities": {"filter": {"priority": 10000}, "priority": 100},
+            "later": {"filter": {"text": "newsletter"}, "due": "2030-01-31T12:00:00Z", "limit": 1000},
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Give all waiting messages that match a filter another due time or another priority."""
+        name = self.topic(topic).name
+        asked = self.read(requests.RescheduleAllFields, request.data)
+        run = self.operations.reschedule_all(
+            name,
+            asked["state"],
+            requests.wanted(asked["filter"]),
+            due=asked.get("due"),
+            priority=asked.get("priority"),
+            limits=_limits(asked),
+            dry_run=asked["dry_run"],
+        )
+        return Response(answers.progress(run.result()))
+
+
 class PurgeView(RmqView):
     """``topics/{topic}/purge/``."""
 

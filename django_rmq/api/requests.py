@@ -58,7 +58,7 @@ class FilterFields(Strict):
 
 def wanted(values: dict[str, Any]) -> Filter:
     """Return the filter from validated values."""
-    names = ("text", "error", "older_than", "newer_than", "slot")
+    names = ("text", "error", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: values[name] for name in names if name in values})
 
 
@@ -162,6 +162,21 @@ class StrictFilter(Strict):
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     newer_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
+
+
+class WaitingFilter(StrictFilter):
+    """The selection of waiting messages; all conditions must hold. Ages in seconds."""
+
+    priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
+
+
+class RescheduleAllFields(RescheduleFields):
+    """All waiting messages that a filter selects, and their new due time or priority. An empty filter selects all."""
+
+    state = serializers.ChoiceField(["store", "retry"], default="store")
+    filter = WaitingFilter()
+    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    dry_run = Flag(default=False)
 
 
 class ReplayNamedFields(Strict):

@@ -29,6 +29,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "cancel": (f"{MESSAGE}cancel/", acts.CancelView),
     "reschedule": (f"{MESSAGE}reschedule/", acts.RescheduleView),
     "replay": (f"{TOPIC}replay/", acts.ReplayView),
+    "reschedule_all": (f"{TOPIC}reschedule/", acts.RescheduleAllView),
     "purge": (f"{TOPIC}purge/", acts.PurgeView),
     "pause": (f"{TOPIC}pause/", acts.PauseView),
     "resume": (f"{TOPIC}resume/", acts.ResumeView),

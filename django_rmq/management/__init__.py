@@ -12,10 +12,13 @@ import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
 
 from django_rmq.core.words import bounds
 from django_rmq.core.words.bodies import dumps
@@ -186,6 +189,17 @@ def duration(text: str) -> float:
     if seconds > MAX_AGE:
         raise ArgumentTypeError(f"{text[:80]} is too long: at most {MAX_AGE} s")
     return seconds
+
+
+def instant_of(flag: str, text: str) -> datetime:
+    """Read a date and time that a person has typed: in TIME_ZONE, unless it has an offset. Raises ``CommandError``."""
+    try:
+        found = parse_datetime(text)
+    except ValueError:
+        found = None
+    if found is None:
+        raise CommandError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00", returncode=2)
+    return make_aware(found) if is_naive(found) else found
 
 
 def at_least(low: float, kind: type = int) -> Any:

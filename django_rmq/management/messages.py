@@ -78,7 +78,7 @@ def filter_of(options: Mapping[str, Any]) -> Filter:
     return Filter(**{name: options[name] for name in names if options.get(name) is not None})
 
 
-def add_state(parser: ArgumentParser, *states: str) -> None:
+def add_state(parser: ArgumentParser, *states: str, default: str | None = None) -> None:
     """Add the option for one of these states of messages, as ``rmqstats`` and the operations name them."""
     known = {name: state for name, state in _STATES.items() if state in states}
 
@@ -88,7 +88,10 @@ def add_state(parser: ArgumentParser, *states: str) -> None:
         raise ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
 
     names = [name if name == state else f"{name} (or {state})" for name, state in known.items()]
-    parser.add_argument("--state", required=True, type=parse, metavar="STATE", help=", ".join(names))
+    text = ", ".join(names) + ("" if default is None else f"; default: {default}")
+    parser.add_argument(
+        "--state", required=default is None, default=default, type=parse, metavar="STATE", help=text
+    )
 
 
 def is_named(options: Mapping[str, Any]) -> bool:

@@ -80,6 +80,7 @@ class Operations(Desk):
     replay_edited = editing.replay_edited
 
     replay_all, delete_all, bury_all = sweeping.replay_all, sweeping.delete_all, sweeping.bury_all
+    reschedule_all = sweeping.reschedule_all
     purge, pause, resume, retire = sweeping.purge, sweeping.pause, sweeping.resume, sweeping.retire
 
 

@@ -105,10 +105,11 @@ def reschedule(
     """
     desk.actor.require(Permission.EDIT)
     topic = desk.present(name)
-    return _do(desk, acts.reschedule(_new_score(topic, due, priority)), topic, ids)
+    return _do(desk, acts.reschedule(new_score(topic, due, priority)), topic, ids)
 
 
-def _new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
+def new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
+    """Return the score of a due time or a priority. Raises ``OperationRefused`` if the topic is not ordered by it."""
     if topic.is_priority:
         if due is not None or priority is None:
             raise OperationRefused(f"topic {topic.name} is ordered by priority: give a priority, not a time")

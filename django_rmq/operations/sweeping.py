@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django_rmq.core.calls import people
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
@@ -10,9 +12,13 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.filters import Filter
+from django_rmq.operations.named import new_score
 from django_rmq.operations.reading import checked
 from django_rmq.operations.runs import Limits, Run
 from django_rmq.project import connections
+
+LINE_MS = 10_002
+"""The ms after a due time in which a fifo topic has a place for a message."""
 
 _PURGED = ("store", "retry", "dead")
 
@@ -66,6 +72,38 @@ def bury_all(
     return _sweep(desk, acts.bury(desk.actor, why), topic, state, wanted, limits, dry_run)
 
 
+def reschedule_all(
+    desk: Desk,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    due: datetime | int | None = None,
+    priority: int | None = None,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> Run:
+    """Give all messages of a state that ``wanted`` selects another due time or priority, as ``reschedule`` does.
+
+    ``state``: store, or on topics ordered by time also retry. Messages that have that time or priority already are
+    left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
+    priority keeps its place), ``in_flight``, ``gone``.
+    """
+    desk.actor.require(Permission.EDIT)
+    topic = desk.present(name)
+    if state not in ("store", "retry") or (state == "retry" and topic.is_priority):
+        raise OperationRefused(
+            f"messages of topic {name} in {state!r} cannot be rescheduled: only those that wait"
+            + ("" if topic.is_priority else " or rest")
+        )
+    if dry_run and due is None and priority is None:
+        return _sweep(desk, acts.reschedule(0), topic, state, wanted, limits, dry_run)
+    score = new_score(topic, due, priority)
+    # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
+    but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
+    return _sweep(desk, acts.reschedule(score), topic, state, wanted, limits, dry_run, but)
+
+
 def _sweep(
     desk: Desk,
     act: Act,
@@ -74,12 +112,13 @@ def _sweep(
     wanted: Filter | None,
     limits: Limits | None,
     dry_run: bool,
+    but: tuple[float, float] | None = None,
 ) -> Run:
     wanted = checked(desk, topic, state, wanted)
     limits = limits or Limits()
     limits.check()
     told = None if dry_run else act.call
-    steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits)
+    steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits, but=but)
     renamed = (act.renamed(progress) for progress in steps)
     return Run(renamed) if dry_run else desk.recorded(f"{act.name} all", topic, state, renamed)
 

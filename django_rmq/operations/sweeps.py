@@ -6,6 +6,7 @@ Messages that arrive meanwhile are left alone: one that dies again is not replay
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,17 +52,37 @@ class Meant(NamedTuple):
     low: float
     """The lowest selected score."""
     high: float
+    but: tuple[float, float] | None = None
+    """Scores from the first one up to the second one, without it, are left out: an action gives messages these scores."""
 
     @classmethod
-    def at(cls, topic: Topic, state: str, wanted: Filter, now_ms: int) -> Meant:
+    def at(
+        cls,
+        topic: Topic,
+        state: str,
+        wanted: Filter,
+        now_ms: int,
+        *,
+        but: tuple[float, float] | None = None,
+    ) -> Meant:
         """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
         low, high = wanted.scores(state, now_ms)
-        return cls(topic, state, wanted, low, min(high, float(now_ms)) if state == "dead" else high)
+        return cls(topic, state, wanted, low, min(high, float(now_ms)) if state == "dead" else high, but)
+
+    def selects(self, slot: int, entry: Entry) -> bool:
+        """Return whether an entry that Redis found within the scores is really selected."""
+        if self.but is not None and self.but[0] <= entry.score < self.but[1]:
+            return False
+        if not self.wanted.search:
+            return True
+        return self.wanted.matches(from_entry(self.topic, slot, self.state, entry), entry)
 
 
 @dataclass(slots=True)
 class _Slot:
     slot: int
+    left: int | None = None
+    """How many messages are still taken from it. None: as many as there are."""
     after: tuple[str, bytes] | None = None
 
 
@@ -88,21 +109,29 @@ def sweep(
     call_of: CallOf | None,
     *,
     limits: Limits,
+    but: tuple[float, float] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Progress]:
     """Perform a call on all messages of a state that ``wanted`` selects. ``call_of`` None: only count them.
 
+    ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are
+    left out, and no slot loses more than it held: what the call moves behind the cursor must not come again.
+
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
-    meant = Meant.at(topic, state, wanted, broker.now_ms())
+    meant = Meant.at(topic, state, wanted, broker.now_ms(), but=but)
     held = count(broker, meant)
+    if but is not None:
+        low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
+        there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
+        held = {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
     tally = Tally(sum(held.values()))
     if call_of is None and not wanted.search:
         yield Progress(tally.total, tally.total, {"matching": tally.total}, True)
         return
     pace = Pace(limits, sleep)
     yield tally.progress()
-    waiting = [_Slot(slot) for slot in held]
+    waiting = [_Slot(slot, None if but is None else number) for slot, number in held.items()]
     while waiting:
         turn, waiting = waiting[:SLOTS_AT_ONCE], waiting[SLOTS_AT_ONCE:]
         while turn and not pace.is_over(tally.done):
@@ -158,15 +187,12 @@ def _fetch(
         if isinstance(page, RmqError):
             tally.failed(one.slot, page)
             continue
-        members = [entry.member for entry in page.entries if not search or _is_meant(meant, one.slot, entry)]
+        members = [entry.member for entry in page.entries if meant.selects(one.slot, entry)][: one.left]
         found.append((one.slot, members))
-        if page.cursor is not None:
-            more.append(_Slot(one.slot, page.cursor))
+        left = None if one.left is None else one.left - len(members)
+        if page.cursor is not None and left != 0:
+            more.append(_Slot(one.slot, left, page.cursor))
     return found, later + more
-
-
-def _is_meant(meant: Meant, slot: int, entry: Entry) -> bool:
-    return meant.wanted.matches(from_entry(meant.topic, slot, meant.state, entry), entry)
 
 
 def purge(

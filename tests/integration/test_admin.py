@@ -6,6 +6,7 @@ import html
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -774,6 +775,40 @@ def test_work_on_what_matches_counts_to_the_number_of_the_question(
     assert [found and found.groups() for found in shown] == [("112", "378"), ("224", "378"), ("336", "378")]
     assert ": 378 " in text(boss.get(answer["Location"]))
     assert depth(broker, "ranked", state) == 755
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("ranked", {"priority": "20000"}), ("timed", {"due": "2098-01-02T03:04:05"})]
+)
+def test_all_that_matches_is_rescheduled_in_slices(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, name: str, answer: dict[str, str]
+) -> None:
+    send(broker, name, *members("y", 250), *members("x", 100))
+    page = boss.get(url("change", name), {"state": "store", "text": ':"y'})
+    assert "Reschedule all" in text(page)
+    chosen = {"act": "reschedule_all", "state": "store", "text": ':"y'}
+    question = boss.post(url("act", name), chosen)
+    assert "Reschedule 250 messages" in text(question)
+    monkeypatch.setattr(
+        pages, "Limits", lambda **given: Limits(messages=min(given.get("messages") or 112, 112))
+    )
+    refused = boss.post(url("act", name), carried(question) | {"confirmed": "yes"})
+    assert "This field is required" in text(refused)
+    progress = boss.post(url("act", name), carried(question) | {"confirmed": "yes"} | answer)
+    shown = []
+    while progress.status_code == 200:
+        found = re.search(r"([\d,]+) of ([\d,]+):", text(progress))
+        shown.append(found and found[1])
+        progress = boss.post(url("act", name), carried(progress) | {"confirmed": "yes"})
+    assert shown == ["112", "224"]
+    assert "250 rescheduled" in text(boss.get(progress["Location"]))
+    moved = Counter(
+        copy.priority or copy.at_ms
+        for copy in Operations(Actor("a", "b")).listing(name, "store", limit=500).copies
+    )
+    assert max(moved.values()) == 250
+    (entry,) = LogEntry.objects.all()
+    assert "250 rescheduled" in entry.change_message
 
 
 def test_work_on_what_could_not_be_counted_names_no_total(

@@ -574,6 +574,32 @@ def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker
     assert program.ok("POST", path, {"filter": {}})["complete"] is True
 
 
+def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
+    sends = [{"body": {"n": n}, "priority": 10_000} for n in range(30)]
+    program.ok("POST", "topics/ranked/messages/", {"messages": sends}, 202)
+    path = "topics/ranked/reschedule/"
+    for asked, matching in (({}, 30), ({"text": '"n":1'}, 11), ({"priority": 3}, 0)):
+        found = program.ok("POST", path, {"filter": asked, "priority": 900, "dry_run": True})
+        assert found["outcomes"] == {"matching": matching}
+    found = program.ok("POST", path, {"filter": {}, "priority": 900, "limit": 20})
+    assert (found["outcomes"], found["complete"]) == ({"rescheduled": 20}, False)
+    found = program.ok("POST", path, {"filter": {}, "priority": 900})
+    assert (found["outcomes"], found["complete"]) == ({"rescheduled": 10}, True)
+    found = program.ok("POST", path, {"filter": {"priority": 900}, "priority": 901})
+    assert found["outcomes"] == {"rescheduled": 30}
+    program.refused(409, "refused", "POST", path, {"filter": {}, "due": "2030-01-01T00:00:00Z"})
+    program.refused(409, "refused", "POST", path, {"filter": {}, "priority": 900, "state": "retry"})
+    program.refused(
+        409,
+        "refused",
+        "POST",
+        "topics/timed/reschedule/",
+        {"filter": {"priority": 9}, "due": "2030-01-01T00:00:00Z"},
+    )
+    program.refused(400, "invalid", "POST", path, {"priority": 900})
+    program.refused(400, "invalid", "POST", path, {"filter": {}, "priority": 900, "state": "dead"})
+
+
 def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
     sent(program, "timed", 1, fixed_time=LATER)
     path = "topics/timed/purge/"

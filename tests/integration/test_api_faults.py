@@ -47,7 +47,7 @@ def body_of(path: str) -> Any:
     return {
         "messages": {"body": 1, "priority": 100},
         "prepare": consumer,
-        "reschedule": {"priority": 100},
+        "reschedule": {"priority": 100} | ({} if "messages" in path else {"filter": {}}),
         "purge": {"state": "dead"},
         **dict.fromkeys(("commit", "rollback", "extend", "release"), deliveries),
         "replay": {} if "messages" in path else {"filter": {}},

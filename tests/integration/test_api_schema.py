@@ -199,9 +199,11 @@ class Furniture:
                 for name in ("time_range_ms", "fixed_time", "slot_basis", "key", "headers", "expires"):
                     one.pop(name, None)
                 one["priority"] = 100 + turn
-        if operation == "rmq_reschedule":
+        if operation in ("rmq_reschedule", "rmq_reschedule_all"):
             body.pop("due", None)
             body["priority"] = 200 + turn
+        if operation == "rmq_reschedule_all" and turn % 2:
+            body |= {"state": "store", "filter": {}}
         if operation == "rmq_replay" and turn % 2:
             body.pop("ids", None)
             body["filter"] = {}

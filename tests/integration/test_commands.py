@@ -281,6 +281,48 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     assert found["outcomes"] == {"store": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
 
 
+# --- rmqreschedule
+
+
+def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: Run) -> None:
+    send_messages("renders", [{"sku": n} for n in range(40)], priority=9_000)
+    send_messages("renders", [{"sku": n} for n in range(40, 45)], priority=500)
+    arguments = ("rmqreschedule", "renders", "--to-priority", "100", "--priority", "9000")
+    assert run(*arguments, "--dry-run") == "renders: 40 messages would be rescheduled\n"
+    assert "--no-input" in run(*arguments, code=2)
+    assert "stopped after 10 of 40" in run(*arguments, "--limit", "10", "--no-input")
+    assert run(*arguments, "--no-input") == "renders: 30 rescheduled\n"
+    assert run(*arguments) == "renders: 0 messages would be rescheduled\n"
+    assert sorted(score for _, score in stored(broker, "renders")) == [100] * 40 + [500] * 5
+    found = json.loads(
+        run("rmqreschedule", "renders", "--to-priority", "600", "--text", "44", "--no-input", "--json")
+    )
+    assert (found["outcomes"], found["complete"]) == ({"rescheduled": 1}, True)
+
+
+def test_rmqreschedule_by_time_and_by_id(broker: Broker, run: Run) -> None:
+    sent = send_messages("orders", [1, 2, 3], fixed_time=4_000_000_000_000)
+    assert run("rmqreschedule", "orders", "--in", "0", "--all", "--no-input") == "orders: 3 rescheduled\n"
+    assert all(abs(score / 1000 - time.time()) < 60 for _, score in stored(broker, "orders"))
+    one = ("--id", sealed_id("orders", sent[0].slot, sent[0].member))
+    assert run("rmqreschedule", "orders", "--at", "2099-01-02T00:00:00Z", *one) == "orders: 1 rescheduled\n"
+    late = [score for _, score in stored(broker, "orders") if score > 4e12]
+    assert late == [datetime(2099, 1, 2, tzinfo=UTC).timestamp() * 1000]
+    for wrong in (
+        ("--in", "5m"),
+        ("--all",),
+        ("--in", "5m", "--at", "2099-01-02", "--all"),
+        ("--in", "5m", "--all", "--text", "a"),
+        ("--to-priority", "100", "--all", "--no-input"),
+        ("--in", "5m", "--all", "--state", "dead"),
+        ("--in", "5m", *one, "--dry-run"),
+        ("--at", "soon", "--all"),
+    ):
+        run("rmqreschedule", "orders", *wrong, code=2)
+    run("rmqcancel", "orders", *one)
+    assert "1 of 1 message do not wait" in run("rmqreschedule", "orders", "--in", "5m", *one, code=1)
+
+
 # --- rmqlist
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -684,6 +685,81 @@ def test_replaying_what_matches(broker: Any, operations: Operations) -> None:
         operations.bury_all("timed", "dead")
 
 
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("name", ["timed", "lines", "shared"])
+def test_each_message_is_rescheduled_once(
+    broker: Any, operations: Operations, name: str, later: bool
+) -> None:
+    now = int(time.time() * 1000)
+    members = [b"%d" % i for i in range(700)]
+    for i, member in enumerate(members):
+        # Due before and after the new time, so that what is moved comes before and after the cursor.
+        broker.send_replace(topic_of(name), i % 2, [now + (i - 350) * 60_000], [member])
+    due = now + 86_400_000 if later else now
+    counted = operations.reschedule_all(name, "store", due=due, dry_run=True).result()
+    run = operations.reschedule_all(name, "store", due=due)
+    assert run.result().outcomes == {"rescheduled": run.progress.total} and run.progress.is_complete
+    assert counted.outcomes == {"matching": run.progress.total}
+    found = everything(operations, name, "store", limit=500)
+    assert len(found) == 700
+    assert all(copy.at_ms is not None and due <= copy.at_ms < due + 11_000 for copy in found)
+    assert operations.reschedule_all(name, "store", due=due).result().outcomes == {}
+
+
+def test_a_flood_of_a_wrong_priority_is_rescheduled(
+    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(broker, "ranked", *[b"mail-%d" % i for i in range(300)], score=10_000)
+    put(broker, "ranked", *[b"%d" % i for i in range(20)], score=500)
+    flood = Filter(priority=10_000)
+    assert operations.reschedule_all("ranked", "store", flood, dry_run=True).result().outcomes == {
+        "matching": 300
+    }
+    some = operations.reschedule_all(
+        "ranked", "store", flood, priority=100, limits=Limits(messages=50)
+    ).result()
+    assert some.outcomes == {"rescheduled": 50} and not some.is_complete
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        rest = operations.reschedule_all("ranked", "store", flood, priority=100).result()
+    assert rest.outcomes == {"rescheduled": 250} and rest.is_complete
+    assert "reschedule all" in caplog.text and "250 rescheduled" in caplog.text
+    assert Counter(copy.priority for copy in everything(operations, "ranked", "store")) == {100: 300, 500: 20}
+    by_text = operations.reschedule_all("ranked", "store", Filter(text="mail-1"), priority=600).result()
+    assert by_text.outcomes == {"rescheduled": 111}
+    for state, new in (
+        ("dead", {"priority": 5}),
+        ("retry", {"priority": 50}),
+        ("store", {"due": past()}),
+        ("store", {}),
+    ):
+        with pytest.raises(OperationRefused):
+            operations.reschedule_all("ranked", state, **new)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage):
+        operations.reschedule_all("ranked", "store", priority=1)
+
+
+def test_retries_of_a_time_topic_are_rescheduled_with_their_budget(
+    broker: Any, operations: Operations
+) -> None:
+    put(broker, "timed", *[b"%d" % i for i in range(30)])
+    topic = topic_of("timed")
+    for slot in range(topic.slots):
+        taken = broker.prepare(topic, slot, "W", None, 1000)
+        if taken.status == "ok":
+            broker.rollback(
+                topic,
+                slot,
+                taken.receipt,
+                [Failure(one.member, "failed", None, "x") for one in taken.deliveries],
+            )
+    before = {copy.id: copy.retries_left for copy in everything(operations, "timed", "retry")}
+    due = int(time.time() * 1000) + 3_600_000
+    assert operations.reschedule_all("timed", "retry", due=due).result().outcomes == {"rescheduled": 30}
+    after = everything(operations, "timed", "retry")
+    assert {copy.id: copy.retries_left for copy in after} == before
+    assert {copy.at_ms for copy in after} == {due}
+
+
 def test_a_rate_is_kept(broker: Any, operations: Operations) -> None:
     kill(broker, "timed", *[b"%d" % i for i in range(60)])
     began = time.monotonic()
@@ -961,6 +1037,10 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "cancel": ({Permission.DELETE}, lambda o: o.cancel("timed", ["0.YQ"])),
     "cancel_sent": ({Permission.DELETE}, lambda o: o.cancel_sent("timed", 1)),
     "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=past())),
+    "reschedule_all": (
+        {Permission.EDIT},
+        lambda o: o.reschedule_all("timed", "store", due=past()).result(),
+    ),
     "replay_all": ({Permission.REPLAY}, lambda o: o.replay_all("timed").result()),
     "replay_all by text": (
         {Permission.REPLAY, Permission.VIEW_BODIES},

@@ -11,8 +11,6 @@ from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import is_naive, make_aware
 
 from django_rmq import Send
 from django_rmq.core.words.bodies import exact_json, floats_beside_bodies
@@ -23,6 +21,7 @@ from django_rmq.management import (
     allow_options_between_arguments,
     at_least,
     duration,
+    instant_of,
     outcomes_text,
     shown,
 )
@@ -180,9 +179,9 @@ def _shared(options: dict[str, Any]) -> dict[str, Any]:
     if options["after"] is not None:
         found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
     elif options["at"] is not None:
-        found["fixed_time"] = _instant("--at", options["at"])
+        found["fixed_time"] = instant_of("--at", options["at"])
     if options["expires"] is not None:
-        found["expires"] = _instant("--expires", options["expires"])
+        found["expires"] = instant_of("--expires", options["expires"])
     if options["header"]:
         pairs = [header.partition("=") for header in options["header"]]
         if not all(equals for _, equals, _ in pairs):
@@ -193,16 +192,6 @@ def _shared(options: dict[str, Any]) -> dict[str, Any]:
             "--key is for one message; with --options, give each line its own key", returncode=2
         )
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _instant(flag: str, text: str) -> datetime:
-    try:
-        found = parse_datetime(text)
-    except ValueError:
-        found = None
-    if found is None:
-        raise CommandError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00", returncode=2)
-    return make_aware(found) if is_naive(found) else found
 
 
 def _body(topic: Topic, raw: bytes) -> Any:
@@ -229,7 +218,7 @@ def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
         options = dict(found)
         for name in ("fixed_time", "expires"):
             if isinstance(options.get(name), str):
-                options[name] = _instant(f"line {number}: {name}", options[name])
+                options[name] = instant_of(f"line {number}: {name}", options[name])
         found = Send(**options)
     elif topic.body == "bytes":
         raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which a JSON line cannot hold")

@@ -23,6 +23,7 @@ from django_rmq import InvalidMessage, TopicMismatch, remove_message, send_messa
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.records import write_record
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer import sending
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.reslotting import begin, finish
 from django_rmq.core.words.keys import slot_keys
@@ -437,3 +438,42 @@ def test_two_persons_do_not_adopt_the_same_messages(broker: Any) -> None:
     assert broker.adopt(PRIORITY, 0, 1, 2) == "ok"
     assert broker.audit(PRIORITY, 0)["foreign"] == 3
     assert broker.audit(PRIORITY, 0).live_drift == -3
+
+
+def test_definitions_that_redis_has_lost_are_registered_again_as_they_were(
+    shop: Any, redis_client: redis.Redis, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also the slot count of a topic that was re-slotted, by which running processes place messages."""
+    with shop(renders=RENDERS, others=RENDERS):
+        topic = get_config().topic("renders")
+        send_message("renders", 1, priority=100)
+        run("rmqreslot", "renders", "16")
+        assert connections.present(topic, at_once=True).slots == 16
+        before = connections.get_broker().definitions()
+        keys = list(redis_client.scan_iter(f"{prefix}*"))
+        redis_client.delete(*keys)
+        assert connections.present(topic, at_once=True).slots == 16
+        assert connections.get_broker().definitions() == before
+        assert "Redis has lost the definitions of all topics; 1 of them are registered again" in caplog.text
+        connections.close()
+        # A process that starts now agrees with those that have been running.
+        assert {result.slot for result in send_messages("renders", range(200), priority=100)} == set(
+            range(16)
+        )
+
+
+def test_explicit_slot_bases_are_noted_again_now_and_then(
+    shop: Any, redis_client: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(renders=RENDERS):
+        topic, broker = get_config().topic("renders"), connections.get_broker()
+        send_message("renders", 1, priority=100, slot_basis="a")
+        redis_client.delete(*redis_client.scan_iter(f"{prefix}*"))
+        send_message("renders", 2, priority=100, slot_basis="a")
+        assert not broker.has_slot_bases(topic), "one note a minute is enough"
+        monkeypatch.setattr(sending, "NOTE_SECONDS", 0.0)
+        connections.close()
+        send_message("renders", 3, priority=100, slot_basis="a")
+        redis_client.delete(*redis_client.scan_iter(f"{prefix}*"))
+        send_message("renders", 3, priority=100, slot_basis="a")
+        assert broker.has_slot_bases(topic)

@@ -5,6 +5,7 @@ Django, transactions and settings are handled in ``project/sending``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,6 +28,10 @@ Outcomes = tuple[list[SendResult], dict[int, RmqError]]
 """A result for each message, and by index the errors of those that have no outcome."""
 
 
+NOTE_SECONDS = 60.0
+"""Seconds after which a sender notes explicit slot bases again, because Redis may have lost its data."""
+
+
 class Producer:
     """Validates messages and sends them to their slots.
 
@@ -45,7 +50,8 @@ class Producer:
         self.broker = broker
         self._places = Places({} if counts is None else counts, {} if followed is None else followed)
         self._to_note: dict[str, Topic] = {}
-        self._noted: set[str] = set()
+        self._noted: dict[str, float] = {}
+        """Topic whose explicit slot bases were noted -> until when they need not be noted again (monotonic)."""
 
     def build(self, topic: Topic, body: object, **options: Any) -> Outgoing:
         """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; contacts no server.
@@ -60,7 +66,7 @@ class Producer:
         if (
             options.get("slot_basis") is not None
             and topic.identity == "body"
-            and topic.name not in self._noted
+            and time.monotonic() >= self._noted.get(topic.name, 0.0)
         ):
             self._to_note[topic.name] = topic
         return out
@@ -272,7 +278,7 @@ class Producer:
         while self._to_note:
             name, topic = next(iter(self._to_note.items()))
             self.broker.note_slot_basis(topic)
-            self._noted.add(name)
+            self._noted[name] = time.monotonic() + NOTE_SECONDS
             self._to_note.pop(name, None)
 
 

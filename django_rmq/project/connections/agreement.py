@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.topics.definitions import as_registered, consumer_fields, register_topics
+from django_rmq.core.words.stored import Definitions
 from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import ServerTrouble, WrongType
 from django_rmq.project.connections.brokers import current, get_broker
+
+logger = safe_logger("django_rmq")
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks for topics that were re-slotted."""
@@ -49,6 +56,11 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
         except ServerTrouble:
             pass
         else:
+            if built.registered and not definitions and not definitions.unreadable:
+                definitions = _register_again(built.registered)
+            built.registered.update(
+                {name: definitions[name] for name in built.config.topics if name in definitions}
+            )
             built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
             built.slot_counts.update(
                 {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
@@ -56,6 +68,27 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
         built.next_look = now + LOOK_SECONDS
     slots = max(built.slot_counts.get(topic.name, (topic.slots,)))
     return replace(topic, slots=slots, **built.followed.get(topic.name, {}))
+
+
+def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:
+    """Register the definitions that Redis had before it lost all of them, and return those that it has then.
+
+    Without them, processes that start would place messages of a re-slotted topic by the SLOTS of their settings,
+    and those that have been running by its present slot count.
+    """
+    broker = get_broker()
+    for name, definition in registered.items():
+        broker.redefine(name, partial(_or_else, definition))
+    logger.warning(
+        "Redis has lost the definitions of all topics; %d of them are registered again",
+        len(registered),
+        extra={"rmq_event": "definitions_lost"},
+    )
+    return broker.definitions()
+
+
+def _or_else(definition: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    return found or definition
 
 
 def slots_now(topic: Topic) -> tuple[int, ...]:

@@ -51,6 +51,8 @@ class Built:
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
+    registered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The definitions of the topics of the settings that Redis had at a check."""
     next_look: float = 0.0
     """When to check for re-slotted topics again (monotonic)."""
     unreadable: dict[str, str] = field(default_factory=dict)

@@ -50,6 +50,9 @@ FULL_SECONDS = 10.0
 STUCK_SECONDS = 60.0
 """Seconds without room for a topic after which a worker is not ready."""
 
+DEFINITIONS_SECONDS = 30.0
+"""Seconds between two checks whether Redis still has the definitions of topics."""
+
 UNSETTLED_SECONDS = 10.0
 """Seconds without knowing its slots after which a worker is not ready."""
 
@@ -164,11 +167,18 @@ class WorkerProcess:
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, hours, self._may_sample, connections.present),
             running.duty,
+            self._keep_definitions,
         ]
         of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
         for alias, duty in (*self._forgetting(), *self._relaying()):
             of_databases[alias].append(_naming(alias, duty))
         return [Duties(of_redis), *(Duties(some, alias) for alias, some in of_databases.items())]
+
+    def _keep_definitions(self) -> Generator[float, None, None]:
+        """Look now and then whether Redis still has the definitions of topics, which ``present`` registers again."""
+        while True:
+            connections.present(self._topics[0])
+            yield DEFINITIONS_SECONDS
 
     def _forgetting(self) -> Iterable[tuple[str, Duty]]:
         if not (using := registry.once_databases()):

@@ -55,7 +55,7 @@ class WorkerProcess:
         before: Sequence[str] = (),
         **environment: str,
     ) -> None:
-        self.data = data
+        self.data, self.prefix = data, prefix
         self.output_path = data / f"output-{time.monotonic_ns()}"
         with self.output_path.open("wb") as output:
             self.process = subprocess.Popen(

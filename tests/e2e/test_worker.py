@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
+import urllib.error
+import urllib.request
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -12,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from example_project.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer
-from tests.workers import client_of, eventually, live, send, total
+from tests.workers import LONG, client_of, eventually, live, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
@@ -294,12 +298,73 @@ def test_another_definition_in_redis_ends_with_2(start: Start, broker: Broker) -
     assert "SLOTS is 4 here and 64 in Redis" in worker.output
 
 
-def test_a_redis_that_does_not_answer_ends_with_3(start: Start) -> None:
+def health(port: int, what: str) -> int:
+    """The answer of a worker to a probe; 0: none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}", timeout=LONG) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_a_worker_that_starts_before_its_redis_waits_for_it(start: Start, happened: Happened) -> None:
+    port = free_port()
     with RedisServer() as server:
         url = server.url
-    worker = start(url=url)
-    assert worker.wait() == 3
+    worker = start("work", "--health-addr", f"127.0.0.1:{port}", url=url)
+    eventually(lambda: health(port, "live") == 200, "being alive")
+    eventually(lambda: "No worker process starts, because a server is unreachable" in worker.output, "a line")
+    assert health(port, "ready") == 503
+    assert "Consuming" not in worker.output
     assert "Redis does not answer" in worker.output
+    with RedisServer(port=server.port):
+        eventually(lambda: "Consuming" in worker.output, "the start")
+        send(Broker(client_of(url), worker.prefix), WORK, named("x"))
+        happened.wait("done", 1)
+        worker.signal()
+        assert worker.wait(LONG) == 0
+    assert "The server answers after" in worker.output
+    assert "Traceback" not in worker.output
+
+
+def test_sigterm_while_a_worker_waits_for_its_redis_is_a_clean_end(start: Start) -> None:
+    with RedisServer() as server:
+        url = server.url
+    worker = start("work", url=url)
+    eventually(lambda: "No worker process starts" in worker.output, "a line")
+    worker.signal()
+    assert worker.wait(LONG) == 0
+    assert "Traceback" not in worker.output
+
+
+def test_a_worker_that_starts_before_its_zookeeper_waits_for_it(start: Start) -> None:
+    hosts = f"127.0.0.1:{free_port()}"
+    more = {"RMQ_TEST_COORDINATOR": "zookeeper", "RMQ_TEST_ZOOKEEPER": json.dumps({"HOSTS": hosts})}
+    worker = start("work", **more)
+    eventually(lambda: "No worker process starts" in worker.output, "a line")
+    assert f"ZooKeeper at {hosts} does not answer" in worker.output
+    worker.signal()
+    assert worker.wait(LONG) == 0
+
+
+def test_a_burst_does_not_wait_for_its_redis(start: Start) -> None:
+    with RedisServer() as server:
+        url = server.url
+    worker = start("work", "--burst", url=url)
+    assert worker.wait(LONG) == 3
+    assert "Redis does not answer" in worker.output
+    assert "Traceback" not in worker.output
+
+
+def test_a_redis_that_refuses_the_worker_ends_it_with_3(start: Start) -> None:
+    with RedisServer() as server:
+        client_of(server.url).config_set("requirepass", "secret")
+        worker = start("work", url=server.url)
+        assert worker.wait(LONG) == 3
+    assert "Redis denies access" in worker.output
+    assert "No worker process starts" not in worker.output
     assert "Traceback" not in worker.output
 
 

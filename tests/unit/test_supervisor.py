@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import children, forks
+from django_rmq.core.consumer import children, forks, supervisor
 from django_rmq.core.consumer.children import Child
 from django_rmq.core.consumer.notes import RECYCLE, SERVER, Notes
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
@@ -512,6 +512,45 @@ def test_when_it_says_that_it_is_ready_signals_and_health_checks_are_answered() 
 
     assert supervise(lambda notes: 1, health_address=f"127.0.0.1:{port}", ready=ready).run() == 0
     assert told == ["ready"]
+
+
+def test_while_it_prepares_no_child_starts_and_it_is_alive_and_not_ready(
+    diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FRESH_SECONDS", 0.0)
+    healths: list[tuple[bool, bool]] = []
+
+    def prepare() -> bool:
+        assert diary.text == ""
+        healths.append((parent.health("live")[0], parent.health("ready")[0]))
+        return len(healths) == 3
+
+    def ready() -> None:
+        healths.append((True, True))
+
+    parent = supervise(lambda notes: diary.write() and 0, prepare=prepare, ready=ready)
+    assert parent.run() == 0
+    assert diary.text == "s"
+    assert healths == [(True, False)] * 3 + [(True, True)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_prepares_is_a_clean_end(diary: Diary, number: int) -> None:
+    def prepare() -> bool:
+        os.kill(os.getpid(), number)
+        return False
+
+    assert supervise(lambda notes: diary.write(), prepare=prepare).run() == 0
+    assert diary.text == ""
+
+
+def test_what_prepares_may_end_it_with_an_error(diary: Diary) -> None:
+    def prepare() -> bool:
+        raise ConfigurationError("wrong")
+
+    with pytest.raises(ConfigurationError, match="wrong"):
+        supervise(lambda notes: diary.write(), prepare=prepare).run()
+    assert diary.text == ""
 
 
 def test_an_address_in_use_is_a_configuration_error() -> None:

@@ -50,8 +50,11 @@ class Supervisor:
     make_notes: Callable[[], Notes]
     died: Callable[[Notes], int] = lambda notes: 0
     before_fork: Callable[[], None] = lambda: None
+    prepare: Callable[[], bool] = lambda: True
+    """Called about once a second until it returns True; no child starts before. Signals and health checks are answered
+    meanwhile. What it raises ends the supervisor."""
     ready: Callable[[], None] = lambda: None
-    """Called once, when signals and health checks are answered, before the first child is there."""
+    """Called once after ``prepare``, before the first child is there."""
     shutdown_timeout: float = 30.0
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
@@ -71,6 +74,8 @@ class Supervisor:
     _looked: float = field(default=0.0, init=False)
     _touched: float = field(default=0.0, init=False)
     _next_change: float = field(default=0.0, init=False)
+    _is_prepared: bool = field(default=False, init=False)
+    _next_prepare: float = field(default=0.0, init=False)
     _health: HealthServer | None = field(default=None, init=False)
     _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
     _orphans: Orphans = field(default_factory=Orphans, init=False)
@@ -83,7 +88,10 @@ class Supervisor:
                 while True:
                     self._heed()
                     self._reap()
-                    self._start_due()
+                    if self._is_prepared:
+                        self._start_due()
+                    elif self._stopping_since is None:
+                        self._prepare()
                     self._watch()
                     if all(child.done for child in self._children):
                         return self._worst
@@ -112,7 +120,16 @@ class Supervisor:
                 raise ConfigurationError(f"cannot touch the heartbeat file: {error}") from error
         self._looked = time.monotonic()
         self._children = [Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
-        self.ready()
+
+    def _prepare(self) -> None:
+        if time.monotonic() < self._next_prepare:
+            return
+        self._is_prepared = self.prepare()
+        self._next_prepare = time.monotonic() + 1.0
+        if self._is_prepared:
+            for child in self._children:
+                child.seen = time.monotonic()
+            self.ready()
 
     @property
     def pids(self) -> list[int]:
@@ -135,7 +152,10 @@ class Supervisor:
 
     def _is_alive(self) -> bool:
         now = time.monotonic()
-        return all(child.done or now - child.seen < FRESH_SECONDS for child in self._children)
+        # A restart of the parent would not help while it waits for its server.
+        return not self._is_prepared or all(
+            child.done or now - child.seen < FRESH_SECONDS for child in self._children
+        )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -162,6 +182,8 @@ class Supervisor:
 
     def _pause(self) -> float:
         now = time.monotonic()
+        if not self._is_prepared and self._stopping_since is None:
+            return max(0.0, self._next_prepare - now)
         times = [child.not_before for child in self._children if not child.pid and not child.done]
         times += [child.kill_at for child in self._children if child.kill_at is not None]
         return max(0.0, min([1.0, *(at - now for at in times)]))

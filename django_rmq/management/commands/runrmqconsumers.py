@@ -1,9 +1,10 @@
 """``manage.py runrmqconsumers``: worker processes that run the listeners.
 
-The parent runs the project's system checks, then forks and watches the workers. Exit codes: 0 clean, 1 forced (the
-shutdown time-out or a second signal), 2 usage or configuration, 3 Redis does not answer at the start, 4 the watchdog
-killed the last live worker process. The first SIGTERM or SIGINT lets running listeners end and gives the rest back; the
-second leaves at once. SIGHUP replaces all processes, SIGUSR1 writes the stack of every thread to standard error.
+The parent runs the project's system checks, waits until Redis and ZooKeeper answer, then forks and watches the
+workers. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or configuration, 3 Redis
+or ZooKeeper refuses the worker (or does not answer, with --burst), 4 the watchdog killed the last live worker
+process. The first SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once.
+SIGHUP replaces all processes, SIGUSR1 writes the stack of every thread to standard error.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Command(RmqCommand):
 
     help = (
         "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
-        "1 forced, 2 usage or configuration, 3 Redis unavailable at the start, 4 ended by the watchdog. Defaults of "
+        "1 forced, 2 usage or configuration, 3 Redis refuses the worker, 4 ended by the watchdog. Defaults of "
         'the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
     requires_system_checks = "__all__"
@@ -162,9 +163,8 @@ class Command(RmqCommand):
         if options["dry_run"]:
             self.stdout.write(starting.ready_line(topics, how.threads or 1, processes))
             return
-        topics = starting.check_start(topics)
         if connections.in_memory():
-            code, settled = self._run_here(topics, how, options["verbosity"])
+            code, settled = self._run_here(starting.check_start(topics), how, options["verbosity"])
         else:
             code, settled = self._run_processes(topics, how, processes, options)
         self._say(options["verbosity"], f"Settled {settled} deliveries")
@@ -198,6 +198,8 @@ class Command(RmqCommand):
             **({"changed": reloading.SourceWatch()} if reloads else {}),
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
+            # A burst is often started by a timer, and the next one would wait beside it.
+            prepare=starting.Preparation(topics, waits=not how.burst),
             ready=lambda: self._say(
                 options["verbosity"], starting.ready_line(topics, how.threads or 1, processes)
             ),

@@ -136,9 +136,9 @@ def _log_settled(settled: Settled) -> None:
             )
 
 
-def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:
-    """Return a supervisor of worker processes; ``how`` are its options."""
-    chosen, parent = list(topics), os.getpid()
+def supervise(chosen: list[Topic], options: Options, **how: Any) -> Supervisor:
+    """Return a supervisor of worker processes; ``how`` are its options, and may shorten the list ``chosen`` at the start."""
+    parent = os.getpid()
     threads = options.threads or get_config().consumer.threads
 
     def died(notes: Notes) -> int:

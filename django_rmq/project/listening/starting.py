@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from django.db import Error as DatabaseError
@@ -9,7 +10,7 @@ from django.db import Error as DatabaseError
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.topics.definitions import register_topics
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import conditions, registry
 from django_rmq.project.scheduling import running
@@ -18,6 +19,9 @@ from django_rmq.project.tasks import modules
 from django_rmq.project.validating import conditions as validating
 
 logger = safe_logger("django_rmq.consumer")
+
+WAITING_LINE_SECONDS = 30.0
+"""Seconds between two lines of the log while the command waits for its server."""
 
 NAMED = 10
 """The number of topics that are named in one line of the log."""
@@ -101,6 +105,47 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     return readable
 
 
+class Preparation:
+    """Prepares ``topics`` for workers when it is called, and leaves out those that cannot be consumed.
+
+    It returns False while a server is unreachable, if ``waits``. A server that refuses the worker is an error at once.
+    """
+
+    def __init__(self, topics: list[Topic], *, waits: bool) -> None:
+        self._topics, self._waits = topics, waits
+        self._waiting_since: float | None = None
+        self._next_line = 0.0
+
+    def __call__(self) -> bool:
+        """Raises what ``check_start`` does."""
+        try:
+            self._topics[:] = check_start(self._topics)
+        except ServerUnavailable as error:
+            if not self._waits:
+                raise
+            self._log_waiting(error)
+            return False
+        if self._waiting_since is not None:
+            logger.info(
+                "The server answers after %.0f s; worker processes start now",
+                time.monotonic() - self._waiting_since,
+                extra={"rmq_event": "server_back"},
+            )
+        return True
+
+    def _log_waiting(self, error: ServerUnavailable) -> None:
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now >= self._next_line:
+            self._next_line = now + WAITING_LINE_SECONDS
+            logger.warning(
+                "No worker process starts, because a server is unreachable: %s. The command tries again every second",
+                error,
+                extra={"rmq_event": "waiting"},
+            )
+
+
 def _check_bodies(topics: list[Topic]) -> None:
     """Raise ``ConfigurationError`` if the type of a topic's bodies cannot be used. The types are imported once, here."""
     found = [problem for topic in topics for problem in validating.problems(topic)]
@@ -152,4 +197,4 @@ def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str
     return f"{READY}{parts} with {threads} threads{several}"
 
 
-__all__ = ["check_start", "chosen_topics", "ready_line"]
+__all__ = ["Preparation", "check_start", "chosen_topics", "ready_line"]

@@ -9,7 +9,7 @@ from typing import Any
 from django_rmq.admin.charts import Sparkline
 from django_rmq.admin.trends import Recent
 from django_rmq.core.words.topics import Topic
-from django_rmq.operations import TopicFigures
+from django_rmq.operations import ScheduleFigures, TopicFigures
 from django_rmq.operations.health import USUAL_LIMITS
 
 LONG_SECONDS = 60.0
@@ -157,6 +157,31 @@ class Tab:
     current: bool
     count: int | None = None
     alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way to another page, with what is to be known of it."""
+
+    label: str
+    url: str
+    note: str = ""
+    alarm: bool = False
+
+
+def is_old_in_outbox(seconds: float) -> bool:
+    """Return whether a message has been in the outbox for longer than is usual."""
+    return seconds > (USUAL_LIMITS.max_outbox_age or 0)
+
+
+def is_late(one: ScheduleFigures) -> bool:
+    """Return whether a schedule is later than is usual."""
+    return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
+
+
+def needs_attention(one: ScheduleFigures) -> bool:
+    """Return whether the last run of a schedule died, or the next one is late, unknown or missing."""
+    return bool(one.outcome == "dead" or one.problem or one.is_missing or is_late(one))
 
 
 @dataclass(frozen=True, slots=True)

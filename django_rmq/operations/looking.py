@@ -19,7 +19,9 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, SlotsFigures, TopicFigures
 from django_rmq.operations.flow import Flow
 from django_rmq.operations.measuring import Measurement
+from django_rmq.operations.outbox import Waiting
 from django_rmq.operations.retiring import Stranded
+from django_rmq.operations.schedules import ScheduleFigures
 
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
@@ -40,6 +42,18 @@ def shared_survey(desk: Desk, names: Iterable[str] | None = None) -> Overview:
     """Return the same as ``survey``, up to three seconds old: everybody who looks shares one."""
     desk.actor.require(Permission.VIEW)
     return surveys.shared_survey(desk.broker, desk.present_all(names))
+
+
+def shared_outbox(desk: Desk) -> list[Waiting]:
+    """Return how much is in the outbox, up to five seconds ago: everybody who looks shares one answer."""
+    desk.actor.require(Permission.VIEW)
+    return surveys.shared_outbox(desk)
+
+
+def shared_schedules(desk: Desk) -> list[ScheduleFigures]:
+    """Return the schedules, up to five seconds ago: everybody who looks shares one answer."""
+    desk.actor.require(Permission.VIEW)
+    return surveys.shared_schedules(desk)
 
 
 def topic(desk: Desk, name: str) -> TopicFigures:

@@ -1,4 +1,4 @@
-"""One survey of all topics for everybody who looks at the dashboard, in all web processes.
+"""What open dashboards show is read once for all of them: the topics for all web processes, the rest in each process.
 
 A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page
 asks for one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other
@@ -12,8 +12,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from django_rmq.core.calls import answers
@@ -21,7 +23,10 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import figures
+from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, TopicFigures
+from django_rmq.operations.outbox import Waiting, outbox
+from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
 
 KEPT_MS = 2_000
@@ -29,6 +34,9 @@ KEPT_MS = 2_000
 
 KEPT_SECONDS = 1.0
 """Seconds for which a process keeps a survey without asking Redis for a newer one."""
+
+OTHERS_SECONDS = 5.0
+"""Seconds for which a process keeps what is in the outbox, and the schedules."""
 
 LEASE_MS = 5_000
 """Milliseconds after which a process that makes a survey counts as dead."""
@@ -43,55 +51,77 @@ QUICK_SECONDS = 0.2
 """A server that refuses to keep a survey within this time answers, so it can be read."""
 
 MOST_KEPT = 32
-"""The number of surveys that a process keeps: one for each set of topics that somebody looks at."""
+"""The number of answers that a process keeps: surveys of different topics, the outbox, the schedules."""
 
 _COLUMNS = [one.name for one in fields(TopicFigures) if one.name not in ("topic", "definition_problem")]
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
 class _Kept:
-    """The last survey of some topics in this process, or the error of the last attempt."""
+    """The last answer to a question in this process, or the error of the last attempt."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a survey is made: the other threads wait for it."""
-    overview: Overview | None = None
+    """Held while somebody asks: the other threads wait for the answer."""
+    answer: Any = None
     error: ServerTrouble | None = None
     ended: float = 0.0
     """When the last attempt ended."""
 
 
-_kept: dict[tuple[int, Broker, tuple[Topic, ...]], _Kept] = {}
+_kept: dict[tuple[object, ...], _Kept] = {}
 _guard = threading.Lock()
 
 
 def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``."""
-    if not KEPT_MS or connections.in_memory():
+    if connections.in_memory():
         return figures.survey(broker, topics)
-    asked = time.monotonic()
-    kept = _of(broker, topics)
+    return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
+
+
+def shared_outbox(desk: Desk) -> list[Waiting]:
+    """Return what ``outbox`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("outbox", id(desk.config)), partial(outbox, desk), OTHERS_SECONDS)
+
+
+def shared_schedules(desk: Desk) -> list[ScheduleFigures]:
+    """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("schedules", id(desk.config), desk.broker), partial(schedules, desk), OTHERS_SECONDS)
+
+
+def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
+    """Return the answer of ``ask``, or one to the same question that is not older than ``seconds``."""
+    if not KEPT_MS:
+        return ask()
+    began = time.monotonic()
+    kept = _of(key)
     with kept.lock:
         # Who has waited gets what the attempt that it has waited for gave, also an error: otherwise every
         # waiting thread would find out by itself, one after the other, that Redis does not answer.
-        if kept.error is not None and kept.ended > asked:
+        if kept.error is not None and kept.ended > began:
             raise type(kept.error)(str(kept.error)) from kept.error
-        if kept.overview is not None and kept.ended + KEPT_SECONDS > asked:
-            return kept.overview
+        if kept.answer is not None and kept.ended + seconds > began:
+            answer: T = kept.answer
+            return answer
         try:
-            kept.overview, kept.error = _made_once(broker, topics), None
+            answer = kept.answer = ask()
+            kept.error = None
         except ServerTrouble as error:
-            kept.overview, kept.error = None, error
+            kept.answer, kept.error = None, error
             raise
         finally:
             kept.ended = time.monotonic()
-        return kept.overview
+        return answer
 
 
-def _of(broker: Broker, topics: Sequence[Topic]) -> _Kept:
+def _of(question: tuple[object, ...]) -> _Kept:
     with _guard:
         # A lock that another thread held at a fork is never released in the new process.
-        key = (os.getpid(), broker, tuple(topics))
-        # The newest is last. An older one that is still being made goes on without its place here.
+        key = (os.getpid(), *question)
+        # The newest is last. An older one that somebody still asks for goes on without its place here.
         kept = _kept.pop(key, None) or _Kept()
         _kept[key] = kept
         for old in list(_kept)[:-MOST_KEPT]:
@@ -161,4 +191,4 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     return Overview(found, workers, problem, now_ms)
 
 
-__all__ = ["shared_survey"]
+__all__ = ["shared_outbox", "shared_schedules", "shared_survey"]

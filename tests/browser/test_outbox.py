@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,10 @@ def row_of(page: Page, text: str) -> Locator:
 
 def test_what_is_in_the_outbox_is_shown_retried_and_deleted(filled: Shop, log_in: Any) -> None:
     page = log_in("boss")
-    page.get_by_role("link", name="Outbox").click()
+    way = page.get_by_role("link", name="Outbox")
+    expect(way).to_contain_text("1 refused")
+    expect(way).to_have_class(re.compile("rmq-is-alarm"))
+    way.click()
     expect(row_of(page, "101")).to_contain_text(TOPIC)
     expect(row_of(page, "103")).to_contain_text(REASON)
     expect(row_of(page, "103")).to_contain_text("refused")

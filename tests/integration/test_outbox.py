@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -40,8 +41,10 @@ from django_rmq import (
 )
 from django_rmq.core.redis import pipeline
 from django_rmq.models import OutboxMessage
+from django_rmq.operations import surveys
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases as outbox_databases
+from django_rmq.project.outbox import looking as outbox_looking
 from django_rmq.project.outbox import relaying, statements
 from django_rmq.project.outbox.folding import REFUSALS
 from django_rmq.project.outbox.relaying import relay
@@ -856,6 +859,42 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     ]
     dashboard = person.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
     assert url in dashboard
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "KEPT_MS", 0)
+    viewer, outbox = staff("view_topic"), reverse("admin:django_rmq_topic_outbox")
+
+    def link() -> tuple[bool, str]:
+        """Whether the way to the outbox is red, and what it says; on the page and when it is refreshed."""
+        answers = [
+            viewer.get(reverse(f"admin:django_rmq_topic_{page}")) for page in ("changelist", "dashboard_live")
+        ]
+        found = [
+            re.search(
+                rf'<a class="([^"]*)" href="{outbox}">Outbox(?: <span[^>]*>([^<]*)</span>)?</a>',
+                answer.content.decode(),
+            )
+            for answer in answers
+        ]
+        (one,) = {(("rmq-is-alarm" in each[1]), each[2] or "") for each in found if each is not None}
+        assert None not in found
+        return one
+
+    assert link() == (False, "")
+    left_behind(lambda: send_message("renders", {"secret": 1}, priority=100))
+    left_behind(lambda: send_message("keyed", {"secret": 2}, key="k", priority=100))
+    OutboxMessage.objects.update(sent_ms=F("sent_ms") - 60_000)
+    alarm, text = link()
+    assert not alarm and text.startswith("2 waiting, oldest 6")
+    OutboxMessage.objects.update(sent_ms=F("sent_ms") - 600_000)
+    assert link() == (True, "2 waiting, oldest 11 min")
+    assert "rmq-tile rmq-is-alarm" in viewer.get(outbox).content.decode()
+    OutboxMessage.objects.update(due_ms=None, error="InvalidMessage: too long")
+    assert link() == (True, "2 refused")
+    with mock.patch.object(outbox_looking, "waiting", side_effect=OperationalError("no connection")):
+        assert link() == (True, "unreadable")
 
 
 @pytest.mark.django_db(transaction=True)

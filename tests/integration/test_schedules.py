@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
@@ -1040,12 +1041,17 @@ def test_a_schedule_whose_runs_die_is_seen(
         assert "schedule hourly is on time, and the latest of its runs that ended is dead" in out.getvalue()
         shown = staff("view_topic").get(reverse("admin:django_rmq_topic_schedules")).content.decode()
         assert "died" in shown
+        dashboard = staff("view_topic").get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+        assert re.search(r"rmq-is-alarm[^>]*>Schedules [^>]*>1 needs attention<", dashboard)
         (row,) = staff("view_topic").get(reverse("rmq_api:schedules")).json()["results"]
         assert (row["outcome"], row["outcome_ms"]) == ("dead", two)
         turn(clock, three)
         running.stepper().settle()
         end_runs(broker, None)
         assert (outcome(), dead_by_metrics()) == (("", None), 0)
+        with mock.patch("django_rmq.operations.surveys.KEPT_MS", 0):
+            dashboard = staff("view_topic").get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+        assert "needs attention<" not in dashboard
 
 
 def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(

@@ -216,6 +216,29 @@ def test_a_filtered_page_asks_for_its_rows_only(
     assert len(made) == 4
 
 
+def test_the_schedules_and_the_outbox_are_read_once_for_all_who_look(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "OTHERS_SECONDS", 600.0)
+    read: list[str] = []
+
+    def reads(name: str) -> Callable[[Any], list[Any]]:
+        def ask(_desk: Any) -> list[Any]:
+            read.append(name)
+            return []
+
+        return ask
+
+    for name in ("outbox", "schedules"):
+        monkeypatch.setattr(surveys, name, reads(name))
+    with ThreadPoolExecutor(TABS) as tabs:
+        for ask in ("shared_outbox", "shared_schedules"):
+            assert list(
+                tabs.map(lambda _tab, ask=ask: getattr(Operations(Actor("me", "test")), ask)(), range(TABS))
+            )
+    assert read == ["outbox", "schedules"]
+
+
 def test_a_survey_needs_the_permission_to_see_topics(broker: Broker) -> None:
     look()
     with pytest.raises(NotPermitted):

@@ -9,11 +9,14 @@ from urllib.parse import urlencode
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_rmq.admin import trends
-from django_rmq.admin.figures import Places, Totals, row_of
+from django_rmq.admin.figures import Link, Places, Totals, is_old_in_outbox, needs_attention, row_of
 from django_rmq.admin.pages.answers import Pages, page
+from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission
+from django_rmq.templatetags.rmq_times import duration, number
 
 TOPICS_SHOWN = 100
 """The number of topics on a page; the script that refreshes it fetches no more."""
@@ -24,28 +27,56 @@ LONGEST_SEARCH = 100
 @page(Permission.VIEW)
 def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
     """Show all topics."""
-    uses_outbox = pages.operations(request).config.uses_outbox
-    context = {
-        "outbox_url": pages.url("outbox") if uses_outbox else "",
-        "schedules_url": pages.url("schedules"),
-        **_dashboard(pages, request),
-    }
+    context = _dashboard(pages, request)
     return pages.render(request, "topic/change_list.html", {**context, **(extra_context or {})})
 
 
 @page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the current figures of the dashboard."""
-    return pages.fragment(request, "topic/_dashboard.html", _dashboard(pages, request))
+    return pages.fragment(request, "topic/_dashboard_live.html", _dashboard(pages, request))
 
 
 def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
-    return dashboard(
-        pages.operations(request),
+    operations = pages.operations(request)
+    content = dashboard(
+        operations,
         request.GET,
         pages.url("dashboard_live"),
         lambda name: pages.url("change", quote(name)),
     )
+    links = [_schedules_link(operations, pages.url("schedules"))]
+    if operations.config.uses_outbox:
+        links.insert(0, _outbox_link(operations, pages.url("outbox")))
+    return {**content, "links": links}
+
+
+def _outbox_link(operations: Operations, url: str) -> Link:
+    """Return the way to the outbox, with what is in it. Refused and old messages need somebody's attention."""
+    try:
+        found = operations.shared_outbox()
+    except RmqError:
+        return Link(_("Outbox"), url, _("unreadable"), True)
+    waiting, refused = sum(one.messages for one in found), sum(one.refused for one in found)
+    age = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
+    notes = []
+    if waiting:
+        notes.append(
+            _("%(count)s waiting, oldest %(age)s") % {"count": number(waiting), "age": duration(age)}
+        )
+    if refused:
+        notes.append(_("%(count)s refused") % {"count": number(refused)})
+    return Link(_("Outbox"), url, _(", ").join(notes), bool(refused) or is_old_in_outbox(age))
+
+
+def _schedules_link(operations: Operations, url: str) -> Link:
+    """Return the way to the schedules, with the number of those that need somebody's attention."""
+    try:
+        wrong = sum(needs_attention(one) for one in operations.shared_schedules())
+    except RmqError:
+        return Link(_("Schedules"), url, _("unreadable"), True)
+    note = ngettext("%(count)s needs attention", "%(count)s need attention", wrong) % {"count": number(wrong)}
+    return Link(_("Schedules"), url, note if wrong else "", wrong > 0)
 
 
 def dashboard(
@@ -64,8 +95,8 @@ def dashboard(
     found = [one for one in seen.topics if one.topic.name in chosen]
     pages = max(1, -(-len(found) // TOPICS_SHOWN))
     asked = query.get("p", "1")
-    number = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
-    shown = {one.topic for one in found[(number - 1) * TOPICS_SHOWN : number * TOPICS_SHOWN]}
+    at = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
+    shown = {one.topic for one in found[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = trends.recent(operations, found, shown)
     rows = [
         row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "") for one in found
@@ -79,11 +110,11 @@ def dashboard(
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
         "topics": len(found),
-        "page": number,
+        "page": at,
         "pages": pages,
-        "previous": _query(wanted, number - 1) if number > 1 else "",
-        "next": _query(wanted, number + 1) if number < pages else "",
-        "urls": Places(live=live + _query(wanted, number)),
+        "previous": _query(wanted, at - 1) if at > 1 else "",
+        "next": _query(wanted, at + 1) if at < pages else "",
+        "urls": Places(live=live + _query(wanted, at)),
     }
 
 

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.bodies import summary, visible
-from django_rmq.admin.figures import Places
+from django_rmq.admin.figures import Places, is_old_in_outbox
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import Operations, OutboxRow, Permission
@@ -42,13 +42,15 @@ def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     chosen = operations.outbox_rows(
         [topic] if topic else None, refused={"waiting": False, "refused": True}.get(state), limit=ROWS_SHOWN
     )
+    oldest = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
     context = {
         "heading": _("Outbox"),
         "here": _("Outbox"),
         "title": _("Outbox"),
         "waiting": sum(one.messages for one in found),
         "refused": sum(one.refused for one in found),
-        "oldest_seconds": max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0),
+        "oldest_seconds": oldest,
+        "is_old": is_old_in_outbox(oldest),
         "lines": [_line(pages, operations, one) for one in chosen],
         "is_cut": len(chosen) == ROWS_SHOWN,
         "state": state,

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.bodies import visible
-from django_rmq.admin.figures import Places, Trouble
+from django_rmq.admin.figures import Places, Trouble, is_late
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.core.words.schedules import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble
@@ -131,6 +131,7 @@ def _line(pages: Pages, operations: Operations, one: ScheduleFigures) -> dict[st
         "timing": visible(one.timing),
         "catch_up": CATCH_UPS.get(one.schedule.catch_up, one.schedule.catch_up),
         "declared": visible(one.declared.timing) if one.override else "",
+        "is_late": is_late(one),
         "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "problem": visible(one.problem),
         "url": pages.url("change", quote(one.topic)) if one.topic in operations.config.topics else "",

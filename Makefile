@@ -8,6 +8,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?=
 EXACTLY_ONCE_ARGS ?=
 MATRIX_ARGS ?=
+WAGTAIL_ARGS ?=
 
 RULES := tests/unit tests/contract tests/stateful tests/proof
 PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_exactly_once.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
@@ -23,7 +24,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wheel dist requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wagtail wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +129,18 @@ build/clients/typescript/.installed: $(addprefix tests/clients/typescript/,packa
 
 clients: $(INSTALLED) $(CLIENTS) ## generate clients of the REST API in Python and TypeScript, and run them (needs Node and npm)
 	$(BIN)/python -m pytest -q tests/clients $(TEST_ARGS)
+
+# Also in an environment of its own, with the package as it is here.
+WAGTAIL := build/wagtail/.installed
+
+$(WAGTAIL): requirements/wagtail.txt
+	$(PYTHON) -m venv build/wagtail
+	build/wagtail/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@rm -f build/wagtail/wagtail.sqlite3
+	@touch $@
+
+wagtail: $(WAGTAIL) ## Wagtail's own tests of the modules with tasks, with RMQ and with the immediate backend (20 to 40 minutes; WAGTAIL_ARGS='wagtail.images')
+	build/wagtail/bin/python -m tests.wagtail $(WAGTAIL_ARGS)
 
 types: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
@@ -258,6 +271,9 @@ requirements: $(INSTALLED) ## pin the requirements, with hashes (needs npm)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  requirements/clients.in --output-file requirements/clients.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  --extra tasks pyproject.toml requirements/wagtail.in --output-file requirements/wagtail.txt
 	@rm -rf build/npm && mkdir -p build/npm && cp tests/clients/typescript/package.json build/npm
 	npm install --prefix build/npm --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 	cp build/npm/package-lock.json tests/clients/typescript/pinned.json

@@ -34,11 +34,17 @@ class ReplayMessageView(RmqView):
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Send a dead message again with all its retries; with a body, the edited message."""
+        """Send a dead message again with all its retries; with a body, the edited message.
+
+        An edited message counts as a send.
+        """
         declared, operations = self.topic(topic), self.operations
         asked = self.read(requests.EditFields, request.data)
         if "body" in asked:
-            done = operations.replay_edited(declared.name, id, body_for(declared, asked["body"]))
+            size = int(request.META["CONTENT_LENGTH"])
+            done = operations.replay_edited(
+                declared.name, id, body_for(declared, asked["body"]), charged_bytes=size
+            )
         else:
             done = operations.replay(declared.name, [id])
         return outcome(done, id, {"replayed": 200, "merged": 200})

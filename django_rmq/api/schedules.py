@@ -53,10 +53,14 @@ class RunScheduleView(RmqView):
 
     needs = {"POST": Permission.SEND}
 
-    @documented("run_schedule", answers={202: answers.RunAnswer}, errors=[404, 409, 507])
+    @documented("run_schedule", answers={202: answers.RunAnswer}, errors=[400, 404, 409, 507])
     def post(self, request: Request, name: str) -> Response:
-        """Send the message of a schedule now, beside its ticks."""
-        return Response({"name": name, "id": self.operations.run_schedule(name, self.known())}, status=202)
+        """Send the message of a schedule now, beside its ticks.
+
+        It counts as a send.
+        """
+        sent = self.operations.run_schedule(name, self.known(), is_charged=True)
+        return Response({"name": name, "id": sent}, status=202)
 
 
 __all__ = ["PauseScheduleView", "ResumeScheduleView", "RunScheduleView", "SchedulesView"]

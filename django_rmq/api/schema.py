@@ -149,7 +149,7 @@ def documented(
     statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 413, 415}
-    if query is not None:
+    if query is not None or path is not None:
         statuses |= {400}
 
     def describe(target: _Target) -> _Target:

@@ -1,8 +1,8 @@
 """The actor of an operation, its permissions, and the audit trail.
 
 Permissions are Django's, of the model ``Topic``. Every action is written to the logger ``django_rmq.audit``
-and, if there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many; never any
-content.
+and, if there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many. What is said by
+the filter, by sealed ids and by the values before and after; never by any content.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def record(
             "rmq_topic": topic,
             "rmq_actor": actor.name,
             "rmq_via": actor.via,
+            "rmq_note": note,
             "rmq_outcomes": dict(outcomes),
         },
     )
@@ -138,7 +139,8 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
 
     from django_rmq.models import Topic
 
-    message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})"
+    # PostgreSQL stores no NUL, and the page shows one line.
+    message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})".replace("\0", "\N{REPLACEMENT CHARACTER}")
     if known is not None:
         own = LogEntry.objects.filter(pk=known, user_id=actor.user.pk, object_id=topic)
         if own.update(change_message=message):

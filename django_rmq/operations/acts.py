@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from django_rmq.core.calls import people
 from django_rmq.core.words.failures import cut_error
@@ -39,6 +40,8 @@ class Act:
     call: CallOf
     outcomes: Mapping[str, str] = field(default_factory=dict)
     """The script's word → the outcome."""
+    detail: str = ""
+    """What the audit trail says of it beside its name. Never any content."""
 
     def renamed(self, progress: Progress) -> Progress:
         """Return the progress of a sweep with outcomes instead of words."""
@@ -62,15 +65,26 @@ CANCEL = Act("cancel", people.cancel, _CANCELLED)
 def bury(actor: Actor, why: str) -> Act:
     """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
     reason = cut_error(f"put into Dead by {actor.name}{f': {why}' if why else ''}").decode()
-    return Act("bury", lambda topic, slot, members: people.bury(topic, slot, members, reason), _BURIED)
+    return Act(
+        "bury",
+        lambda topic, slot, members: people.bury(topic, slot, members, reason),
+        _BURIED,
+        "with a reason" if why else "",
+    )
 
 
-def reschedule(score: int) -> Act:
+def reschedule(score: int, *, is_time: bool) -> Act:
     """Return the action that gives waiting messages another score."""
+    to = (
+        datetime.fromtimestamp(score / 1000, UTC).isoformat(timespec="milliseconds")
+        if is_time
+        else str(score)
+    )
     return Act(
         "reschedule",
         lambda topic, slot, members: people.reschedule(topic, slot, [score] * len(members), members),
         _RESCHEDULED,
+        f"to {to}" if is_time else f"to priority {to}",
     )
 
 

@@ -82,7 +82,10 @@ def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: 
         raise InvalidRequest(f"several consumers hold claims of {name}: {', '.join(sorted(consumers))}")
     chosen = [one for one in found if consumer in (None, one.consumer)]
     steps = _returning(broker, topic, chosen, spent=spent)
-    return desk.recorded("return claims", topic, "with a retry used" if spent else "", steps)
+    note = f"of {', '.join(sorted({one.consumer for one in chosen}))}" if chosen else ""
+    if spent:
+        note = f"{note}, with a retry used".removeprefix(", ")
+    return desk.recorded("return claims", topic, note, steps)
 
 
 def _returning(

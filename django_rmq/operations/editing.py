@@ -16,17 +16,21 @@ from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.named import Done, instead
+from django_rmq.operations.named import Done, chosen, instead, public_id
 from django_rmq.operations.reading import find_one
+from django_rmq.operations.sending import charge
 from django_rmq.project import connections, sending
 
 
-def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
+def replay_edited(
+    desk: Desk, name: str, message_id: str, body: Any, *, charged_bytes: int | None = None
+) -> Done:
     """Replay one dead message with another body. Outcomes: as ``replay``.
 
     If the body is the message's identity, the edited one is another message: it is sent, then the dead one is
     deleted. If two people do that at the same time, both messages may be sent; a double click sends one.
-    Raises ``InvalidMessage`` for a body that cannot be sent.
+    ``charged_bytes``: the actor is charged with one message of this size. Raises ``InvalidMessage`` for a body that
+    cannot be sent, and the errors of ``spend_sends``.
     """
     desk.actor.require(Permission.REPLAY, Permission.EDIT)
     topic = desk.present(name)
@@ -43,8 +47,11 @@ def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
         if looked.dead is None:
             word = instead(looked)
         else:
+            if charged_bytes is not None:
+                charge(desk, 1, charged_bytes)
             word = _replay(desk, topic, identity.slot, member, looked, body)
-    desk.record("replay edited", topic.name, {word: 1})
+    public = public_id(topic, message_id, identity, member)
+    desk.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
     return Done({message_id: word})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django_rmq.core.words.answers import Entry
@@ -12,6 +13,9 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.copies import Copy
 from django_rmq.project.ids import STATES
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
+"""What may be the name of a class. Other text by which errors are filtered may be part of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,22 @@ class Filter:
     slot: int | None = None
     priority: int | None = None
     """Priority topics: the priority with which they wait."""
+    begun: float = field(default=0.0, compare=False)
+    """Dead: messages that have died in this many last seconds are left out; see ``as_of``."""
+
+    @property
+    def description(self) -> str:
+        """What is selected, for the audit trail. Empty: everything. Text that may quote messages is left out."""
+        found = []
+        if self.error:
+            found.append(f"error {self.error}" if _CLASS.fullmatch(self.error) else "an error (left out)")
+        if self.text:
+            found.append("a text (left out)")
+        ages = {"older than": self.older_than, "newer than": self.newer_than}
+        found += [f"{name} {age:g} s" for name, age in ages.items() if age is not None]
+        numbers = {"slot": self.slot, "priority": self.priority}
+        found += [f"{name} {number}" for name, number in numbers.items() if number is not None]
+        return ", ".join(found)
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +77,7 @@ class Filter:
         """
         if state != "dead":
             return self
-        return replace(self, older_than=max(self.older_than or 0.0, seconds))
+        return replace(self, begun=seconds)
 
     def check(self, topic: Topic, state: str) -> None:
         """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
@@ -67,7 +87,7 @@ class Filter:
             raise InvalidRequest(
                 f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots} slots"
             )
-        for age in (self.older_than, self.newer_than):
+        for age in (self.older_than, self.newer_than, self.begun or None):
             if age is None:
                 continue
             if not is_number(age) or not 0 <= age <= MAX_AGE:
@@ -93,11 +113,11 @@ class Filter:
         if self.priority is not None:
             # A message that failed and keeps its priority has its retries in the fraction.
             return float(self.priority), math.nextafter(self.priority + 1, -math.inf)
-        if self.older_than is None and self.newer_than is None:
+        if self.older_than is None and self.newer_than is None and not self.begun:
             return -math.inf, math.inf
         # On time topics, 999 and less are retries, which have no time.
         low = 1000.0 if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
-        high = now_ms if self.older_than is None else math.floor(now_ms - self.older_than * 1000)
+        high = math.floor(now_ms - max(self.older_than or 0.0, self.begun) * 1000)
         # In flight, the last three digits are the retries left.
         return max(low, 1000.0), high + 999 if state == "prepare" else high
 

@@ -18,9 +18,13 @@ from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.reading import copies_of, find, identified
 from django_rmq.project.ids import Identity
+from django_rmq.project.sealing import sealed_id
 
 MAX_IDS = 1_000
 """Maximum number of messages named in one call."""
+
+MOST_NAMED = 10
+"""Maximum number of messages that the audit trail names for one action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:
     topic = desk.present(name)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
-    return _do(desk, acts.delete(copy), topic, ids)
+    return _do(desk, acts.delete(copy), topic, ids, f"{copy} copy")
 
 
 def delete_only(desk: Desk, name: str, message_id: str) -> Done:
@@ -105,7 +109,8 @@ def reschedule(
     """
     desk.actor.require(Permission.EDIT)
     topic = desk.present(name)
-    return _do(desk, acts.reschedule(new_score(topic, due, priority)), topic, ids)
+    score = new_score(topic, due, priority)
+    return _do(desk, acts.reschedule(score, is_time=not topic.is_priority), topic, ids)
 
 
 def new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
@@ -119,7 +124,7 @@ def new_score(topic: Topic, due: datetime | int | None, priority: int | None) ->
     return check_fixed_time(due, name="due", past=True)
 
 
-def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
+def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str], detail: str = "") -> Done:
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
@@ -142,10 +147,26 @@ def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
             found[one] = "not_found"
     if error is not None and not set(found.values()) - {"gone", "not_found"}:
         raise error
-    desk.record(act.name, topic.name, Counter(found.values()), f"{len(ids)} chosen")
+    public = [public_id(topic, one, identities[one], members[one]) for one in identities]
+    desk.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
     if error is not None:
         raise error
     return Done(found)
+
+
+def chosen(ids: Sequence[str], detail: str = "") -> str:
+    """Return what the audit trail says of messages that were chosen: how many, and the first ids, which are sealed."""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    named = f"{len(ids)} chosen: {', '.join(ids[:MOST_NAMED])}{more}"
+    return f"{named}; {detail}" if detail else named
+
+
+def public_id(topic: Topic, text: str, identity: Identity, member: bytes | None) -> str:
+    """Return an id that reveals nothing of a message, which somebody has named by the id ``text``."""
+    member = identity.member if member is None else member
+    if member is not None:
+        return sealed_id(topic.name, identity.slot, member)
+    return f"{identity.slot}~{text.partition('~')[2] or '(not found)'}"
 
 
 def _tell(

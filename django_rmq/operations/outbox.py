@@ -14,6 +14,7 @@ from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopi
 from django_rmq.operations import redaction
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
+from django_rmq.operations.named import chosen as chosen_note
 from django_rmq.project.outbox import looking, relaying
 from django_rmq.project.outbox.looking import Found, Waiting
 from django_rmq.project.outbox.relaying import Step
@@ -67,6 +68,9 @@ def outbox_rows(
 ) -> list[OutboxRow]:
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
     desk.actor.require(Permission.VIEW)
+    if names is not None:
+        # PostgreSQL refuses the query. No row can have such a topic.
+        names = [name for name in names if "\0" not in name]
     try:
         found = looking.rows(names, refused=refused, limit=limit)
     except Error as error:
@@ -110,7 +114,8 @@ def _do(desk: Desk, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
         for (topic, database), numbers in chosen.items():
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count
-            desk.record(act, topic, {word: count})
+            rows = [f"{database}:{number}" for number in numbers]
+            desk.record(act, topic, {word: count}, chosen_note(rows))
     except Error as error:
         raise _unavailable(error) from error
     return {word: done, "gone": gone}

@@ -16,6 +16,7 @@ from django_rmq.core.calls.looking import status
 from django_rmq.core.producer.placing import basis_of
 from django_rmq.core.schedules import stepping
 from django_rmq.core.schedules.timing import last_tick
+from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.envelopes import new_origin
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.schedules import EDITABLE, Record, Schedule, tick_member
@@ -32,9 +33,11 @@ from django_rmq.exceptions import (
 )
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
+from django_rmq.operations.sending import charge
 from django_rmq.project import connections
 from django_rmq.project.listening import registry as listeners
 from django_rmq.project.scheduling import conditions, registry
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.values import Wanted
 
@@ -156,17 +159,27 @@ def edit_schedule(desk: Desk, name: str, changes: Mapping[str, Any]) -> str:
     for problem in conditions.of_timing(changed):
         raise InvalidRequest(problem.message)
     text = json.dumps(override, sort_keys=True) if override else ""
-    return _change(
-        desk, record, "override", text, "changed", from_now=changed.timing != record.schedule.timing
-    )
+    return _set_override(desk, record, text, changed)
 
 
 def reset_schedule(desk: Desk, name: str) -> str:
     """Let a schedule run as the settings say. Answers changed or unchanged."""
     desk.actor.require(Permission.EDIT)
     record = _record(desk, name)
+    return _set_override(desk, record, "", record.declared)
+
+
+def _set_override(desk: Desk, record: Record, text: str, changed: Schedule) -> str:
+    """Set what people have changed, so that the schedule runs as ``changed`` says."""
+    before, after = _described(record.schedule), _described(changed)
     return _change(
-        desk, record, "override", "", "changed", from_now=record.declared.timing != record.schedule.timing
+        desk,
+        record,
+        "override",
+        text,
+        "changed",
+        from_now=changed.timing != record.schedule.timing,
+        note=before if before == after else f"from {before} to {after}",
     )
 
 
@@ -183,14 +196,18 @@ def delete_schedule(desk: Desk, name: str) -> str:
         )
     desk.broker.run(calls.change_schedule(name, "removed", "1"))
     stepping.Stepper(desk.broker, {}).settle(name)
-    desk.record("delete", record.schedule.topic, {"deleted": 1}, f"schedule {name}")
+    note = f"schedule {name}: {_described(record.schedule)}"
+    desk.record("delete", record.schedule.topic, {"deleted": 1}, note)
     return "deleted"
 
 
-def run_schedule(desk: Desk, name: str, names: Collection[str] | None = None) -> str:
+def run_schedule(
+    desk: Desk, name: str, names: Collection[str] | None = None, *, is_charged: bool = False
+) -> str:
     """Send the message of a schedule now, beside its ticks; return the id of the message.
 
-    Raises ``TopicFull``.
+    ``is_charged``: the actor is charged with one message and the size of its body. Raises ``TopicFull``, and the
+    errors of ``spend_sends``.
     """
     desk.actor.require(Permission.SEND)
     record, now_ms = _record(desk, name, names), desk.broker.now_ms()
@@ -205,9 +222,12 @@ def run_schedule(desk: Desk, name: str, names: Collection[str] | None = None) ->
         0 if topic.type is TopicType.RANGE_MERGE else now_ms,
         new_origin(),
     )
+    if is_charged:
+        charge(desk, 1, len(encode_body(topic, declared.body)))
     producer = connections.get_producer(desk.purpose)
     (result,) = producer.send([producer.restore(out)])
-    desk.record("run", topic.name, {result.status: 1}, f"schedule {name}")
+    sent = sealed_id(topic.name, result.slot, result.member)
+    desk.record("run", topic.name, {result.status: 1}, f"schedule {name}: {sent}")
     if not result.ok:
         raise TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
@@ -326,14 +346,21 @@ def _figures(record: Record, now_ms: int, outcome: str, outcome_ms: int | None) 
     )
 
 
-def _change(desk: Desk, record: Record, field: str, value: str, word: str, *, from_now: bool) -> str:
+def _described(schedule: Schedule) -> str:
+    """Return when a schedule runs, for the audit trail."""
+    return f"{schedule.timing}, catch-up {schedule.catch_up}"
+
+
+def _change(
+    desk: Desk, record: Record, field: str, value: str, word: str, *, from_now: bool, note: str = ""
+) -> str:
     name = record.name
     if record.is_removed:
         raise OperationRefused(f"schedule {name} is being removed, because no worker declares it")
     answer = desk.broker.run(calls.change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]
-    desk.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}")
+    desk.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
     # Workers take the same steps within seconds.
     with suppress(RmqError):
         stepping.Stepper(desk.broker, desk.config.topics).settle()

@@ -12,6 +12,7 @@ from django_rmq.operations import quotas
 from django_rmq.operations.actors import Permission, record
 from django_rmq.operations.acts import CANCEL
 from django_rmq.operations.desk import Desk
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.sending import Send, cancel_message, send_message, send_messages
 
 
@@ -19,7 +20,7 @@ def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
     """Send one message at once; ``options`` are those of ``send_message``. Raises its errors."""
     desk.actor.require(Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
-    record(desk.actor, "send", name, {result.status: 1})
+    record(desk.actor, "send", name, {result.status: 1}, sealed_id(name, result.slot, result.member))
     return result
 
 
@@ -65,6 +66,11 @@ def spend_sends(desk: Desk, messages: int, size: int) -> None:
     Raises ``TooManySends``, and ``InvalidRequest`` for more than the limit ever permits.
     """
     desk.actor.require(Permission.SEND)
+    charge(desk, messages, size)
+
+
+def charge(desk: Desk, messages: int, size: int) -> None:
+    """Do what ``spend_sends`` does, for other actions that send. Their permissions are their own."""
     rates = {"messages": (messages, desk.config.api.rate), "bytes": (size, desk.config.api.byte_rate)}
     quotas.spend(desk.broker, desk.actor, _charges(rates))
 

@@ -97,11 +97,12 @@ def reschedule_all(
             + ("" if topic.is_priority else " or rest")
         )
     if dry_run and due is None and priority is None:
-        return _sweep(desk, acts.reschedule(0), topic, state, wanted, limits, dry_run)
+        return _sweep(desk, acts.reschedule(0, is_time=True), topic, state, wanted, limits, dry_run)
     score = new_score(topic, due, priority)
     # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
     but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
-    return _sweep(desk, acts.reschedule(score), topic, state, wanted, limits, dry_run, but)
+    act = acts.reschedule(score, is_time=not topic.is_priority)
+    return _sweep(desk, act, topic, state, wanted, limits, dry_run, but)
 
 
 def _sweep(
@@ -120,7 +121,15 @@ def _sweep(
     told = None if dry_run else act.call
     steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits, but=but)
     renamed = (act.renamed(progress) for progress in steps)
-    return Run(renamed) if dry_run else desk.recorded(f"{act.name} all", topic, state, renamed)
+    if dry_run:
+        return Run(renamed)
+    return desk.recorded(f"{act.name} all", topic, _described(state, wanted, act.detail), renamed)
+
+
+def _described(state: str, wanted: Filter, detail: str = "") -> str:
+    """Return what the audit trail says of the messages that were selected, and of what was done to them."""
+    selected = ", ".join(filter(None, (state, wanted.description)))
+    return f"{selected}; {detail}" if detail else selected
 
 
 def purge(
@@ -147,7 +156,7 @@ def purge(
     limits = limits or Limits()
     limits.check()
     steps = sweeps.purge(desk.broker, topic, state, wanted, limits=limits, dry_run=dry_run)
-    return Run(steps) if dry_run else desk.recorded("purge", topic, state, steps)
+    return Run(steps) if dry_run else desk.recorded("purge", topic, _described(state, wanted), steps)
 
 
 def pause(desk: Desk, name: str) -> Run:
@@ -182,4 +191,6 @@ def retire(desk: Desk, name: str, *, to: str | None = None, delete: bool = False
     found = retiring.find(desk.broker, desk.config.topics, name)
     target = None if to is None else desk.present(to)
     steps = retiring.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
-    return desk.recorded("retire", found.topic, f"to {to}" if to else "", steps)
+    what = [f"to {to}"] if to else ["messages deleted"] if delete else []
+    what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
+    return desk.recorded("retire", found.topic, ", ".join(what), steps)

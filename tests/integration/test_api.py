@@ -23,9 +23,10 @@ from django_rmq.core.calls import answers
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.operations import Permission as Needed
 from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker, intercept
 
@@ -532,6 +533,14 @@ def test_a_delete_asks_which_where_there_are_two_copies(program: Program, broker
     assert program.ok("DELETE", path, status=202)["outcome"] == "in_flight"
 
 
+def public(plain: str) -> str:
+    """Return the id by which the audit trail names a message of `ranked`."""
+    slot, _, member = plain.partition(".")
+    raw = from_base64url(member)
+    assert raw is not None
+    return sealed_id("ranked", int(slot), raw)
+
+
 def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: Program, broker: Any) -> None:
     one, other = (sent(program, "ranked", n, priority=50) for n in (1, 2))
     path = "topics/ranked/messages/{}/cancel/"
@@ -546,7 +555,8 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
     recorded = [str(entry.get_change_message()) for entry in LogEntry.objects.order_by("pk")]
     ends = ("deleted", "gone", "notified")
     assert [one for one in recorded if "Cancel" in one] == [
-        f"Cancel (1 chosen): 1 {end} (rest)" for end in ends
+        f"Cancel (1 chosen: {public(name)}): 1 {end} (rest)"
+        for name, end in zip((one, one, other), ends, strict=True)
     ]
     topic = get_config().topic("ranked")
     assert sum(broker.audit(topic, slot)["cancelled"] for slot in range(topic.slots)) == 1

@@ -16,14 +16,18 @@ from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
 from django_rmq.api import throttles
+from django_rmq.core.calls import people, schedules, sending
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.operations import Actor, Permission, quotas
 from django_rmq.operations.quotas import Charge
 from django_rmq.operations.waiting import Seats, seats
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
+from django_rmq.project.settings import get_config
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
 from tests.workers import LONG, eventually
 
@@ -32,6 +36,7 @@ pytestmark = pytest.mark.django_db
 TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1},
     "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 1},
+    "timed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
 }
 PATH = "topics/ranked/messages/"
 
@@ -91,6 +96,71 @@ def test_what_one_limit_refuses_is_charged_to_none() -> None:
     quotas.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
         quotas.spend(broker, actor, [size._replace(wanted=1_001)])
+
+
+RUNS = "schedules/often/run/"
+
+
+def scheduled(broker: Any, body: Any = 1) -> None:
+    """Let Redis have a schedule of the topic `timed`, as a worker declares it."""
+    broker.run(schedules.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text))
+
+
+def test_a_run_of_a_schedule_is_charged_like_a_send(broker: Any) -> None:
+    with limited(broker, SEND_RATE="3/h"):
+        scheduled(broker)
+        program = Program(user_with(*ALL))
+        program.ok("POST", PATH, message(1), 202)
+        for _ in range(2):
+            program.ok("POST", RUNS, status=202)
+        refused = program.refused(429, "too_many_sends", "POST", RUNS)
+        assert 600 < int(refused["Retry-After"]) <= 1_201
+        program.refused(429, "too_many_sends", "POST", PATH, message(2))
+        assert sum(topic(program, name) for name in ("timed", "ranked")) == 3
+        Program(user_with(*ALL)).ok("POST", RUNS, status=202)
+
+
+def test_a_run_of_a_schedule_is_charged_with_the_size_of_its_body(broker: Any) -> None:
+    with limited(broker, SEND_BYTES="5kB/h"):
+        scheduled(broker, "x" * 2_000)
+        program = Program(user_with(*ALL))
+        for _ in range(2):
+            program.ok("POST", RUNS, status=202)
+        program.refused(429, "too_many_sends", "POST", RUNS)
+        assert topic(program, "timed") == 2
+        scheduled(broker, "x" * 6_000)
+        program.refused(400, "invalid_request", "POST", RUNS)
+
+
+def test_a_replay_with_a_body_is_charged_like_a_send_and_one_without_is_not(broker: Any) -> None:
+    with limited(broker, SEND_RATE="3/h", SEND_BYTES="5kB/h"):
+        dead = dying(broker, 5)
+        program = Program(user_with(*(each for each in ALL if each is not Permission.SEND)))
+        for n in range(2):
+            program.ok("POST", f"{PATH}{dead[n]}/replay/", {"body": "y" * 2_000 + str(n)})
+        refused = program.refused(
+            429, "too_many_sends", "POST", f"{PATH}{dead[2]}/replay/", {"body": "y" * 2_000}
+        )
+        assert "bytes" in refused.json()["detail"]
+        program.ok("POST", f"{PATH}{dead[2]}/replay/", {"body": "small"})
+        program.refused(429, "too_many_sends", "POST", f"{PATH}{dead[3]}/replay/", {"body": "smaller"})
+        # What was sent before is no new message, and what is not dead is none at all.
+        program.ok("POST", f"{PATH}{dead[3]}/replay/")
+        program.refused(409, "conflict", "POST", f"{PATH}{dead[3]}/replay/", {"body": "smaller"})
+
+
+def dying(broker: Any, count: int) -> list[str]:
+    """Put messages into Dead; return their ids."""
+    ranked = get_config().topics["ranked"]
+    members = [str(n).encode() for n in range(count)]
+    broker.run(sending.send_replace(ranked, 0, [100] * count, members))
+    broker.run(people.bury(ranked, 0, members))
+    return [message_id(0, member) for member in members]
+
+
+def topic(program: Program, name: str) -> int:
+    """Return how many messages wait in a topic."""
+    return int(program.ok("GET", f"topics/{name}/")["store"])
 
 
 # --- answers that are kept

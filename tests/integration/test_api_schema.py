@@ -103,6 +103,18 @@ def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
     assert empty >= {"text", "error", "cursor"}
 
 
+def test_each_route_to_a_message_lists_the_answer_to_a_wrong_id() -> None:
+    schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
+    operations = {
+        operation["operationId"]: set(operation["responses"])
+        for path, item in schema["paths"].items()
+        for operation in item.values()
+        if "/messages/{id}/" in path
+    }
+    assert len(operations) >= 5
+    assert [name for name, statuses in operations.items() if not statuses >= {"400", "404"}] == []
+
+
 def test_without_drf_spectacular_the_api_answers_as_well() -> None:
     code = """
 import sys

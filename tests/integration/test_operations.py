@@ -39,6 +39,7 @@ from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permi
 from django_rmq.operations.grouping import LONGEST_ERROR, error_pattern
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
 from django_rmq.project.sending import Send
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker
@@ -1160,12 +1161,14 @@ def test_acts_of_users_are_in_the_admins_history_and_hold_no_content(
     first, _ = operations.listing("timed", "dead").copies
     with caplog.at_level("INFO", "django_rmq.audit"):
         operations.replay("timed", [first.id])
+        assert first.member is not None
+        name = sealed_id("timed", first.slot, first.member)
         operations.replay_all("timed").result()
         operations.replay_all("timed", dry_run=True).result()
     entries = list(LogEntry.objects.order_by("pk"))
     assert [(entry.object_id, entry.user_id) for entry in entries] == [("timed", user.pk)] * 2
     assert [entry.get_change_message() for entry in entries] == [
-        "Replay (1 chosen): 1 replayed (admin)",
+        f"Replay (1 chosen: {name}): 1 replayed (admin)",
         "Replay all (dead): 1 replayed (admin)",
     ]
     content_type = entries[0].content_type

@@ -19,7 +19,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core import checks
 from django.core.management import CommandError, call_command
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, transaction
+from django.db import DEFAULT_DB_ALIAS, DataError, OperationalError, connection, transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
 from django.test import Client, TestCase, override_settings
@@ -41,7 +41,7 @@ from django_rmq import (
 )
 from django_rmq.core.redis import pipeline
 from django_rmq.models import OutboxMessage
-from django_rmq.operations import surveys
+from django_rmq.operations import Actor, Operations, surveys
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases as outbox_databases
 from django_rmq.project.outbox import looking as outbox_looking
@@ -854,8 +854,8 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     assert [row.pk for row in rows()] == [second.pk]
     notes = list(LogEntry.objects.order_by("pk").values_list("object_id", "change_message"))
     assert notes == [
-        ("keyed", "Retry in the outbox: 1 retried (admin)"),
-        ("renders", "Delete from the outbox: 1 deleted (admin)"),
+        ("keyed", f"Retry in the outbox (1 chosen: default:{second.pk}): 1 retried (admin)"),
+        ("renders", f"Delete from the outbox (1 chosen: default:{first.pk}): 1 deleted (admin)"),
     ]
     dashboard = person.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
     assert url in dashboard
@@ -895,6 +895,23 @@ def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: p
     assert link() == (True, "2 refused")
     with mock.patch.object(outbox_looking, "waiting", side_effect=OperationalError("no connection")):
         assert link() == (True, "unreadable")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Client]) -> None:
+    """PostgreSQL refuses a query with NUL."""
+
+    def refuse(topics: Any, **_: Any) -> list[Any]:
+        if any("\0" in name for name in topics or ()):
+            raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+        return []
+
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    url = reverse("admin:django_rmq_topic_outbox")
+    with mock.patch("django_rmq.project.outbox.looking.rows", side_effect=refuse):
+        shown = staff("view_topic").get(url, {"topic": "\0"})
+    assert shown.status_code == 200
+    assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == []
 
 
 @pytest.mark.django_db(transaction=True)

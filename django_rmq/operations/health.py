@@ -27,10 +27,9 @@ from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTro
 from django_rmq.operations import figures, retiring
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.outbox import Waiting, outbox
+from django_rmq.operations.outbox import Waiting, needs_this_thread, outbox
 from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
-from django_rmq.project.outbox.databases import aliases
 
 TOTAL_SECONDS = 8.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""
@@ -180,7 +179,7 @@ def check_health(
     if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
         parts.append(_Part("outbox", partial(_check_outbox, desk, limits, names)))
     for part in parts:
-        if part.name == "outbox" and _needs_this_thread():
+        if part.name == "outbox" and needs_this_thread():
             part.run()
         else:
             part.start()
@@ -222,16 +221,6 @@ class _Part(threading.Thread):
                 Finding(self.name, "", Severity.BAD, f"the check did not end within {seconds:.0f} s")
             )
         return found
-
-
-def _needs_this_thread() -> bool:
-    """Return whether the outbox is read by the calling thread.
-
-    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite
-    never hangs like a server does.
-    """
-    chosen = [databases[alias] for alias in aliases()]
-    return any(one.in_atomic_block or one.vendor == "sqlite" for one in chosen)
 
 
 def _check_redis(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from django.db import Error
+from django.db import connections as databases
 
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.topics import Topic
@@ -16,6 +17,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.named import chosen as chosen_note
 from django_rmq.project.outbox import looking, relaying
+from django_rmq.project.outbox.databases import aliases
 from django_rmq.project.outbox.looking import Found, Waiting
 from django_rmq.project.outbox.relaying import Step
 
@@ -61,6 +63,16 @@ def outbox(desk: Desk, names: Collection[str] | None = None) -> list[Waiting]:
         return looking.waiting(names)
     except Error as error:
         raise _unavailable(error) from error
+
+
+def needs_this_thread() -> bool:
+    """Return whether the outbox is read by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite
+    never hangs like a server does.
+    """
+    chosen = [databases[alias] for alias in aliases()]
+    return any(one.in_atomic_block or one.vendor == "sqlite" for one in chosen)
 
 
 def outbox_rows(
@@ -171,6 +183,7 @@ __all__ = [
     "Step",
     "Waiting",
     "delete_outbox",
+    "needs_this_thread",
     "outbox",
     "outbox_rows",
     "relay_outbox",

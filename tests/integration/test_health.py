@@ -21,12 +21,15 @@ from django.test import override_settings
 from django_rmq.api.health import _Ready
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
+from django_rmq.metrics import collector
+from django_rmq.metrics import outbox as metrics_of_outbox
 from django_rmq.operations import Actor, Operations, figures, health
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, Limits, Severity
 from django_rmq.project import connections
 from django_rmq.project.outbox.looking import Waiting
 from django_rmq.project.settings import get_config
 from tests.servers import RedisServer
+from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 NOW = 1_800_000_000_000
@@ -280,7 +283,7 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
     monkeypatch.setattr(connections, "survey_zookeeper", hang)
     monkeypatch.setattr(health, "outbox", hang)
-    monkeypatch.setattr(health, "_needs_this_thread", lambda: False)
+    monkeypatch.setattr(health, "needs_this_thread", lambda: False)
     topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
     with in_memory(topics, OUTBOX=True, COORDINATOR="zookeeper", ZOOKEEPER={"HOSTS": "nowhere:1"}):
         found = {one.name: one for one in check().findings}
@@ -288,6 +291,34 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
         assert "did not end within" in found["coordinator"].text and found["redis"].is_well
         goes_on.set()
         assert ended.wait(60)
+
+
+def test_a_database_that_hangs_leaves_out_the_metrics_of_the_outbox_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, asked = threading.Event(), threading.Semaphore(0)
+
+    def hang(*args: object) -> list[Waiting]:
+        asked.release()
+        goes_on.wait(60)
+        return [Waiting("work", 3)]
+
+    monkeypatch.setattr(metrics_of_outbox, "SECONDS", 0.05)
+    monkeypatch.setattr(collector, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics_of_outbox, "needs_this_thread", lambda: False)
+    monkeypatch.setattr(metrics_of_outbox, "waiting", hang)
+    with in_memory(TOPIC, OUTBOX=True):
+        collecting = collector.RmqCollector()
+
+        def names() -> set[str]:
+            return {family.name for family in collecting.collect()}
+
+        for _ in range(3):
+            assert "rmq_up" in (found := names()) and "rmq_outbox_messages" not in found
+        assert asked.acquire(timeout=60)
+        assert not asked.acquire(blocking=False), "one thread waits for the database"
+        goes_on.set()
+        eventually(lambda: "rmq_outbox_messages" in names())
 
 
 def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:

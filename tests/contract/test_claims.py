@@ -493,14 +493,29 @@ def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, cl
     assert set(slot.hash("claims")) == {b"t", b"u"}
 
 
-def test_a_slot_remembers_so_many_consumers_and_no_more(make_slot: MakeSlot) -> None:
+def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: MakeSlot, clock: Clock) -> None:
     slot = make_slot()
     slot.send(b"a")
-    for n in range(CONSUMERS):
-        slot.keyspace.hset(slot.keys.claims, b"c%d" % n, b"1 acked %d" % START_MS)
-    assert slot.claim("s", 1, LEASE_MS, 1).status == "full"
-    assert slot.claim("c7", 2, LEASE_MS, 1).status == "ok"
-    slot.ack("c7", 2), slot.return_claim("c7", 2)
+    claim(slot, consumer="holder", limit=1)
+    for n in range(CONSUMERS - 1):
+        slot.keyspace.hset(slot.keys.claims, b"c%d" % n, b"1 acked %d" % (START_MS - abs(n - 7)))
+    clock.advance(ms=1)
+    assert slot.claim("t", 1, LEASE_MS, 1).status == "busy"
+    remembered = set(slot.hash("claims"))
+    assert len(remembered) == CONSUMERS - 1
+    assert b"holder" in remembered and b"c7" in remembered and b"c6" in remembered
+    assert b"c%d" % (CONSUMERS - 2) not in remembered, "it ended first"
+    slot.ack("holder", 1)
+
+
+def test_thousands_of_short_consumers_get_what_they_ask_for(make_slot: MakeSlot, clock: Clock) -> None:
+    slot = make_slot()
+    for n in range(5 * CONSUMERS // 2):
+        slot.send(b"%d" % n)
+        clock.advance(ms=1)
+        claim(slot, consumer=f"c{n}", limit=1)
+        assert slot.ack(f"c{n}", 1)[0] == "ok"
+    assert len(slot.hash("claims")) == CONSUMERS
 
 
 # --- what may be taken

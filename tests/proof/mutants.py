@@ -1866,9 +1866,19 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_a_claim_reads_no_more_than_may_be_moved[redis-key]",
     ),
     "claim_forgets_no_consumer": Mutant(
-        If("false and not redis.call('ZSCORE', claimants, known_claims[i])"),
+        If("false"),
         "What ended thirty days ago is forgotten.",
         "tests/contract/test_claims.py::test_how_a_claim_ended_is_remembered_for_thirty_days[redis]",
+    ),
+    "claim_forgets_any_consumer": Mutant(
+        If("not first"),
+        "Of too many consumers the one that ended first is forgotten.",
+        "tests/contract/test_claims.py::test_a_slot_forgets_the_consumer_that_ended_longest_ago[redis]",
+    ),
+    "claim_refuses_the_newcomer": Mutant(
+        If("false"),
+        "A new consumer is remembered, however many there were before it.",
+        "tests/contract/test_claims.py::test_a_slot_forgets_the_consumer_that_ended_longest_ago[redis]",
     ),
     "prepare_takes_what_is_claimed": Mutant(
         If("not running[i]"),

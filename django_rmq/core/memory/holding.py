@@ -133,13 +133,19 @@ def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
     return held - close_claim(slot, consumer), due
 
 
-def make_room_for(slot: Slot, consumer: str) -> bool:
-    """If ``consumer`` is new, forget what ended thirty days ago; return whether there is room for it."""
+def make_room_for(slot: Slot, consumer: str) -> None:
+    """If ``consumer`` is new, forget what ended thirty days ago, and if too many are left, what ended first."""
     if consumer.encode() in slot.claims:
-        return True
+        return
+    ended = []
     for other, record in list(slot.claims.items()):
         match = _CLAIM.fullmatch(record)
         since = int(match[3]) if match else 0
-        if since < slot.now_ms - TOMBSTONE_MS and other not in slot.claimants:
+        if other in slot.claimants:
+            continue
+        if since < slot.now_ms - TOMBSTONE_MS:
             del slot.claims[other]
-    return len(slot.claims) < CONSUMERS
+        else:
+            ended.append((since, other))
+    if len(slot.claims) >= CONSUMERS and ended:
+        del slot.claims[min(ended)[1]]

@@ -71,8 +71,8 @@ class Claimed(NamedTuple):
     """The answer of claim."""
 
     status: str
-    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over),
-    moved or full."""
+    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over)
+    or moved."""
     taken: int = 0
     size: int = 0
     """How many messages the claim holds in all."""

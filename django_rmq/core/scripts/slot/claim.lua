@@ -94,19 +94,23 @@ local function answer(...)
   return { ... }
 end
 
--- A new consumer: records of consumers that ended thirty days ago make room for it.
+-- A new consumer: records of consumers that ended thirty days ago make room for it. If 1000 are left, so does that of the
+-- consumer that ended longest ago.
 if redis.call('HEXISTS', claims, consumer) == 0 then
   local known_claims = redis.call('HGETALL', claims)
-  local size = #known_claims / 2
+  local size, first, first_since = #known_claims / 2, nil, math.huge
   for i = 1, #known_claims, 2 do
-    local since = tonumber(string.match(known_claims[i + 1], '^%d+ %l+ (%d+)$')) or 0
-    -- rule: claim_forgets_no_consumer
-    if since < now_ms - 2592000000 and not redis.call('ZSCORE', claimants, known_claims[i]) then
-      redis.call('HDEL', claims, known_claims[i])
-      size = size - 1
+    local name, since = known_claims[i], tonumber(string.match(known_claims[i + 1], '^%d+ %l+ (%d+)$')) or 0
+    if not redis.call('ZSCORE', claimants, name) then
+      if since < now_ms - 2592000000 then -- rule: claim_forgets_no_consumer
+        redis.call('HDEL', claims, name)
+        size = size - 1
+      elseif since < first_since or (since == first_since and name < first) then -- rule: claim_forgets_any_consumer
+        first, first_since = name, since
+      end
     end
   end
-  if size >= 1000 then return answer('full') end
+  if size >= 1000 and first then redis.call('HDEL', claims, first) end -- rule: claim_refuses_the_newcomer
 end
 local newest, state = newest_claim(consumer)
 local ours = redis.call('ZSCORE', claimants, consumer)

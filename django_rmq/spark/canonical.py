@@ -7,8 +7,10 @@ others are parsed and encoded one by one. Columns are written as JSON one by one
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,6 +25,8 @@ parsing is faster than a pattern."""
 
 SAMPLE = 100
 """The number of texts of which nearly all must match before the pattern is used for the others."""
+
+LARGEST_FLOAT32 = 3.4028235e38
 
 _TEXT = r'"[^"\\\x00-\x1f]*"|null'
 """A text without escapes: it is written as it is read."""
@@ -113,7 +117,47 @@ def _written(column: pa.Array) -> pa.Array:
         return pc.coalesce(column.cast(pa.string()), "null")
     if pa.types.is_string(kind) and _is_plain(column):
         return pc.coalesce(_joined(['"', column, '"']), "null")
-    return pa.array([encode_json(value).decode() for value in column.to_pylist()], pa.string())
+    convert = _converter(kind)
+    rows = column.to_pylist() if convert is None else map(convert, column.to_pylist())
+    return pa.array([encode_json(value).decode() for value in rows], pa.string())
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return what makes of a value of this type, as Arrow gives it, the value to write as JSON. None: it is that value."""
+    if pa.types.is_float32(kind):
+        return _shortest_float
+    if pa.types.is_map(kind):
+        if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
+            raise InvalidMessage(
+                f"a map with keys of type {kind.key_type} is no JSON object: its keys must be text"
+            )
+        item = _converter(kind.item_type) or _same
+        return lambda pairs: None if pairs is None else {key: item(value) for key, value in pairs}
+    if pa.types.is_struct(kind):
+        parts = {field.name: convert for field in kind if (convert := _converter(field.type))}
+        if not parts:
+            return None
+        return lambda row: row and {name: parts.get(name, _same)(value) for name, value in row.items()}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        one = _converter(kind.value_type)
+        return None if one is None else lambda items: items and [one(each) for each in items]
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _shortest_float(value: float | None) -> float | None:
+    """Return the shortest number that is this 32-bit float: 0.1, which as a 64-bit float is 0.10000000149011612."""
+    if value is None or not math.isfinite(value):
+        return value
+    for digits in range(1, 9):
+        short = float(f"{value:.{digits}g}")
+        # Rounded up, it may be beyond 32 bits, which cannot be packed.
+        if abs(short) <= LARGEST_FLOAT32 and struct.unpack("f", struct.pack("f", short))[0] == value:
+            return short
+    return float(f"{value:.9g}")
 
 
 def _is_plain(column: pa.Array) -> bool:

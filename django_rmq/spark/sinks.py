@@ -121,25 +121,26 @@ class Batches:
     sink: Sink
     bad: Sink | None = None
     _query: str = field(default="", init=False)
-    _is_first: bool = field(default=True, init=False)
-    """Only the first batch of a run can have been written before, because Spark resumes with the batch that
-    has no record."""
+    _fresh: int | None = field(default=None, init=False)
+    """The number of the batch that cannot have been written before: the one behind a batch that was written. Spark resumes
+    with a batch that has no record, also if the query is started again with this object."""
 
     def __call__(self, frame: Any, number: int) -> None:
         self._query = self._query or query_of(frame.sparkSession, self.checkpoint)
+        may_repeat, self._fresh = number != self._fresh, None
         if self.bad is None:
-            self.sink.write(frame, self._query, number, may_repeat=self._is_first)
+            self.sink.write(frame, self._query, number, may_repeat=may_repeat)
         else:
             kept = frame.persist()
             try:
                 fine = kept.where(kept[MALFORMED].isNull()).drop(MALFORMED)
-                self.sink.write(fine, self._query, number, may_repeat=self._is_first)
+                self.sink.write(fine, self._query, number, may_repeat=may_repeat)
                 bad = kept.where(kept[MALFORMED].isNotNull())
                 bad = bad.select(bad[MALFORMED].alias("value"), "topic", "slot")
-                self.bad.write(bad, self._query, number, may_repeat=self._is_first)
+                self.bad.write(bad, self._query, number, may_repeat=may_repeat)
             finally:
                 kept.unpersist()
-        self._is_first = False
+        self._fresh = number + 1
 
 
 def _named(frame: Any, query: str, number: int) -> Any:

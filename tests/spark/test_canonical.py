@@ -190,7 +190,41 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 @given(batches())
 def test_rows_become_the_objects_that_the_encoder_makes_of_them(batch: pa.RecordBatch) -> None:
     found = [text.encode() for text in canonical_rows(batch, batch.schema.names).to_pylist()]
-    assert found == [encode_json(row) for row in batch.to_pylist()]
+    assert found == [
+        encode_json({name: as_json(batch.schema.field(name).type, value) for name, value in row.items()})
+        for row in batch.to_pylist()
+    ]
+
+
+def as_json(kind: pa.DataType, value: Any) -> Any:
+    """What JSON has for a value of a column: of a 32-bit float the text that Arrow gives it."""
+    if kind == pa.float32() and value is not None:
+        return float(pa.scalar(value, kind).cast(pa.string()).as_py())
+    return value
+
+
+def test_a_map_is_an_object_and_a_short_float_stays_short() -> None:
+    pairs = pa.map_(pa.string(), pa.float32())
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([[("b", 0.1), ("a", None)], [], None], pairs),
+            pa.array([{"m": [("x", 1.5)]}, {"m": None}, None], pa.struct([("m", pairs)])),
+            pa.array([[[("y", 16777216.0)]], [], None], pa.list_(pairs)),
+            pa.array([0.1, 3.4028235e38, 1e-45], pa.float32()),
+        ],
+        ["map", "struct", "list", "float"],
+    )
+    assert canonical_rows(batch, batch.schema.names).to_pylist() == [
+        '{"float":0.1,"list":[{"y":16777216.0}],"map":{"a":null,"b":0.1},"struct":{"m":{"x":1.5}}}',
+        '{"float":3.4028235e+38,"list":[],"map":{},"struct":{"m":null}}',
+        '{"float":1e-45,"list":null,"map":null,"struct":null}',
+    ]
+
+
+def test_a_map_whose_keys_are_no_text_is_refused() -> None:
+    numbers = pa.array([[(1, 2)]], pa.map_(pa.int32(), pa.int32()))
+    with pytest.raises(InvalidMessage, match="its keys must be text"):
+        canonical_rows(pa.RecordBatch.from_arrays([numbers], ["a"]), ["a"])
 
 
 def test_only_the_columns_that_are_named_enter_the_object() -> None:

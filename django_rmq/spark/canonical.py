@@ -129,7 +129,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if pa.types.is_map(kind):
         if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
             raise InvalidMessage(
-                f"a map with keys of type {kind.key_type} is no JSON object: its keys must be text"
+                f"a map with keys of type {kind.key_type} cannot be a JSON object: its keys must be text"
             )
         item = _converter(kind.item_type) or _same
         return lambda pairs: None if pairs is None else {key: item(value) for key, value in pairs}

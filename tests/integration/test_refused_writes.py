@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.conf import settings
 from django.core.checks import CheckMessage
 from django.core.management import CommandError, call_command
@@ -97,6 +98,23 @@ def fail_snapshots(server: RedisServer) -> None:
     )
 
 
+def fail_to_append(server: RedisServer) -> None:
+    """Let the server write its append-only file to a full device."""
+    folder = Path(server.directory) / "appendonlydir"
+    folder.mkdir()
+    (folder / "temp-appendonly.aof.incr").symlink_to("/dev/full")
+    ask(server.port, "CONFIG", "SET", "appendonly", "yes")
+    eventually(lambda: is_refused(server), "the failure")
+
+
+def is_refused(server: RedisServer) -> bool:
+    try:
+        ask(server.port, "SET", "something", "1")
+    except redis.ResponseError as error:
+        return "MISCONF" in str(error)
+    return False
+
+
 def ask_for_replicas(server: RedisServer) -> None:
     ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "1")
 
@@ -104,6 +122,7 @@ def ask_for_replicas(server: RedisServer) -> None:
 REFUSALS: dict[str, tuple[Callable[[RedisServer], object], str]] = {
     "full": (fill, "its memory is full"),
     "snapshot": (fail_snapshots, "its last snapshot failed, and stop-writes-on-bgsave-error is on"),
+    "append-only file": (fail_to_append, "it cannot write its append-only file"),
     "replicas": (ask_for_replicas, "0 of the 1 replicas that min-replicas-to-write requires are connected"),
 }
 

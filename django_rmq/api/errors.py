@@ -34,6 +34,7 @@ from django_rmq.exceptions import (
     TooManySends,
     TopicFull,
     UnknownSchedule,
+    UnknownTask,
     UnknownTopic,
     WrongType,
 )
@@ -54,6 +55,7 @@ class Answer(NamedTuple):
 ANSWERS: dict[type[Exception], Answer] = {
     OtherContent: Answer(422, "idempotency_key_reused"),
     RequestRunning: Answer(409, "request_running", 1),
+    UnknownTask: Answer(404, "task_not_found"),
     UnknownTopic: Answer(404, "topic_not_found"),
     UnknownSchedule: Answer(404, "schedule_not_found"),
     MessageGone: Answer(404, "message_gone"),

@@ -9,6 +9,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.telling import events as telling
 from django_rmq.core.telling import history as kept
 from django_rmq.core.telling.history import Minute
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import crew, figures, measuring, retiring, surveys
@@ -54,6 +55,12 @@ def shared_schedules(desk: Desk) -> list[ScheduleFigures]:
     """Return the schedules, up to five seconds ago: everybody who looks shares one answer."""
     desk.actor.require(Permission.VIEW)
     return surveys.shared_schedules(desk)
+
+
+def shared_servers(desk: Desk) -> list[Server]:
+    """Return what each Redis server reports about itself, up to a second ago. Empty also if it is unknown."""
+    desk.actor.require(Permission.VIEW)
+    return surveys.shared_servers(desk)
 
 
 def topic(desk: Desk, name: str) -> TopicFigures:

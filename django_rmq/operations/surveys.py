@@ -20,11 +20,13 @@ from uuid import uuid4
 
 from django_rmq.core.calls import answers
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import figures
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, TopicFigures
+from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
@@ -90,6 +92,11 @@ def shared_outbox(desk: Desk) -> list[Waiting]:
 def shared_schedules(desk: Desk) -> list[ScheduleFigures]:
     """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
     return _shared(("schedules", id(desk.config), desk.broker), partial(schedules, desk), OTHERS_SECONDS)
+
+
+def shared_servers(desk: Desk) -> list[Server]:
+    """Return what each Redis server reported about itself a second ago. Empty also if Redis does not permit it."""
+    return _shared(("servers", id(desk.config), desk.broker), lambda: read_servers(desk) or [], KEPT_SECONDS)
 
 
 def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
@@ -191,4 +198,4 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     return Overview(found, workers, problem, now_ms)
 
 
-__all__ = ["shared_outbox", "shared_schedules", "shared_survey"]
+__all__ = ["shared_outbox", "shared_schedules", "shared_servers", "shared_survey"]

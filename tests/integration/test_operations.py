@@ -1002,6 +1002,11 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
     "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
+    "servers": ({Permission.VIEW}, lambda o: o.servers()),
+    "shared_survey": ({Permission.VIEW}, lambda o: o.shared_survey()),
+    "shared_outbox": ({Permission.VIEW}, lambda o: o.shared_outbox()),
+    "shared_schedules": ({Permission.VIEW}, lambda o: o.shared_schedules()),
+    "shared_servers": ({Permission.VIEW}, lambda o: o.shared_servers()),
     "measured": ({Permission.VIEW}, lambda o: o.measured()),
     "listing": ({Permission.VIEW}, lambda o: o.listing("timed", "store")),
     "listing by text": (

@@ -28,7 +28,7 @@ from django_rmq.core.words.servers import Server
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
-from django_rmq.operations import Actor, Operations
+from django_rmq.operations import Actor, Operations, surveys
 from django_rmq.operations.health import Finding, Limits
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
@@ -38,6 +38,12 @@ from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard,
 from tests.workers import eventually
 
 TOPICS = {"work": {"TYPE": "fixed_time", "SLOTS": 4, "LISTENER": False}}
+
+
+@pytest.fixture(autouse=True)
+def no_server_waits_for_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that cannot write to its disk does not end by itself."""
+    monkeypatch.setattr(RedisServer, "stop", RedisServer.kill)
 
 
 @contextlib.contextmanager
@@ -149,6 +155,16 @@ def test_a_server_that_refuses_writes_is_seen_everywhere(
             call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
         with pytest.raises(Exception, match="writes is unhealthy"):
             RmqHealthCheck(needs_workers=False).run()
+
+
+def test_a_failed_snapshot_that_stops_no_writes_is_a_note() -> None:
+    with RedisServer() as server, connected(server):
+        fail_snapshots(server)
+        assert "its last snapshot failed" in said()
+        ask(server.port, "CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
+        send()
+        (finding,) = findings()
+        assert finding.is_well and finding.text == "Redis: its last snapshot failed"
 
 
 def test_a_read_only_replica_is_seen_and_also_one_that_takes_writes_which_are_lost() -> None:
@@ -272,6 +288,11 @@ def test_what_follows_from_info(
 # --- in the admin
 
 BODY = '{"much": "that somebody has typed"}'
+
+
+@pytest.fixture(autouse=True)
+def pages_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "KEPT_MS", 0)
 
 
 @pytest.fixture

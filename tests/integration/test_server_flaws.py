@@ -13,6 +13,7 @@ from django.test import override_settings
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.redis.errors import translate
 from django_rmq.core.redis.servers import _parse_info
 from django_rmq.core.topics.durability import flaws
 from django_rmq.core.words.servers import Server
@@ -229,6 +230,11 @@ def test_a_server_that_is_away_is_an_error_of_the_check(server: RedisServer) -> 
         with pytest.raises(ServerUnavailable):
             connections.server_flaws([])
         connections.close()
+
+
+def test_a_sentence_of_the_driver_ends_without_a_full_stop_so_that_more_may_follow() -> None:
+    error = translate(redis.ConnectionError("Error 111 connecting to a:1. Connection refused."))
+    assert str(error) == "Redis does not answer: Error 111 connecting to a:1. Connection refused"
 
 
 def test_of_memory_nothing_is_said() -> None:

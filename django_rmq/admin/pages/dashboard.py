@@ -121,7 +121,7 @@ def dashboard(
 def _server_notes(operations: Operations) -> list[str]:
     """Return a sentence for each server that refuses writes, or will soon."""
     notes = []
-    for server in operations.servers() or ():
+    for server in operations.shared_servers():
         where = f" ({server.node})" if server.node else ""
         for text, reasons in (
             (_("Redis%(node)s refuses writes: %(reason)s."), server.refusals),

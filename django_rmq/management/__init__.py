@@ -8,10 +8,12 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import signal
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +143,20 @@ def _open_missing_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
+
+
+@contextmanager
+def ended_by_signals(end: Callable[[int, Any], object]) -> Iterator[None]:
+    """Call ``end`` for each SIGTERM and SIGINT, even if the program that has started the command has blocked them."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, end) for number in numbers}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def discard_output(stream: Any) -> None:

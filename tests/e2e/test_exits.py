@@ -134,6 +134,30 @@ def test_a_worker_that_was_started_with_sigterm_blocked_ends_on_sigterm(start: S
     assert worker.wait(LONG) == 0
 
 
+def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(
+    tmp_path: Path, redis_url: str, prefix: str
+) -> None:
+    relay = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, sys.executable, "manage.py", "rmqoutbox", "--watch"],
+        cwd=ROOT,
+        env=environment_of(tmp_path, redis_url, prefix),
+        start_new_session=True,
+    )
+
+    def catches_sigterm() -> bool:
+        status = Path(f"/proc/{relay.pid}/status").read_text()
+        caught, blocked = (int(status.split(f"{name}:\t")[1][:16], 16) for name in ("SigCgt", "SigBlk"))
+        return bool(caught & ~blocked & 1 << signal.SIGTERM - 1)
+
+    try:
+        eventually(catches_sigterm, "running")
+        relay.send_signal(signal.SIGTERM)
+        assert relay.wait(LONG) == 0
+    finally:
+        relay.kill()
+        relay.wait()
+
+
 def test_a_worker_ends_cleanly_although_nobody_reads_any_more_what_it_prints(
     tmp_path: Path, redis_url: str, prefix: str
 ) -> None:

@@ -399,6 +399,20 @@ def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> No
     assert diary.text == "t"
 
 
+def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_meets_no_error() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            forks._note_fork()
+            forks._let_signals_in()
+            status = int(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 # --- the watchdog
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -19,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -304,9 +304,12 @@ class Orphans:
 
 def _is_subreaper() -> bool:
     """Return whether Linux gives this process the orphans among its descendants, as it does to PID 1."""
-    found = ctypes.c_int(0)
-    with contextlib.suppress(OSError, AttributeError, TypeError):
+    try:
+        ctypes = import_module("ctypes")  # some builds of Python have none
+        found = ctypes.c_int(0)
         ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    except (ImportError, OSError, AttributeError, TypeError):
+        return False
     return bool(found.value)
 
 

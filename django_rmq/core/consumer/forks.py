@@ -35,7 +35,7 @@ def handle_signal(number: int, handler: Any) -> Any:
 
 
 _held_back = threading.local()
-"""The signals that the forking thread had blocked before."""
+"""``before``: the signals that the forking thread had blocked."""
 
 
 def _hold_signals_back() -> None:
@@ -44,7 +44,10 @@ def _hold_signals_back() -> None:
 
 
 def _let_signals_in() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held_back.before)
+    # uWSGI forks by itself, and has Python call only what belongs after a fork.
+    if (before := getattr(_held_back, "before", None)) is not None:
+        _held_back.before = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _note_fork() -> None:

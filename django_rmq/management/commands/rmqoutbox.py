@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from argparse import ArgumentParser
@@ -15,7 +14,7 @@ from django.db import close_old_connections
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.exceptions import ServerTrouble
-from django_rmq.management import RmqCommand, ago, at_least, outcomes_text, shown, table
+from django_rmq.management import RmqCommand, ago, at_least, ended_by_signals, outcomes_text, shown, table
 from django_rmq.operations import OutboxRow
 
 logger = safe_logger("django_rmq.outbox")
@@ -84,13 +83,9 @@ class Command(RmqCommand):
 
     def _watch(self) -> None:
         stopped, complain = threading.Event(), Complaints(logger)
-        before = {
-            number: signal.signal(number, lambda *_: stopped.set())
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
         operations = self.operations()
         pause = operations.config.outbox.grace / 4
-        try:
+        with ended_by_signals(lambda *_: stopped.set()):
             while not stopped.is_set():
                 began = time.monotonic()
                 try:
@@ -102,9 +97,6 @@ class Command(RmqCommand):
                 finally:
                     close_old_connections()
                 stopped.wait(max(0.05, began + pause - time.monotonic()))
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _list(self, options: dict[str, Any]) -> None:
         found = self.operations().outbox_rows(

@@ -7,7 +7,6 @@ first SIGTERM or SIGINT lets a stream's batch end and cancels other jobs; the se
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, at_least, duration, shown, table
+from django_rmq.management import RmqCommand, at_least, duration, ended_by_signals, shown, table
 from django_rmq.pipelines import Context, Pipeline, pipelines, summary
 from django_rmq.pipelines.context import Stopped
 from django_rmq.spark.session import check_installed, describe, is_sparks
@@ -83,21 +82,19 @@ class Command(RmqCommand):
             asked.append(number)
             context.stop()
 
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            pipeline.run(context, **options)
-        except Stopped:
-            context.say("stopped")
-        except RmqError:
-            raise
-        except Exception as error:
-            if not is_sparks(error):
+        with ended_by_signals(ask):
+            try:
+                pipeline.run(context, **options)
+            except Stopped:
+                context.say("stopped")
+            except RmqError:
                 raise
-            raise _told(error) from error
-        finally:
-            context.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            except Exception as error:
+                if not is_sparks(error):
+                    raise
+                raise _told(error) from error
+            finally:
+                context.close()
 
     def _say_at(self, verbosity: int) -> Any:
         def say(text: str) -> None:

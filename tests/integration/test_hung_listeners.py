@@ -32,6 +32,10 @@ KINDS = {
 }
 
 
+MANY = 800
+"""More messages than one prepare hands out of a slot, so that a slot has two batches in hand."""
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.05)
@@ -122,16 +126,36 @@ def test_behind_hung_calls_of_its_own_topic_nothing_waits_in_hand(
     broker: Any, kind: str, go: threading.Event
 ) -> None:
     topic, running = KINDS[kind], list[Any]()
-    post(broker, topic, range(100))
+    post(broker, topic, range(MANY))
     with working(broker, topic, hanging(go, running), go, threads=4) as worker:
         eventually(lambda: running, "a call")
         eventually(lambda: in_flight(broker, topic) == len(running), "the others being given back")
         stays_calm(broker, worker, [topic], len(running))
-        assert sum(ledger.store for ledger in audit(broker, topic)) == 100 - len(running)
+        assert sum(ledger.store for ledger in audit(broker, topic)) == MANY - len(running)
         go.set()
         eventually(lambda: live(broker, topic) == 0, "the end of all")
-    assert len(running) == 100
+    assert len(running) == MANY
     nobody_is_charged(broker, topic)
+
+
+def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
+    broker: Any, go: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(hand, "TAKEN_SECONDS", 10 * LONG)
+    topic, running = KINDS["by priority"], list[Any]()
+    post(broker, topic, range(MANY))
+    with caplog.at_level(logging.INFO), working(broker, topic, hanging(go, running), go, threads=1) as worker:
+        places = worker.dispatcher._places.awake
+        eventually(
+            lambda: running and all(place.batches == 2 for place in places.values()), "two batches of each"
+        )
+        monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.0)
+        monkeypatch.setattr(hand, "TAKEN_SECONDS", 0.0)
+        worker.dispatcher._feeding._next_refresh = 0.0
+        eventually(lambda: in_flight(broker, topic) == 1, "the others being given back")
+        assert total(broker, topic, "stale") == 0
+    assert "came too late" not in caplog.text
 
 
 def test_lists_behind_a_list_that_hangs_are_given_back(broker: Any, go: threading.Event) -> None:
@@ -209,6 +233,31 @@ def test_the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free(
         counts = worker.dispatcher._places.slots_of_thread
         assert max(counts[:4]) - min(counts[:4]) <= 1
     nobody_is_charged(broker, topic)
+
+
+def test_after_a_long_call_the_highest_priority_of_all_slots_is_first(
+    broker: Any, go: threading.Event
+) -> None:
+    topic, order = Topic("other", TopicType.PRIORITY, slots=16), list[int]()
+
+    def listener(message: Message) -> None:
+        order.append(message.body)
+        if len(order) == 1:
+            assert go.wait(LONG)
+
+    send(broker, topic, [0], priority=100)
+    with working(broker, topic, listener, go, threads=1) as worker:
+        eventually(lambda: order, "a call")
+        eventually(lambda: worker.dispatcher._hand.is_taken(0), "its thread being taken")
+        # One in each slot, and the highest one in the middle.
+        bodies = {Producer(broker).build(topic, n, priority=100).slot: n for n in range(1, 400)}
+        assert len(bodies) == 16
+        for n, body in enumerate(bodies.values()):
+            send(broker, topic, [body], priority=1_000 - abs(8 - n))
+        stays_calm(broker, worker, [topic], 1)
+        go.set()
+        eventually(lambda: len(order) == 17, "the end of all")
+    assert order[1] == list(bodies.values())[8]
 
 
 def slot_of(broker: Any, topic: Topic, body: Any) -> int:

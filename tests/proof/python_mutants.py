@@ -28,6 +28,7 @@ class PythonMutant(NamedTuple):
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
+HUNG = "integration/test_hung_listeners.py::test_"
 DEFINITIONS = "integration/test_definitions.py::test_"
 FOREIGN = "integration/test_foreign_values.py::test_"
 CLUSTER = "integration/test_cluster.py::test_"
@@ -99,10 +100,38 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What a dead thread had is in hand no more.",
         (THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-1]",),
     ),
+    "gives_back_what_has_ended": PythonMutant(
+        "core/consumer/feeding.py",
+        "if batch not in self._hand:\n            return  # it has ended",
+        "if False:\n            return  # it has ended",
+        "A message is given back once.",
+        (HUNG + "of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once[memory]",),
+    ),
+    "takes_for_threads_that_are_taken": PythonMutant(
+        "core/consumer/asking.py",
+        "if self._hand.is_taken(thread):\n                continue",
+        "if False:\n                continue",
+        "Nothing is taken for a thread whose call does not end.",
+        (HUNG + "behind_hung_calls_of_its_own_topic_nothing_waits_in_hand[memory-by priority]",),
+    ),
+    "keeps_slots_with_a_thread_that_is_taken": PythonMutant(
+        "core/consumer/room.py",
+        "is_taken = self._hand.is_taken(place.home)",
+        "is_taken = False",
+        "Slots of a thread whose call does not end go to other threads.",
+        (HUNG + "the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free[memory]",),
+    ),
+    "takes_ahead_of_calls_that_do_not_end": PythonMutant(
+        "core/consumer/overlap.py",
+        "ending = max(0, most - self.slow[topic])",
+        "ending = most",
+        "Nothing is taken ahead for async calls that do not end.",
+        (HUNG + "calls_of_an_async_listener_that_do_not_return_keep_nothing_in_hand[memory-False]",),
+    ),
     "stops_lists_that_it_refreshes": PythonMutant(
         "core/consumer/feeding.py",
-        "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch, drops=False)",
-        "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch)",
+        "if again <= REFRESHED:\n                self.give_back(batch, drops=False)",
+        "if again <= REFRESHED:\n                self.give_back(batch)",
         "A list that failed is settled also while the rest of its batch is taken again.",
         (
             LISTS

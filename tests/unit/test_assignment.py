@@ -28,7 +28,8 @@ def topics(max_size: int = 4, max_slots: int = 40) -> st.SearchStrategy[list[Top
 
 def crews(max_size: int = 6) -> st.SearchStrategy[list[Capacity]]:
     served = st.frozensets(st.sampled_from(NAMES))
-    one = st.builds(Capacity, st.sampled_from(WORKERS), st.integers(1, 5), served)
+    full = st.frozensets(st.sampled_from(NAMES), max_size=2)
+    one = st.builds(Capacity, st.sampled_from(WORKERS), st.integers(1, 5), served, full)
     return st.lists(one, max_size=max_size, unique_by=lambda worker: worker.worker)
 
 
@@ -43,12 +44,18 @@ def owners(runs: tuple[Run, ...] | list[Run]) -> list[str]:
     return [run.worker for run in runs for _ in range(run.start, run.stop)]
 
 
+def serving(topic: str, crew: list[Capacity]) -> list[Capacity]:
+    """Return those that should own slots of a topic: the ones with room for it, unless there are none."""
+    found = [worker for worker in crew if topic in worker.topics]
+    return [worker for worker in found if topic not in worker.full] or found
+
+
 def quotas(wanted: list[TopicSlots], crew: list[Capacity]) -> dict[tuple[str, str], Fraction]:
     quotas = {}
     for topic in wanted:
-        serving = [worker for worker in crew if topic.name in worker.topics]
-        threads = sum(worker.threads for worker in serving)
-        for worker in serving:
+        found = serving(topic.name, crew)
+        threads = sum(worker.threads for worker in found)
+        for worker in found:
             quotas[topic.name, worker.worker] = Fraction(topic.slots * worker.threads, threads)
     return quotas
 
@@ -60,13 +67,13 @@ def counts(assignment: Assignment) -> Counter[tuple[str, str]]:
 def held(wanted: list[TopicSlots], crew: list[Capacity], previous: Assignment) -> Counter[tuple[str, str]]:
     """Return how many slots each worker may keep of a previous assignment without overlaps."""
     slots = {topic.name: topic.slots for topic in wanted}
-    serving = {(name, worker.worker) for worker in crew for name in worker.topics}
+    may = {(name, worker.worker) for name in slots for worker in serving(name, crew)}
     return Counter(
         (name, owner)
         for name, runs in previous.items()
         if name in slots
         for owner in owners(runs)[: slots[name]]
-        if (name, owner) in serving
+        if (name, owner) in may
     )
 
 
@@ -92,8 +99,7 @@ def assert_valid(wanted: list[TopicSlots], crew: list[Capacity], assignment: Ass
                 assert run.stop == following.start
                 assert run.worker != following.worker
             assert all(run.start < run.stop for run in runs)
-            serving = {worker.worker for worker in crew if topic.name in worker.topics}
-            assert {run.worker for run in runs} <= serving
+            assert {run.worker for run in runs} <= {one.worker for one in serving(topic.name, crew)}
 
 
 def assert_balanced(wanted: list[TopicSlots], crew: list[Capacity], assignment: Assignment) -> None:
@@ -242,16 +248,19 @@ def test_a_worker_with_more_threads_only_gains(slots: int, count: int, threads: 
         assert new == old or old != "w0"
 
 
-@given(topics(), crews(), st.dictionaries(st.sampled_from(WORKERS), st.frozensets(st.sampled_from(NAMES))))
-def test_a_topic_goes_to_those_that_are_not_full_for_it_unless_all_are(
-    wanted: list[TopicSlots], crew: list[Capacity], full: dict[str, frozenset[str]]
-) -> None:
-    found = assign(wanted, [one._replace(full=full.get(one.worker, frozenset())) for one in crew], {})
-    for topic in wanted:
-        serving = {one.worker for one in crew if topic.name in one.topics}
-        free = {worker for worker in serving if topic.name not in full.get(worker, frozenset())}
-        assert set(owners(found.get(topic.name, ()))) <= (free or serving)
-        assert len(owners(found.get(topic.name, ()))) == (topic.slots if serving else 0)
+def test_a_topic_goes_to_those_that_are_not_full_for_it_unless_all_are() -> None:
+    wanted = [TopicSlots("a", 8), TopicSlots("b", 8)]
+    free = Capacity("u", 1, frozenset("ab"))
+    full = Capacity("v", 3, frozenset("ab"), frozenset("a"))
+    found = assign(wanted, [free, full], {})
+    assert counts(found) == {("a", "u"): 8, ("b", "u"): 2, ("b", "v"): 6}
+    all_full = [free._replace(full=frozenset("a")), full]
+    assert counts(assign(wanted, all_full, found)) == {
+        ("a", "u"): 2,
+        ("a", "v"): 6,
+        ("b", "u"): 2,
+        ("b", "v"): 6,
+    }
 
 
 def test_topics_of_one_slot_are_spread_over_all_workers() -> None:

@@ -100,8 +100,8 @@ class Asking:
         self._schedule = schedule
         self._settling = settling
         self._complain = complain
-        self.has_priorities = any(topic.is_priority for topic in room.places.topics.values())
-        self._is_for_executors_only = not (self.has_priorities or room.overlap)
+        self._has_priorities = any(topic.is_priority for topic in room.places.topics.values())
+        self._is_for_executors_only = not (self._has_priorities or room.overlap)
 
     def nothing(self, coming: Asked | None = None) -> Asked:
         """Return the state before the first slot is asked; ``coming`` is what a trip under way will return."""

@@ -10,9 +10,7 @@ from django_rmq.core.consumer.asking import Asked, Asking
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.settling import Part, Settlements, Settling
 from django_rmq.core.consumer.sizes import BytesInHand
-from django_rmq.core.consumer.slots import Place
-from django_rmq.core.words.answers import Prepared
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import ServerTrouble
 
 
 class Trip(NamedTuple):
@@ -86,17 +84,10 @@ class Trips:
             raise
         self._granted.answered(trip.asked.bytes)
         trouble = self._settling.settled(trip.told, trip.parts)
-        for place, reply in self._ordered(trip.asked):
-            trouble = self._answering.prepared(place, reply, trip.at) or trouble
+        for place, answer in trip.asked.places.items():
+            trouble = self._answering.prepared(place, answer.result(), trip.at) or trouble
         if trouble is not None:
             raise trouble
-
-    def _ordered(self, asked: Asked) -> list[tuple[Place, Prepared | RmqError]]:
-        """Return the answers, the highest priority first: a free thread begins with the first message that it gets."""
-        answers = [(place, answer.result()) for place, answer in asked.places.items()]
-        if self._asking.has_priorities:
-            answers.sort(key=lambda one: -_head(*one))
-        return answers
 
     def receive_rest(self) -> None:
         """Wait for the trip that is under way."""
@@ -110,12 +101,6 @@ class Trips:
         for place in trip.asked.places:
             self._answering.lost(place)
         self._settling.lost(trip.told)
-
-
-def _head(place: Place, reply: Prepared | RmqError) -> float:
-    if isinstance(reply, RmqError) or not (place.topic.is_priority and reply.deliveries):
-        return float("-inf")
-    return reply.deliveries[0].score
 
 
 __all__ = ["Trip", "Trips"]

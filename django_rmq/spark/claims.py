@@ -175,8 +175,27 @@ class Claims:
         return self._broker.now_ms()
 
     def due(self) -> int:
-        """Return how many messages are due."""
-        return sum(counts.due for counts in self.counts(range(self._topic.slots)))
+        """Return how many messages can be claimed, once all is back whose rest, time-out or lease is over."""
+        counts = self.counts(range(self._topic.slots))
+        held = [slot for slot, found in enumerate(counts) if found.retry or found.prepare or found.claimed]
+        if self.bring_back(held):
+            for slot, found in zip(held, self.counts(held), strict=True):
+                counts[slot] = found
+        return sum(found.due for found in counts)
+
+    def bring_back(self, slots: Iterable[int]) -> int:
+        """End deliveries and claims whose time is over, and return what has rested to Store; return how many messages.
+
+        A script takes some hundred at most, so this repeats it until nothing is left.
+        """
+        total, left = 0, list(slots)
+        while left:
+            ended = self.each(ending.expire(self._topic, slot) for slot in left)
+            rested = self.each(ending.promote(self._topic, slot) for slot in left)
+            moved = {slot: sum(pair) for slot, *pair in zip(left, ended, rested, strict=True)}
+            total += sum(moved.values())
+            left = [slot for slot, count in moved.items() if count]
+        return total
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` due messages; return whether there were any.
@@ -190,6 +209,7 @@ class Claims:
         left = self._shares(due, budget)
         taken = 0
         stepped: set[int] = set()
+        shut: list[int] = []
         while left and taken < budget:
             if 2 * taken >= budget and next(iter(left)) in stepped:
                 # A batch may be smaller than its limit, and the next one begins with whole steps again.
@@ -202,6 +222,8 @@ class Claims:
             for slot, answer in zip(asked, answers, strict=True):
                 self._note(slot, consumer, number, answer)
                 taken += answer.taken
+                if answer.status == "busy":
+                    shut.append(slot)
                 rest = left.pop(slot) - answer.taken
                 if answer.taken and answer.more and rest > 0:
                     left[slot] = rest
@@ -219,6 +241,8 @@ class Claims:
                 raise self.moved()
             if any(answer.status == "stale" for answer in answers):
                 raise self._used_twice(consumer)
+        # What a dead consumer held keeps its slots shut until all of it is back.
+        self.bring_back(shut)
         return taken > 0
 
     def moved(self) -> SlotMoved:
@@ -268,8 +292,11 @@ class Claims:
     def _note(self, slot: int, consumer: str, number: int, answer: Claimed) -> None:
         if answer.taken:
             self.lease.hold(slot, consumer, number)
-        elif answer.status not in ("ok", "busy", "paused"):
-            logger.warning("Cannot claim from topic %s slot %d: %s", self._topic.name, slot, answer.status)
+        elif answer.status == "unfinished":
+            raise LostRace(
+                f"slot {slot} of topic {self._topic.name} still has an earlier claim of consumer {consumer}, which has "
+                "to end first. Start the query again"
+            )
 
     def seal(self, consumer: str, number: int) -> int:
         """Seal a claim in every slot that has a part of it; return how many messages it holds."""

@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._backlog.told()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what is due now, and nothing that arrives meanwhile."""
+        """Take what is due now, wherever it is, and nothing that arrives meanwhile."""
         self._rest = self._patience(self._claims.due)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -167,6 +167,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._offset(consumer, number, rows)
         self._last_empty = time.monotonic()
         self._look_for_slots()
+        if self._rest:
+            logger.warning(
+                "This run of topic %s leaves %d of the messages that were due at its start: another consumer or a worker "
+                "holds their slots, or they are paused. The next run takes them",
+                self._name,
+                self._rest,
+            )
+            self._rest = 0
         return start
 
     def _look_for_slots(self) -> None:

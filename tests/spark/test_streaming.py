@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from django_rmq.core.redis.exchange import Exchange
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
@@ -628,3 +630,119 @@ def test_a_slot_of_a_fifo_topic_is_one_part_however_large_it_is() -> None:
         [Piece(0, 0, 5)],
         [Piece(3, 0, 1), Piece(7, 0, 1)],
     ]
+
+
+# --- what time makes due
+
+
+class ShiftedClock:
+    """The time in microseconds, as far ahead as a test has advanced it."""
+
+    def __init__(self) -> None:
+        self.ahead_us = 0
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000 + self.ahead_us
+
+    def advance(self, ms: int) -> None:
+        self.ahead_us += ms * 1_000
+
+
+@pytest.fixture
+def redis_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
+    """The clock of all brokers that are made from now on."""
+    clock, make = ShiftedClock(), Exchange.__init__
+
+    def with_clock(self: Exchange, client: Any, prefix: str, _: Any) -> None:
+        make(self, client, prefix, clock)
+
+    monkeypatch.setattr(Exchange, "__init__", with_clock)
+    return clock
+
+
+def run_once(source: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Consume with availableNow to its end; return the last offset and the number of rows."""
+    source.prepareForTriggerAvailableNow()
+    total, at = 0, start
+    while (end := source.latestOffset(at, ALL)) != at:
+        total += rows(source, at, end).total()
+        at = end
+    source.commit(at)
+    return at, total
+
+
+def test_a_run_takes_what_has_rested_and_starves_nothing_new(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=4, backoff=BackOff(1_000, 1_000))
+    topic.send(list(range(1_000)))
+    for slot in range(4):
+        taken = topic.broker.prepare(topic.topic, slot, "A", None, 1_000)
+        failures = [Failure(one.member, "failed", None, "no") for one in taken.deliveries]
+        topic.broker.rollback(topic.topic, slot, taken.receipt, failures)
+    assert topic.depth("retry") == 1_000
+    redis_clock.advance(ms=2_000)
+    topic.send([f"new {n}" for n in range(10)])
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert taken == 1_010
+    assert topic.total("acked") == 1_010
+
+
+def test_a_run_takes_what_a_dead_query_has_left(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(5_000)))
+    dead = reader(topic, claimTimeout="60")
+    assert dead.latestOffset(dead.initialOffset(), ALL)["rows"] == 5_000
+    redis_clock.advance(ms=61_000)
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert taken == topic.total("acked") == 5_000
+
+
+@pytest.mark.parametrize("left", ["rested", "claimed"])
+def test_a_query_that_waits_for_a_number_sees_what_time_makes_due(
+    redis_clock: ShiftedClock, queue: MakeQueue, left: str
+) -> None:
+    topic = queue(slots=2, backoff=BackOff(1_000, 1_000))
+    topic.send([1, 2, 3, 4])
+    if left == "claimed":
+        dead = reader(topic, claimTimeout="60")
+        dead.latestOffset(dead.initialOffset(), ALL)
+    else:
+        for slot in range(2):
+            taken = topic.broker.prepare(topic.topic, slot, "A", None, 10)
+            if taken.status == "ok":
+                failures = [Failure(one.member, "failed", None, "no") for one in taken.deliveries]
+                topic.broker.rollback(topic.topic, slot, taken.receipt, failures)
+    source = reader(topic, minMessagesPerTrigger="4", maxTriggerDelay="1h")
+    start = source.initialOffset()
+    assert source.latestOffset(start, ALL) == start
+    redis_clock.advance(ms=61_000)
+    eventually(lambda: source.latestOffset(start, ALL)["rows"] == 4, "the batch")
+
+
+def test_a_query_that_runs_on_brings_all_back_that_a_dead_one_held(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(3_000)))
+    dead = reader(topic, claimTimeout="60")
+    dead.latestOffset(dead.initialOffset(), ALL)
+    redis_clock.advance(ms=61_000)
+    source = reader(topic)
+    start = source.initialOffset()
+    first = source.latestOffset(start, ALL)
+    second = source.latestOffset(start, ALL) if first == start else first
+    assert second["rows"] == 3_000
+
+
+def test_a_run_says_what_it_leaves_to_others(queue: MakeQueue, caplog: pytest.LogCaptureFixture) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(100)))
+    topic.broker.pause(topic.topic, 0)
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert 0 < taken < 100
+    left = 100 - taken
+    assert f"leaves {left} of the messages that were due at its start" in caplog.text

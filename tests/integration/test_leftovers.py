@@ -20,15 +20,14 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq import Message, send_message
 from django_rmq import listener as register
-from django_rmq.core.consumer import calling
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project.listening import registry
-from django_rmq.project.listening.once import Once
 from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
-from tests.workers import Listener, Worker, eventually, send, total
+from tests.e2e.postgres import postgres
+from tests.workers import Worker, eventually, send, total
 
 ALIAS = "shop"
 TOPIC = Topic("orders", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, max_retries=0, backoff=BackOff(0, 0))
@@ -39,10 +38,24 @@ RMQ = {
 }
 
 
-@pytest.fixture(autouse=True)
-def shop(tmp_path: Path, django_db_blocker: Any) -> Iterator[None]:
-    """A database in a file, which several threads can open, and no listeners."""
-    own = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.sqlite3"}
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with postgres() as server:
+        yield server.port
+
+
+@pytest.fixture(autouse=True, params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def shop(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[None]:
+    """A database that several threads can open, and no listeners."""
+    own: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.sqlite3"}
+    if request.param == "postgresql":
+        address = {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1"}
+        own = {
+            "ENGINE": "django.db.backends.postgresql",
+            "PORT": str(request.getfixturevalue("port")),
+            **address,
+        }
+        own |= {"OPTIONS": {}, "CONN_MAX_AGE": None}
     connections.settings[ALIAS] = {**connections.settings["default"], **own}
     with override_settings(RMQ=RMQ), registry.isolated(), django_db_blocker.unblock():
         with connections[ALIAS].cursor() as cursor:
@@ -50,6 +63,8 @@ def shop(tmp_path: Path, django_db_blocker: Any) -> Iterator[None]:
         try:
             yield
         finally:
+            with connections[ALIAS].cursor() as cursor:
+                cursor.execute("DROP TABLE effect")
             connections[ALIAS].close()
             del connections[ALIAS]
             del connections.settings[ALIAS]
@@ -172,33 +187,6 @@ def test_the_late_end_of_an_open_block_ends_no_transaction_of_another_message(
     assert listeners.late == ["ConnectionDoesNotExist"]
     assert effects() == ["after", "before", "z"]
     assert total(broker, TOPIC, "failed") == 1
-
-
-def test_a_listener_with_once_that_leaves_a_block_open_keeps_nothing(
-    broker: InMemoryBroker, listeners: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from django_rmq.project.listening import once
-
-    monkeypatch.setattr(once, "_record", lambda connection, messages, **_: messages)
-    send(broker, TOPIC, ["leave", "a"])
-    called = Once("orders.pay", listeners.one, ALIAS)
-    messages = messages_of(broker)
-    failures = calling.run(Listener("orders", called), messages)
-    by_body = {message.body: failure for message, failure in zip(messages, failures, strict=True)}
-    assert by_body["a"] is None
-    assert by_body["leave"] is not None
-    assert "TransactionLeftOpen: listener orders.pay" in by_body["leave"].error
-    assert effects() == ["a"]
-    assert not connections[ALIAS].in_atomic_block
-
-
-def messages_of(broker: Any) -> list[Message]:
-    from django_rmq.core.calls import taking
-
-    sent = broker.now_ms()
-    eventually(lambda: broker.now_ms() > sent + TOPIC.time_range_ms, "they are due")
-    prepared = broker.run(taking.prepare(TOPIC, 0, "test", None, 10))
-    return [Message(TOPIC, 0, prepared.receipt, given) for given in prepared.deliveries]
 
 
 def test_drain_raises_what_is_left_open_and_keeps_the_transaction_of_the_test(listeners: Shop) -> None:

@@ -13,6 +13,7 @@ from django.core import checks
 from django.db import DatabaseError, connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq import (
     Message,
@@ -33,6 +34,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
+from django_rmq.project import transactions
 from django_rmq.project.listening import once, processed, registry, starting
 from django_rmq.project.listening.processed import row_of
 from django_rmq.project.settings import get_config
@@ -201,6 +203,32 @@ def test_a_listener_that_exits_rolls_back(broker: InMemoryBroker, clock: Clock) 
     assert outcome.error.startswith("SystemExit: 3")
     assert groups() == []
     assert not ProcessedMessage.objects.exists()
+
+
+def test_a_listener_that_leaves_a_block_open_keeps_nothing(broker: InMemoryBroker, clock: Clock) -> None:
+    transactions.note_opened_before()
+    left: list[Iterator[None]] = []
+
+    def rows() -> Iterator[None]:
+        with transaction.atomic():
+            yield
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        write(message)
+        if message.body == "leaves":
+            left.append(rows())
+            next(left[-1])
+
+    send_message("payments", "leaves")
+    _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    assert "TransactionLeftOpen: listener tests.integration.test_once." in outcome.error
+    assert groups() == []
+    assert not ProcessedMessage.objects.exists()
+    assert not connection.in_atomic_block
+    with pytest.raises(ConnectionDoesNotExist):
+        next(left[0])
 
 
 def test_a_failed_message_is_tried_again_with_its_origin(broker: InMemoryBroker, clock: Clock) -> None:

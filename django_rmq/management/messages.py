@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -13,8 +14,8 @@ from django.core.management import CommandError
 from django_rmq.core.words.bodies import exact_json
 from django_rmq.core.words.status import MessageStatus
 from django_rmq.core.words.topics import Topic
-from django_rmq.management import at_least, duration, shown
-from django_rmq.operations import Copy, Filter
+from django_rmq.management import ago, at_least, duration, shown
+from django_rmq.operations import Copy, Filter, Hold
 from django_rmq.operations.redaction import is_redacted, shown_body
 
 _STATES = {"waiting": "store", "in_flight": "prepare", "retry": "retry", "dead": "dead", "claimed": "claim"}
@@ -142,6 +143,25 @@ def instant(ms: int | None) -> str:
     return (
         datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
     )
+
+
+def line_of_hold(hold: Hold) -> str:
+    """Return what keeps a message from being delivered now, as a line."""
+    seconds = None if hold.since_ms is None else abs(time.time() - hold.since_ms / 1000)
+    number = 0.0 if hold.count is None else hold.count
+    texts = {
+        "paused": "the topic is paused",
+        "no_worker": "no worker serves the topic",
+        "slot_unowned": "no worker owns the slot",
+        "behind_failed": f"strict order, behind the failed message {hold.message_id}",
+        "slot_busy": f"slot busy for {ago(seconds)}, with {number:g} in flight: {hold.message_id}",
+        "claimed": f"{number:g} of the slot are claimed by Spark",
+        "in_flight_limit": f"in flight limit: {number:g} are in flight (MAX_IN_FLIGHT)",
+        "behind": f"behind {number:g} of its slot, first {hold.message_id}",
+        "rate": f"rate: at most {number:g} per second (MAX_RATE)",
+        "not_due": f"its time, in {ago(seconds)}",
+    }
+    return f"{'held by':14}{texts[hold.reason]}"
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,17 @@ from __future__ import annotations
 
 from django_rmq.core.telling.history import Minute
 from django_rmq.operations import claims as claiming
-from django_rmq.operations import editing, grouping, looking, named, reading, sending, sweeping, tracking
+from django_rmq.operations import (
+    editing,
+    grouping,
+    holding,
+    looking,
+    named,
+    reading,
+    sending,
+    sweeping,
+    tracking,
+)
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
@@ -29,6 +39,7 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
 from django_rmq.operations.grouping import Group, Groups
 from django_rmq.operations.health import Health, check_health, read_servers
+from django_rmq.operations.holding import Hold
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
 from django_rmq.operations.named import MAX_IDS, Done
@@ -58,7 +69,7 @@ class Operations(Desk):
     stranded, find_stranded = looking.stranded, looking.find_stranded
 
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
-    groups = grouping.groups
+    groups, holds = grouping.groups, holding.holds
     follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
@@ -100,6 +111,7 @@ __all__ = [
     "Group",
     "Groups",
     "Health",
+    "Hold",
     "Identity",
     "Limits",
     "Listing",

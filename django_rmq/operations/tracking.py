@@ -12,6 +12,7 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
+from django_rmq.operations.holding import Hold, holds_of
 from django_rmq.operations.reading import find, gone, identified, not_found
 from django_rmq.operations.redaction import as_shown, is_withheld
 from django_rmq.project import tracking
@@ -24,6 +25,8 @@ class Followed(NamedTuple):
     copies: list[Copy]
     """Waiting, in flight, resting, claimed or dead, in this order. Empty: it has ended."""
     status: MessageStatus
+    held_by: list[Hold]
+    """What keeps it from being delivered now, the worst first. Empty: nothing does, or it does not wait."""
 
 
 def follow(desk: Desk, name: str, message_id: str) -> Followed:
@@ -45,7 +48,10 @@ def follow(desk: Desk, name: str, message_id: str) -> Followed:
     if hidden or is_withheld(desk.actor, topic):
         # A listener may quote the body.
         status = replace(status, progress_text="")
-    return Followed(as_shown(desk.actor, topic, copies), status)
+    held_by: list[Hold] = []
+    if member is not None and status.state in ("waiting", "retry"):
+        held_by = holds_of(desk, topic, identity.slot, member)
+    return Followed(as_shown(desk.actor, topic, copies), status, held_by)
 
 
 def _asked(

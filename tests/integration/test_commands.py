@@ -601,6 +601,20 @@ def test_every_command_takes_the_id_of_a_log_line(broker: Broker, run: Run) -> N
         assert "<slot>~<digest>, as the log shows it" in run(command, "orders", "--id", "nonsense", code=2)
 
 
+def test_rmqstats_says_why_a_message_waits(broker: Broker, run: Run) -> None:
+    sent = send_message("orders", 1, fixed_time=4_000_000_000_000)
+    text = run("rmqstats", "orders", "--body", "1")
+    assert "held by       no worker serves the topic" in text and "held by       its time, in " in text
+    run("rmqpause", "orders")
+    run("rmqreschedule", "orders", "--id", sent.id, "--in", "0")
+    held = [line for line in run("rmqstats", "orders", "--id", sent.id).splitlines() if "held by" in line]
+    assert held == ["held by       the topic is paused", "held by       no worker serves the topic"]
+    found = json.loads(run("rmqstats", "orders", "--body", "1", "--json"))
+    assert [hold["reason"] for hold in found["held_by"]] == ["paused", "no_worker"]
+    kill(broker, "orders", [2])
+    assert json.loads(run("rmqstats", "orders", "--body", "2", "--json"))["held_by"] == []
+
+
 def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker: Broker, run: Run) -> None:
     waits_for_three_hours(broker)
     [row] = json.loads(run("rmqstats", "renders", "--json"))

@@ -38,10 +38,10 @@ from tests.brokers import Broker
 from tests.integration.test_api import Program, on_each_broker, user_with
 
 TOPICS = {
-    "ranked": {"TYPE": "priority", "SLOTS": 1},
+    "ranked": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},
     "timed": {"TYPE": "fixed_time", "SLOTS": 2, "BACKOFF": 60, "TIMEOUT": 600},
     "redacted": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},
-    "redacted.keyed": {"TYPE": "priority", "SLOTS": 1, "IDENTITY": "key"},
+    "redacted.keyed": {"TYPE": "priority", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 60},
 }
 ALL_BUT_BODIES = frozenset(Permission) - {Permission.VIEW_BODIES}
 RMQ = {

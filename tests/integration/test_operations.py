@@ -22,7 +22,7 @@ from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure, error_class
 from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import Message
+from django_rmq.core.words.messages import Message, message_id
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
@@ -657,6 +657,80 @@ def test_messages_that_wait_are_filtered_by_priority(broker: Any, operations: Op
             operations.listing(name, state, wanted=Filter(priority=100))
 
 
+# --- why a message waits
+
+
+def reasons(operations: Operations, name: str, slot: int, member: bytes) -> list[str]:
+    return [hold.reason for hold in operations.holds(name, message_id(slot, member))]
+
+
+def test_what_holds_a_message_is_said_the_worst_first(broker: Any, operations: Operations) -> None:
+    slot = 1
+    topic = topic_of("timed")
+    broker.send_replace(topic, slot, [past(60)], [b"first"])
+    broker.send_replace(topic, slot, [past(30)], [b"second"])
+    broker.send_replace(topic, slot, [past(-3_600)], [b"later"])
+    assert reasons(operations, "timed", slot, b"first") == ["no_worker"]
+    (_, behind) = operations.holds("timed", message_id(slot, b"second"))
+    assert (behind.reason, behind.count) == ("behind", 1)
+    assert operations.get("timed", behind.message_id)[0].member == b"first"
+    (_, wait) = operations.holds("timed", message_id(slot, b"later"))
+    assert wait.reason == "not_due" and wait.since_ms is not None and wait.since_ms > time.time() * 1000
+    broker.prepare(topic, slot, "W", None, 1)
+    busy = operations.holds("timed", message_id(slot, b"second"))[1]
+    assert (busy.reason, busy.count) == ("slot_busy", 1)
+    assert busy.since_ms is not None and abs(busy.since_ms - time.time() * 1000) < 60_000
+    operations.pause("timed").result()
+    assert reasons(operations, "timed", slot, b"second") == ["paused", "no_worker", "slot_busy"]
+    # What runs is not held, and neither is a message that is not there.
+    assert reasons(operations, "timed", slot, b"first") == []
+    assert reasons(operations, "timed", slot, b"nothing") == []
+
+
+def test_a_failed_message_of_a_strict_line_holds_those_behind_it(broker: Any, operations: Operations) -> None:
+    topic = topic_of("lines")
+    for member in (b"1", b"2"):
+        broker.send_replace(topic, 3, [past()], [member])
+    taken = broker.prepare(topic, 3, "W", None, 1)
+    failed = taken.deliveries[0].member
+    broker.rollback(topic, 3, taken.receipt, [Failure(failed, "failed", 60_000, "shop.Boom: x")])
+    (other,) = {b"1", b"2"} - {failed}
+    hold = operations.holds("lines", message_id(3, other))[1]
+    assert hold.reason == "behind_failed"
+    assert operations.get("lines", hold.message_id)[0].member == failed
+    assert reasons(operations, "lines", 3, failed) == ["no_worker", "not_due"]
+
+
+def test_limits_and_higher_priorities_hold_messages(broker: Any, operations: Operations) -> None:
+    topics = {
+        **TOPICS,
+        "slow": {"TYPE": "priority", "SLOTS": 1, "MAX_RATE": 5, "MAX_IN_FLIGHT": 1, "SERIAL": False},
+    }
+    with override_settings(RMQ={**settings.RMQ, "TOPICS": topics}), connections.replaced_broker(broker):
+        topic = topic_of("slow")
+        broker.send_replace(topic, 0, [100, 500, 900], [b"low", b"middle", b"high"])
+        assert reasons(operations, "slow", 0, b"low") == ["no_worker", "behind", "rate"]
+        assert reasons(operations, "slow", 0, b"high") == ["no_worker", "rate"]
+        (_, behind, rate) = operations.holds("slow", message_id(0, b"low"))
+        assert (behind.count, rate.count) == (2, 5)
+        assert operations.get("slow", behind.message_id)[0].member == b"high"
+        broker.prepare(topic, 0, "W", None, 1)
+        assert reasons(operations, "slow", 0, b"middle") == ["no_worker", "in_flight_limit", "rate"]
+
+
+def test_what_holds_a_message_names_others_by_sealed_ids_where_bodies_are_hidden(
+    broker: Any, operations: Operations
+) -> None:
+    broker.send_replace(topic_of("timed"), 0, [past(60)], [b"secret-content"])
+    broker.send_replace(topic_of("timed"), 0, [past(30)], [b"mine"])
+    viewer = Operations(Actor("viewer", "rest", None, {Permission.VIEW}.__contains__))
+    (copy,) = [one for one in viewer.listing("timed", "store").copies if one.size == len(b"mine")]
+    followed = viewer.follow("timed", copy.id)
+    assert [hold.reason for hold in followed.held_by] == ["no_worker", "behind"]
+    assert "~" in followed.held_by[1].message_id and "c2VjcmV0" not in repr(followed)
+    assert viewer.get("timed", followed.held_by[1].message_id)[0].size == len(b"secret-content")
+
+
 # --- many
 
 
@@ -1021,6 +1095,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "history": ({Permission.VIEW}, lambda o: o.history("timed", 1)),
     "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
     "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
+    "holds": ({Permission.VIEW}, lambda o: o.holds("timed", "0.YQ")),
     "get": ({Permission.VIEW}, get_what_is_not_there),
     "follow": ({Permission.VIEW}, follow_what_is_not_there),
     "status": ({Permission.VIEW, Permission.VIEW_BODIES}, lambda o: o.status("timed", {"n": 0})),

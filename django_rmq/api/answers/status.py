@@ -11,6 +11,7 @@ from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.answers.messages import MessageAnswer, copy
 from django_rmq.core.words.status import STATES, MessageStatus
 from django_rmq.operations import Followed
+from django_rmq.operations.holding import REASONS
 
 
 class StatusAnswer(Answer):
@@ -40,11 +41,32 @@ class StatusAnswer(Answer):
     last_failed_ms = maybe()
 
 
+class HoldAnswer(Answer):
+    """Something that keeps a message from being delivered now."""
+
+    reason = serializers.ChoiceField(REASONS)
+    since_ms = maybe(
+        help_text="`slot_busy`: when the longest delivery began. `not_due`: when the message is due"
+    )
+    count = maybe(
+        serializers.FloatField,
+        help_text="`slot_busy`, `claimed`, `behind`: number of messages. `rate` (per second), `in_flight_limit`: the limit",
+    )
+    message = maybe(
+        serializers.CharField,
+        help_text="Id of the message that is first (`behind`), failed (`behind_failed`) or runs (`slot_busy`)",
+    )
+
+
 class FollowedAnswer(Answer):
-    """All copies of one message, none if it has ended, and its status."""
+    """All copies of one message, none if it has ended, its status, and why it waits."""
 
     results = MessageAnswer(many=True)
     status = StatusAnswer()
+    held_by = HoldAnswer(
+        many=True,
+        help_text="What keeps it from being delivered now, the worst first; empty: nothing, or it does not wait",
+    )
 
 
 def status(one: MessageStatus) -> dict[str, Any]:
@@ -69,7 +91,20 @@ def status(one: MessageStatus) -> dict[str, Any]:
 
 def followed(found: Followed) -> dict[str, Any]:
     """Return a message with its status."""
-    return {"results": [copy(each) for each in found.copies], "status": status(found.status)}
+    held_by = [
+        {
+            "reason": one.reason,
+            "since_ms": one.since_ms,
+            "count": one.count,
+            "message": one.message_id or None,
+        }
+        for one in found.held_by
+    ]
+    return {
+        "results": [copy(each) for each in found.copies],
+        "status": status(found.status),
+        "held_by": held_by,
+    }
 
 
 def _ms(when: datetime | None) -> int | None:

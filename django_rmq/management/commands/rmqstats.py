@@ -6,13 +6,21 @@ import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError
 from django_rmq.management import RmqCommand, ago, at_least, shown, table
-from django_rmq.management.messages import add_names, as_json, is_named, lines_of_status, name_of
+from django_rmq.management.messages import (
+    add_names,
+    as_json,
+    is_named,
+    line_of_hold,
+    lines_of_status,
+    name_of,
+)
 from django_rmq.operations import Flow, Operations, TopicFigures, Waiting
 
 
@@ -23,7 +31,7 @@ class Command(RmqCommand):
         "Show for every topic how many messages wait, are due, in flight, resting and dead, how long the "
         "oldest has been due (priority topics: how long a slot has not been empty), and the live workers. "
         "--interval repeats it, with rates; JSON is then one line each time. With --id, --key or --body: "
-        "what is known about one message."
+        "what is known about one message, and what keeps it from being delivered now."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -64,10 +72,12 @@ class Command(RmqCommand):
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
         found = operations.status(topic.name, **name_of(topic, options))
+        waits = found.state in ("waiting", "retry")
+        holds = operations.holds(topic.name, found.id) if waits else []
         if options["json"]:
-            self.print_json(as_json(found))
+            self.print_json(as_json(found) | {"held_by": [asdict(hold) for hold in holds]})
             return
-        for line in lines_of_status(found):
+        for line in [*lines_of_status(found), *map(line_of_hold, holds)]:
             self.stdout.write(line)
 
     def _outbox(self) -> dict[str, Waiting] | None:

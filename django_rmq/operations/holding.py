@@ -1,0 +1,169 @@
+"""Why a message waits: what keeps it from being delivered now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django_rmq.core.calls import looking, workers
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.answers import Counts, Entry, Looked
+from django_rmq.core.words.retries import is_retry
+from django_rmq.core.words.topics import Topic
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.crew import Crew, crew_of, holding_of
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.figures import survey
+from django_rmq.operations.reading import find_one
+from django_rmq.operations.redaction import may_search
+from django_rmq.project.ids import id_of
+from django_rmq.project.sealing import sealed_id
+
+REASONS = (
+    "paused",
+    "no_worker",
+    "slot_unowned",
+    "behind_failed",
+    "slot_busy",
+    "claimed",
+    "in_flight_limit",
+    "behind",
+    "rate",
+    "not_due",
+)
+"""What can hold a message, the worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Something that keeps a message from being delivered now."""
+
+    reason: str
+    """One of ``REASONS``."""
+    since_ms: int | None = None
+    """``slot_busy``: when the delivery began that has run longest. ``not_due``: when the message is due."""
+    count: float | None = None
+    """``slot_busy``, ``claimed``: the number of these messages. ``behind``: how many come first. ``rate``, ``in_flight_limit``:
+    the limit."""
+    message_id: str = ""
+    """``behind``: the message that comes first. ``behind_failed``: the one that failed. ``slot_busy``: the one that runs."""
+
+
+class _Seen(NamedTuple):
+    """What was read at one instant about a message and its slot."""
+
+    looked: Looked
+    counts: Counts
+    crew: Crew
+    running: Sequence[Entry]
+    """Up to one message that is in flight."""
+    failed: Sequence[Entry]
+    """Up to one message in Retry."""
+    now_ms: int
+
+
+def holds(desk: Desk, name: str, message_id: str) -> list[Hold]:
+    """Return what keeps a message from being delivered now, the worst first. Empty: nothing does, or it does not wait.
+
+    Permissions and errors are those of ``get``, but a message that is not there has no holds.
+    """
+    desk.actor.require(Permission.VIEW)
+    topic = desk.present(name)
+    identity, member = find_one(desk, topic, message_id)
+    return [] if member is None else holds_of(desk, topic, identity.slot, member)
+
+
+def holds_of(desk: Desk, topic: Topic, slot: int, member: bytes) -> list[Hold]:
+    """Return the same as ``holds``, whatever the actor may see."""
+    seen = _see(desk.broker, topic, slot, member)
+    if seen.looked.store is None and seen.looked.retry is None:
+        return []
+    found = list(_holds(desk, topic, slot, seen))
+    return sorted(found, key=lambda hold: REASONS.index(hold.reason))
+
+
+def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
+    pipeline = broker.pipeline()
+    looked = pipeline.add(looking.look(topic, slot, [member]))
+    counts = pipeline.add(looking.count(topic, slot))
+    roster = pipeline.add(workers.roster())
+    running = pipeline.add(looking.peek(topic, slot, "prepare", limit=1))
+    failed = pipeline.add(looking.peek(topic, slot, "retry", limit=1))
+    pipeline.execute()
+    crew = crew_of(roster.result())
+    return _Seen(
+        looked.get()[0], counts.get(), crew, running.get().entries, failed.get().entries, broker.now_ms()
+    )
+
+
+def _holds(desk: Desk, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
+    if seen.counts.paused:
+        yield Hold("paused")
+    if topic.listener and not seen.crew.problem:
+        serving = seen.crew.serving(topic)
+        if not serving.workers:
+            yield Hold("no_worker")
+        elif topic.serial and holding_of(serving.owned_slots, slot) is None:
+            yield Hold("slot_unowned")
+    due_ms = _due_ms(topic, seen.looked)
+    if due_ms is not None and due_ms > seen.now_ms:
+        yield Hold("not_due", since_ms=due_ms)
+        return
+
+    def named(state: str, entry: Entry) -> str:
+        if desk.actor.permits is None:
+            # A shell shows the id that stands in the log.
+            return sealed_id(topic.name, slot, entry.member)
+        sealed = not may_search(desk.actor, topic)
+        return id_of(topic, slot, entry.member, state, entry.score, sealed=sealed)
+
+    if topic.serial and seen.running:
+        receipt = (seen.running[0].record or b"").partition(b" ")[0]
+        yield Hold(
+            "slot_busy",
+            # A receipt is the time of the delivery in us.
+            since_ms=int(receipt) // 1000 if receipt.isdigit() else None,
+            count=seen.counts.prepare,
+            message_id=named("prepare", seen.running[0]),
+        )
+    if topic.serial and seen.counts.claimed:
+        yield Hold("claimed", count=seen.counts.claimed)
+    if topic.is_strict and seen.failed and seen.looked.retry is None:
+        yield Hold("behind_failed", message_id=named("retry", seen.failed[0]))
+    if seen.looked.store is not None:
+        yield from _behind(desk.broker, topic, slot, seen.looked.store, named)
+    if topic.max_in_flight:
+        (figures,) = survey(desk.broker, [topic]).topics
+        if figures.prepare >= topic.max_in_flight:
+            yield Hold("in_flight_limit", count=topic.max_in_flight)
+    rate = 1_000_000 / topic.slot_each_us if topic.slot_each_us else topic.max_rate
+    if rate:
+        yield Hold("rate", count=rate)
+
+
+def _behind(
+    broker: Broker, topic: Topic, slot: int, score: float, named: Callable[[str, Entry], str]
+) -> Iterator[Hold]:
+    """Yield a hold if other messages of the slot are delivered before one with this score."""
+    low, high = (math.nextafter(score, math.inf), math.inf), (-math.inf, math.nextafter(score, -math.inf))
+    before = low if topic.is_priority else high
+    pipeline = broker.pipeline()
+    count = pipeline.add(looking.between(topic, slot, "store", *before))
+    first = pipeline.add(looking.peek(topic, slot, "store", limit=1, descending=topic.is_priority))
+    pipeline.execute()
+    if count.get() and first.get().entries:
+        yield Hold("behind", count=count.get(), message_id=named("store", first.get().entries[0]))
+
+
+def _due_ms(topic: Topic, looked: Looked) -> int | None:
+    """Return when the message can be delivered next. None: its turn depends on others only."""
+    if looked.store is None:
+        assert looked.retry is not None
+        return math.floor(looked.retry)
+    is_timed = not topic.is_priority and not is_retry(topic, looked.store) and math.isfinite(looked.store)
+    return math.floor(looked.store) if is_timed else None
+
+
+__all__ = ["REASONS", "Hold", "holds", "holds_of"]

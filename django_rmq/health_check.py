@@ -74,6 +74,8 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
 
 def _shown(finding: Finding) -> str:
     """Return a finding for everyone: replies of a server stay in the log."""
+    if finding.name == "writes":
+        return "Redis refuses writes"
     if not finding.topic:
         return f"{finding.name} is unhealthy"
     return f"{finding.topic}: {_SHORT.get(finding.name, finding.text)}"

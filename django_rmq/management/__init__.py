@@ -45,6 +45,9 @@ class RmqCommand(BaseCommand):
         _open_missing_streams()
         super().__init__(*args, **options)
 
+    purpose: Literal["web", "worker"] = "worker"
+    """The connections of the command. Those of a worker wait for an answer of Redis for some seconds, those of a page for one."""
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
         try:
@@ -65,7 +68,7 @@ class RmqCommand(BaseCommand):
         ``as_shown``: topics with a FORMATTER are read as it shows them, for commands that print bodies.
         """
         permits = (lambda _permission: True) if as_shown else None
-        return Operations(Actor(_who(), "command", permits=permits), "worker")
+        return Operations(Actor(_who(), "command", permits=permits), self.purpose)
 
     def topics(self, names: Sequence[str]) -> list[Topic]:
         """Return the topics of these names, or all. Raises ``UnknownTopic``."""

@@ -31,10 +31,10 @@ from django_rmq.operations.outbox import Waiting, needs_this_thread, outbox
 from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
 
-TOTAL_SECONDS = 8.0
+TOTAL_SECONDS = 7.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""
 
-PATIENCE_MARGIN = 2.0
+PATIENCE_MARGIN = 1.0
 """Seconds by which a check may take longer than the patience for an assignment."""
 
 LOOK_AGAIN_SECONDS = 0.5

@@ -216,6 +216,12 @@ def test_every_check_leads_to_a_section_of_the_docs() -> None:
         assert anchor in headings, name
 
 
+def test_the_reference_of_the_command_lists_every_check() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    section = page.partition("## `rmqhealth`")[2].partition("\n## ")[0]
+    assert set(CHECKS) == set(re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE))
+
+
 # --- how long it takes
 
 

@@ -28,6 +28,8 @@ _MARKS = {Severity.BAD: "BAD ", Severity.NOTE: "note", Severity.OK: "ok  "}
 class Command(RmqCommand):
     """Check the health of the queues."""
 
+    purpose = "web"
+
     help = (
         "Check that Redis answers and takes writes, that slots are assigned to the workers, that every topic "
         "has a live worker, and that nothing is late. Dead messages, paused topics and refused rows of the "

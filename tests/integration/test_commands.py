@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from django.test import override_settings
 
 from django_rmq import send_message, send_messages
 from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.records import write_record
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_keys, slot_of
+from django_rmq.core.words.keys import slot_keys, slot_of, worker_keys
 from django_rmq.core.words.messages import message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.project import connections
@@ -555,6 +557,15 @@ def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, wo
     assert (one["pid"], one["slots"]["orders"]) == (4711, 4)
     text = run("rmqworkers")
     assert "\x1b" not in text and "host\\x1b[31m" in text and "orders 4" in text and "3 h" in text
+
+
+def test_rmqworkers_names_topics_without_a_free_thread(broker: Broker, run: Run, worker: Worker) -> None:
+    assert "no free thread" not in run("rmqworkers")
+    record = write_record("token", replace(worker, full=frozenset(["orders", "renders"])))
+    assert broker.client.hset(worker_keys(broker.prefix).workers, worker.id, record) == 0
+    assert "(no free thread for orders, renders)" in run("rmqworkers")
+    (one,) = json.loads(run("rmqworkers", "--json"))
+    assert one["full"] == ["orders", "renders"]
 
 
 def test_no_worker_is_told(run: Run) -> None:

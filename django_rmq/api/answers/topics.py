@@ -221,6 +221,10 @@ class WorkerAnswer(Answer):
     shared = serializers.ListField(
         child=serializers.CharField(), help_text="Topics whose slots all workers share"
     )
+    full = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Topics for which it has had no free thread for 10 s, so that workers with free threads get the slots",
+    )
 
 
 class WorkersAnswer(Answer):
@@ -240,4 +244,5 @@ def worker(one: WorkerFigures, known: set[str]) -> dict[str, Any]:
         "started_ms": round(it.started * 1000),
         "slots": {name: count for name, count in one.slots.items() if name in known},
         "shared": [name for name in one.shared if name in known],
+        "full": sorted(it.full & known),
     }

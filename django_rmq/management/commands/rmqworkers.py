@@ -38,11 +38,17 @@ class Command(RmqCommand):
                     str(worker.pid),
                     str(worker.threads),
                     ago(max(0.0, time.time() - worker.started)),
-                    ", ".join(map(shown, slots)) or "none",
+                    (", ".join(map(shown, slots)) or "none") + _full(one),
                 )
             )
         for line in table(rows, right=(2, 3)):
             self.stdout.write(line)
+
+
+def _full(one: WorkerFigures) -> str:
+    """Return a remark about topics for which a worker has no free thread."""
+    topics = ", ".join(map(shown, sorted(one.member.worker.full)))
+    return f" (no free thread for {topics})" if topics else ""
 
 
 def _row(one: WorkerFigures) -> dict[str, Any]:
@@ -57,4 +63,5 @@ def _row(one: WorkerFigures) -> dict[str, Any]:
         "topics": [topic.name for topic in worker.topics],
         "slots": one.slots,
         "shared": list(one.shared),
+        "full": sorted(worker.full),
     }

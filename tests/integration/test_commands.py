@@ -283,6 +283,18 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     assert found["outcomes"] == {"store": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
 
 
+# --- rmqreslot
+
+
+def test_rmqreslot_as_json(broker: Broker, run: Run) -> None:
+    send_messages("orders", list(range(20)), fixed_time=4_000_000_000_000)
+    dry = json.loads(run("rmqreslot", "orders", "8", "--dry-run", "--json"))
+    assert dry == {"topic": "orders", "before": 4, "slots": 8, "moved": 0, "strays": 0, "dry_run": True}
+    found = json.loads(run("rmqreslot", "orders", "8", "--json"))
+    assert (found["before"], found["slots"], found["strays"]) == (4, 8, 0) and 0 < found["moved"] <= 20
+    assert json.loads(run("rmqreslot", "orders", "8", "--json"))["moved"] == 0
+
+
 # --- rmqreschedule
 
 

@@ -319,7 +319,7 @@ def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: 
         assert seen[:4] == [(True, 0.1), (False, 0.1), (True, 0.3), (True, 1.0)]
         assert seen[4].progress_text == "é" * 100
         assert seen[4].progress_at is not None
-        assert (status("kept", 1).state, status("kept", 1).progress) == ("done", None)
+        assert (status("kept", 1).state, status("kept", 1).progress) == ("done", 1)
 
 
 @pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan"), "0.5", None, True])

@@ -118,6 +118,14 @@ def test_a_fixed_time_in_seconds_is_read_back_with_a_guess(producer: Producer) -
     assert "is it in seconds?" in told
 
 
+@pytest.mark.parametrize("seconds", [60, 3_600_000])
+def test_a_duration_in_place_of_a_time_is_refused_with_a_guess(producer: Producer, seconds: int) -> None:
+    keyed = replace(FIXED, identity="key")
+    for given in ({"fixed_time": seconds}, {"fixed_time": TOMORROW, "expires": seconds}):
+        assert "is it a duration?" in refusal(producer, keyed, key="k", **given)
+    assert "duration" not in refusal(producer, FIXED, fixed_time=datetime(1970, 1, 2, tzinfo=UTC))
+
+
 def test_a_fixed_time_is_rounded_up_for_nothing_is_delivered_early(producer: Producer) -> None:
     at = datetime(2050, 1, 1, microsecond=1001, tzinfo=UTC)
     assert producer.build(FIXED, "x", fixed_time=at).score == round(at.timestamp()) * 1000 + 2

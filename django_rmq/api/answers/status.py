@@ -30,7 +30,9 @@ class StatusAnswer(Answer):
     )
     delivered_ms = maybe(help_text="When the delivery began that is in flight, or in which it ended")
     ended_ms = maybe()
-    progress = maybe(serializers.FloatField, help_text="From 0 to 1, as the listener reported last")
+    progress = maybe(
+        serializers.FloatField, help_text="From 0 to 1, as the listener reported last; 1 once it is done"
+    )
     progress_text = serializers.CharField(
         allow_blank=True, help_text="Empty without the permission view_bodies"
     )

@@ -24,6 +24,9 @@ from django_rmq.exceptions import InvalidMessage
 MAX_HEADER_BYTES = 8_192
 """The maximum size of all headers of a message, as JSON, in bytes."""
 
+LONGEST_GUESSED = 10_000_000_000
+"""A time before this number (in April 1970 if it is in ms) is taken for a duration in seconds or ms."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 MAX_REPLICAS = 100
@@ -91,6 +94,8 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
         hint = ""
         if now / 1000 < at * 10 < now:
             hint = "; is it in seconds? It must be in milliseconds"
+        elif 0 < at < LONGEST_GUESSED and not isinstance(value, datetime):
+            hint = "; is it a duration? It must be a time, such as now() + timedelta(seconds=60)"
         raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
     if at > MAX_INSTANT_MS:
         raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_INSTANT_MS)}; is it in microseconds?")

@@ -45,7 +45,7 @@ class MessageStatus:
     ended: datetime | None = None
     """When it ended: ``done``, ``removed``, ``cancelled`` or ``dead``."""
     progress: float | None = None
-    """The fraction from 0 to 1 that its listener last reported for the delivery in flight (KEEP_DONE)."""
+    """The fraction from 0 to 1 that its listener last reported for the delivery in flight (KEEP_DONE). 1 once it is done."""
     progress_text: str = ""
     """What the listener said about its progress."""
     progress_at: datetime | None = None
@@ -111,6 +111,7 @@ def from_outcome(topic: Topic, name: str, ended: Outcome) -> MessageStatus:
         worker=_worker(topic, ended),
         delivered=_instant(ended.delivered_ms),
         ended=_instant(ended.ended_ms),
+        progress=1.0 if ended.state == "done" else None,
         reason=ended.reason,
         error_class=ended.error_class,
     )

@@ -43,27 +43,36 @@ class Command(RmqCommand):
             help="how many sets of slots may be blocked at the same time (default: %(default)s)",
         )
 
+        parser.add_argument("--json", action="store_true", help="print JSON, once it is done")
+
     def handle(self, *args: Any, **options: Any) -> None:
-        operations = self.operations()
+        operations, is_text = self.operations(), not options["json"]
         topic, broker = operations.config.topic(options["topic"]), operations.broker
         plan = reslots.plan(broker, topic, options["slots"])
         slots = plan.slots
         if options["dry_run"]:
-            self._foretell(plan)
+            self._foretell(plan, is_text=is_text)
             return
         chosen = reslots.begin(broker, topic, slots)
         if chosen is None:
-            self.stdout.write(f"{topic.name} has {slots} slots")
+            if is_text:
+                self.stdout.write(f"{topic.name} has {slots} slots")
+            else:
+                self.print_json(_as_json(topic.name, slots, slots))
             return
         word = "Continuing with" if plan.is_begun else "Starting with"
-        self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
+        if is_text:
+            self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
         progress = reslots.move(
             broker,
             chosen,
             at_once=options["at_once"],
-            report=self._report(),
+            report=self._report() if is_text else lambda _progress: None,
             complain=lambda error: self.stderr.write(f"{error}; trying again"),
         )
+        if not is_text:
+            self.print_json(_as_json(topic.name, chosen.before, slots, progress.moved, progress.strays))
+            return
         strays = f"; {progress.strays} stay, because their slot is unknown" if progress.strays else ""
         self.stdout.write(
             self.style.SUCCESS(f"{topic.name} has {slots} slots, {progress.moved} messages moved{strays}")
@@ -71,9 +80,12 @@ class Command(RmqCommand):
         if operations.config.topic(topic.name).slots != slots:
             self.stdout.write(f'Write "SLOTS": {slots} into the settings')
 
-    def _foretell(self, plan: reslots.Plan) -> None:
+    def _foretell(self, plan: reslots.Plan, *, is_text: bool) -> None:
         if plan.obstacle:
             raise ConfigurationError(f'topic "{plan.topic.name}" cannot be re-slotted: {plan.obstacle}')
+        if not is_text:
+            self.print_json({**_as_json(plan.topic.name, plan.before, plan.slots), "dry_run": True})
+            return
         self.stdout.write(
             f"{plan.topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
         )
@@ -92,6 +104,10 @@ class Command(RmqCommand):
                 self.stdout.flush()
 
         return report
+
+
+def _as_json(topic: str, before: int, slots: int, moved: int = 0, strays: int = 0) -> dict[str, Any]:
+    return {"topic": topic, "before": before, "slots": slots, "moved": moved, "strays": strays}
 
 
 __all__ = ["Command"]

@@ -3,7 +3,9 @@
 The parent runs the project's system checks, waits until Redis and ZooKeeper answer, then forks and watches the
 workers. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or configuration, 3 Redis
 or ZooKeeper refuses the worker (or does not answer, with --burst), 4 the watchdog killed the last live worker
-process. The first SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once.
+process, 5 a listener exceeded HARD_TIMEOUT while its process was ending.
+
+The first SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once.
 SIGHUP replaces all processes, SIGUSR1 writes the stack of every thread to standard error.
 """
 
@@ -85,7 +87,8 @@ class Command(RmqCommand):
 
     help = (
         "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
-        "1 forced, 2 usage or configuration, 3 Redis refuses the worker, 4 ended by the watchdog. Defaults of "
+        "1 forced, 2 usage or configuration, 3 Redis refuses the worker, 4 ended by the watchdog, 5 a "
+        "listener exceeded HARD_TIMEOUT while its process was ending. Defaults of "
         'the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
     requires_system_checks = "__all__"

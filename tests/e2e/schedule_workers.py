@@ -107,8 +107,8 @@ def work(url: str, prefix: str) -> NoReturn:
     class Hasty(Stepper):
         """Looks again at once: the clock of the test runs thousands of times as fast as its duty expects."""
 
-        def step(self, also: str = "", records: Any = None) -> float:
-            return min(super().step(also, records), 0.02)
+        def step_each(self, records: Any, now_ms: int, also: str = "") -> float:
+            return min(super().step_each(records, now_ms, also), 0.02)
 
     made: Any = lambda: Hasty(stepping, get_config().topics)  # noqa: E731
     running.stepper = made
@@ -183,10 +183,11 @@ def found(url: str, prefix: str) -> dict[str, Any]:
 
     client: Any = redis.Redis.from_url(url)
     broker, topic = direct(connections.get_broker("coordinator")), get_config().topic("ticks")
-    audits = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    # What waits is taken next: looked at first, it cannot be overlooked between both.
     waits = [
         key.decode() for slot in range(topic.slots) for key in client.zrange(f"{prefix}ticks_{slot}", 0, -1)
     ]
+    audits = [broker.audit(topic, slot) for slot in range(topic.slots)]
     seen = [key.decode() for key in client.lrange(f"{prefix}seen", 0, -1)]
     return {
         "seen": sorted(set(seen)),

@@ -377,7 +377,7 @@ class Version:
             self.steps.settle()
 
     def look(self) -> None:
-        while self.declarations.reconcile(self.broker.run(schedules.read_schedules())):
+        while self.declarations.reconcile(self.broker.run(schedules.read_schedules()), self.broker.now_ms()):
             pass
         self.steps.settle()
 
@@ -484,7 +484,7 @@ def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: InMemory
     stale = broker.run(schedules.read_schedules())
     clock.advance(seconds=5)
     one.look()
-    assert not other.declarations.reconcile(stale)
+    assert not other.declarations.reconcile(stale, broker.now_ms())
     assert not records(broker)["nightly"].is_removed
     # What somebody has removed nevertheless is declared again.
     broker.run(schedules.change_schedule("nightly", "removed", "1"))

@@ -90,14 +90,13 @@ class Declarations:
             )
         self._look_at_zones(known.values(), now_ms)
 
-    def reconcile(self, records: Iterable[Record]) -> bool:
+    def reconcile(self, records: Iterable[Record], now_ms: int) -> bool:
         """Compare what Redis has with what is declared here, and change it; return whether anything was changed."""
         now = self._clock()
         if now - self._looked > 6 * LONGEST_PAUSE:
             self._silent.clear()  # Redis was unavailable, so others could not say anything.
         self._looked = now
         known = {record.name: record for record in records}
-        now_ms = self._broker.now_ms() if known else 0
         self._renew(known, now_ms)
         found = [name for name, each in self._declared.items() if self._restore(each, known.get(name), now)]
         found += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]

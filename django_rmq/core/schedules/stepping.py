@@ -48,16 +48,19 @@ class Stepper:
         self._sent = sent
         self._complain = Complaints(logger)
 
-    def step(self, also: str = "", records: Iterable[Record] | None = None) -> float:
+    def step(self, also: str = "") -> float:
         """Take one step of each schedule; return the seconds until there is another one.
 
-        ``also``: the name of a schedule whose topic may be any. ``records``: the schedules, if they were just
-        read. Raises ``RmqError``.
+        ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
         """
         now_ms = self._broker.now_ms()
+        return self.step_each(self._broker.run(schedules.read_schedules()), now_ms, also)
+
+    def step_each(self, records: Iterable[Record], now_ms: int, also: str = "") -> float:
+        """Take one step of each of these schedules, which were just read; see ``step``."""
         pause = LONGEST_PAUSE
         trouble: RmqError | None = None
-        for record in self._broker.run(schedules.read_schedules()) if records is None else records:
+        for record in records:
             # A schedule of another topic is left to those who consume it.
             if record.schedule.topic not in self._topics and record.name != also:
                 continue

@@ -71,21 +71,21 @@ def _register(broker: Broker, topics: Iterable[str]) -> None:
 def duty() -> Generator[float, None, None]:
     """Keep the schedules of Redis those of the live workers, and take the steps that are due, as a duty of a worker.
 
-    While nothing is due, with one request each 5 s. It ends in a project without schedules.
+    While nothing is due, with two requests each 5 s. It ends in a project without schedules.
     """
     broker, steps = connections.get_broker("coordinator"), stepper()
     declarations = Declarations(broker, registry.schedules(), get_config().topics)
     try:
         while True:
-            records = broker.run(calls.read_schedules())
-            if declarations.reconcile(records):
+            now_ms, records = broker.now_ms(), broker.run(calls.read_schedules())
+            if declarations.reconcile(records, now_ms):
                 # What lost the schedules may have lost the definitions of their topics as well.
                 _register(broker, declarations.topics)
                 yield 0.0
             elif declarations.is_idle:
                 return
             else:
-                yield steps.step(records=records)
+                yield steps.step_each(records, now_ms)
     except GeneratorExit:
         declarations.end()
         raise

@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -305,7 +304,8 @@ class Orphans:
 def _is_subreaper() -> bool:
     """Return whether Linux gives this process the orphans among its descendants, as it does to PID 1."""
     try:
-        ctypes = import_module("ctypes")  # some builds of Python have none
+        import ctypes  # some builds of Python have none
+
         found = ctypes.c_int(0)
         ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     except (ImportError, OSError, AttributeError, TypeError):

@@ -40,6 +40,10 @@ from typing import Self
 class RmqError(Exception):
     """Anything that RMQ raises on purpose."""
 
+    sent: int = 0
+    """How many messages of a call of ``send_messages`` were sent for certain before the error. Some of those behind
+    them may have been sent if a server did not answer."""
+
 
 class CallerError(RmqError):
     """The call is wrong; repeating it cannot help."""

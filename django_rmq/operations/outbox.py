@@ -175,7 +175,7 @@ def _may_read(desk: Desk, name: str) -> bool:
 
 
 def _unavailable(error: Error) -> ServerUnavailable:
-    return ServerUnavailable(f"the database of the outbox cannot be asked: {str(error).strip()}")
+    return ServerUnavailable(f"the database of the outbox cannot be asked: {' '.join(str(error).split())}")
 
 
 __all__ = [

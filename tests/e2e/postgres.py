@@ -39,6 +39,14 @@ class Postgres:
         address = {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1", "PORT": str(self.port)}
         return {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}, **address}
 
+    def stop(self) -> None:
+        """Stop the server."""
+        self._run("pg_ctl", "stop", "-m", "fast")
+
+    def start(self) -> None:
+        """Start the server as it was started first: only a restart remembers the options."""
+        self._run("pg_ctl", "restart", "-w")
+
     def restart(self, mode: str = "fast") -> None:
         """Stop the server and start it again; `immediate` is a crash, after which it recovers from its log."""
         self._run("pg_ctl", "restart", "-w", "-m", mode)
@@ -94,6 +102,6 @@ def postgres(fsync: str = "off") -> Iterator[Postgres]:
             server.query("CREATE DATABASE shop", "postgres")
             yield server
         finally:
-            run("pg_ctl", "stop", "-m", "fast")
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

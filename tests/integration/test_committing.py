@@ -23,13 +23,13 @@ import redis
 from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.db import connections as databases
-from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, TestCase, TransactionTestCase, override_settings
 from django.urls import path
 from django.utils import timezone
 
 from django_rmq import (
+    ConfigurationError,
     InvalidMessage,
     RemoveResult,
     SendResult,
@@ -623,8 +623,11 @@ def test_a_connection_that_is_closed_in_a_transaction_has_rolled_back() -> None:
 def test_autocommit_that_is_turned_off_by_hand() -> None:
     transaction.set_autocommit(False, using="other")
     for act in (send_message, remove_message):
-        with pytest.raises(TransactionManagementError, match="manual transaction management"):
+        with pytest.raises(
+            ConfigurationError, match=r"autocommit is off on the database 'other'.*on_commit=False"
+        ):
             act("prices", 1, using="other")
+        act("prices", 0, using="other", on_commit=False)
     with transaction.atomic(using="other"):
         lost = send_message("prices", 1, using="other")
     assert lost.status == "pending"

@@ -15,6 +15,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core import checks
@@ -40,6 +41,7 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core.redis import pipeline
+from django_rmq.core.words.results import SendResult
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations, surveys
 from django_rmq.project import connections
@@ -650,6 +652,51 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
     assert rows() == []
 
 
+# --- large messages
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "STEP_BYTES", 10_000)
+    large = {"keyed": {**TOPICS["keyed"], "MAX_BODY": 50_000}}
+    sizes = [*[3_000] * 8, 40_000, *[10] * 5]
+    with override_settings(RMQ={**settings.RMQ, "TOPICS": large}):
+        sends = [Send("x" * size, key=f"{n}") for n, size in enumerate(sizes)]
+        left_behind(lambda: send_messages("keyed", sends, priority=100))
+        # Of a message with many rows, only what is sent counts.
+        left_behind(lambda: send_messages("keyed", [Send("y" * 3_000, key="0")] * 20, priority=100))
+        make_due()
+        steps = list(relaying.relay_all())
+        assert [step.sent for step in steps] == [3, 3, 2, 1, 5]
+        assert [step.is_full for step in steps] == [True] * 4 + [False]
+        assert (rows(), len(waiting("keyed"))) == ([], len(sizes))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_that_does_not_pass_its_link_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis answers, but a trip with this message runs into the time-out each time."""
+    monkeypatch.setattr(relaying, "STEP_BYTES", 10_000)
+    left_behind(lambda: send_messages("renders", ["x" * 20_000, "a", "b"], priority=100))
+    make_due()
+    producer = connections.get_producer("coordinator")
+    real = producer.attempt
+
+    def attempt(messages: Any, *args: Any, **options: Any) -> Any:
+        results, errors = real([out for out in messages if len(out.member) < 10_000], *args, **options)
+        if len(results) < len(messages):
+            return [SendResult(out.topic.name, 0, out.member, "failed") for out in messages], {
+                index: ServerUnavailable("Timeout writing to socket") for index in range(len(messages))
+            }
+        return results, errors
+
+    monkeypatch.setattr(producer, "attempt", attempt)
+    with pytest.raises(ServerUnavailable):
+        relay("default")
+    assert relay("default").sent == 2
+    (row,) = rows()
+    assert (len(bytes(row.member)), row.attempts, set(waiting("renders"))) == (20_002, 0, {b'"a"', b'"b"'})
+
+
 # --- odd cases
 
 
@@ -660,11 +707,11 @@ def test_an_alias_that_does_not_exist_is_said_at_the_call() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_autocommit_off_is_refused_by_django_before_anything_is_written() -> None:
+def test_autocommit_off_is_refused_before_anything_is_written() -> None:
     connection.ensure_connection()
     transaction.set_autocommit(False)
     try:
-        with pytest.raises(TransactionManagementError):
+        with pytest.raises(ConfigurationError, match="autocommit is off"):
             send_message("renders", 1, priority=100)
         assert rows() == []
     finally:

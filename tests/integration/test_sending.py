@@ -43,6 +43,7 @@ from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of
 from django_rmq.project import connections
+from django_rmq.project.sending import commit
 from django_rmq.project.sending.failures import failed_sends
 from django_rmq.project.settings import get_config
 from tests.brokers import direct
@@ -186,6 +187,41 @@ def test_a_generator_is_consumed_in_chunks_and_says_how_far_it_came() -> None:
     assert drawn == 2 * ROUND_TRIP - 1
     topic, broker = get_config().topic("prices"), direct(connections.get_broker())
     assert sum(broker.count(topic, slot).store for slot in range(4)) == ROUND_TRIP
+
+
+@pytest.mark.parametrize("topic", ["prices", "keyed"])
+@pytest.mark.parametrize("own", [True, False])
+def test_an_error_in_a_later_chunk_says_how_many_were_sent(
+    topic: str, own: bool, prefix: str, redis_url: str
+) -> None:
+    port = redis.connection.parse_url(redis_url)["port"]
+    with TcpProxy(port) as proxy, configured(proxy.url, prefix):
+
+        def bodies() -> Iterator[int]:
+            yield from range(ROUND_TRIP)
+            if own:
+                proxy.cut()
+                yield ROUND_TRIP
+            else:
+                raise LookupError("the file ends here")
+
+        with pytest.raises(ServerUnavailable if own else LookupError) as caught:
+            send_messages(topic, bodies())
+    if own:
+        assert isinstance(caught.value, ServerUnavailable)
+        assert caught.value.sent == ROUND_TRIP
+    assert caught.value.__notes__ == [f"send_messages had sent {ROUND_TRIP} messages before"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_in_a_transaction_counts_nothing_as_sent() -> None:
+    with transaction.atomic():
+        send_messages("prices", [1, 2])
+        with pytest.raises(InvalidMessage) as caught:
+            send_messages("prices", iter([*range(ROUND_TRIP), {1, 2}]))
+        transaction.set_rollback(True)
+    assert caught.value.sent == 0
+    assert waiting("prices") == []
 
 
 @pytest.mark.parametrize("bodies", ["abc", b"abc", {"a": 1}])
@@ -488,6 +524,45 @@ def test_a_topic_never_sent_to_may_be_sent_to_while_redis_is_away_until_the_comm
         result = send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1))
         proxied.mend()
     assert result.status == "stored"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
+    proxied: TcpProxy, monkeypatch: pytest.MonkeyPatch, is_warm: bool
+) -> None:
+    """No definition is known, as in a process that has just started."""
+    monkeypatch.setitem(connections.SOCKET_TIMEOUTS, "web", 0.5)
+    connections.close()
+    asked: list[str] = []
+    real = connections.agree
+
+    def agree(topic: Any) -> None:
+        asked.append(topic.name)
+        real(topic)
+
+    monkeypatch.setattr(connections, "agree", agree)
+    due = timezone.now() + timedelta(hours=1)
+    if is_warm:
+        real(get_config().topic("keyed"))
+    proxied.swallow()
+    monkeypatch.setattr(commit, "OUTAGE_SECONDS", 600.0)
+    with transaction.atomic():
+        results = [
+            send_message("prices", 1),
+            send_message("orders", 1, fixed_time=due),
+            send_message("keyed", 1, key="k"),
+        ]
+    with transaction.atomic():
+        results.append(send_message("prices", 2))
+    proxied.let_through()
+    assert {result.status for result in results} == {"failed"}
+    assert asked == ["prices"]
+    assert commit._outage is not None
+    monkeypatch.setattr(commit, "_outage", commit._outage._replace(until=0.0))
+    with transaction.atomic():
+        result = send_message("prices", 3)
+    assert result.status == "stored", "a while later it is asked again"
 
 
 @pytest.mark.django_db(transaction=True)

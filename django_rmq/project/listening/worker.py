@@ -320,7 +320,7 @@ def _naming(alias: str, duty: Duty) -> Duty:
         try:
             yield from duty()
         except (OperationalError, InterfaceError) as error:
-            raise DatabaseTrouble(f"database {alias}: {str(error).strip()}") from error
+            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
 
     return begin
 

@@ -13,7 +13,7 @@ from django_rmq.core.producer.placing import Send
 from django_rmq.core.producer.sending import takes_bodies
 from django_rmq.core.words.results import STORED, Durability, SendResults
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import CallerError, SlotMoved
+from django_rmq.exceptions import CallerError, RmqError, SlotMoved
 from django_rmq.project import connections
 from django_rmq.project.sending.dispatching import dispatch, observers
 from django_rmq.project.sending.failures import explained
@@ -51,6 +51,15 @@ class Bulk:
         self.under_way = len(chunk)
         self._send(chunk, call)
         self.under_way = 0
+
+    def count_in(self, error: Exception) -> None:
+        """Let an exception say how many messages were sent before it."""
+        if self._connection is not None or not self.results:
+            return
+        if isinstance(error, RmqError):
+            error.sent = len(self.results)
+        if not isinstance(error, CallerError):
+            error.add_note(f"send_messages had sent {len(self.results)} messages before")
 
     def _send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
         if self._is_plain and not observers and Send not in set(map(type, chunk)):

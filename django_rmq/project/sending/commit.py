@@ -8,12 +8,13 @@ waited: no body stays in memory, and from then on the results say ``discarded`` 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
@@ -27,6 +28,8 @@ from django_rmq.project import connections, outbox
 from django_rmq.project.outbox import Row
 from django_rmq.project.sending.failures import explained, report, report_waiting, too_full
 from django_rmq.project.sending.results import DeferredResult, RemoveResult
+from django_rmq.project.settings import get_config
+from django_rmq.project.settings.config import Config
 from django_rmq.project.watching import announcing, telemetry
 
 
@@ -77,6 +80,25 @@ _waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, Call]] = WeakKeyDictio
 
 _numbers = count()
 
+WAITED_SECONDS = 0.1
+"""Seconds after which a failure counts as one that was waited for. One that came sooner costs nobody anything."""
+
+OUTAGE_SECONDS = 1.0
+"""Seconds for which a time-out of one topic answers for all topics."""
+
+
+class _Outage(NamedTuple):
+    """A server that did not answer in time."""
+
+    config: Config
+    until: float
+    """The time (monotonic) from which it is asked again."""
+    error: ServerTrouble
+
+
+_outage: _Outage | None = None
+"""The last one, of all threads: a transaction with many topics, or a process of many threads, waits once."""
+
 
 def defer(
     producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
@@ -112,7 +134,7 @@ def _register(
 ) -> Call:
     if producer is not None and not connections.is_agreed(topic):
         try:
-            connections.agree(topic)
+            _agree(topic)
         except ServerTrouble:
             pass  # Redis may be available again at the commit
     others = _waiting.setdefault(connection, WeakValueDictionary())
@@ -123,6 +145,23 @@ def _register(
     transaction.on_commit(call.flush, using=connection.alias, robust=True)
     others[call.number] = call
     return call
+
+
+def _agree(topic: Topic) -> None:
+    """Check the definition of ``topic`` like ``connections.agree``, but do not wait again for a server that hangs."""
+    global _outage  # noqa: PLW0603
+    if connections.is_agreed(topic):
+        return
+    began, config = time.monotonic(), get_config()
+    if _outage is not None and _outage.config is config and began < _outage.until:
+        raise type(_outage.error)(*_outage.error.args)
+    try:
+        connections.agree(topic)
+    except ServerTrouble as error:
+        now = time.monotonic()
+        if now - began >= WAITED_SECONDS:
+            _outage = _Outage(config, now + OUTAGE_SECONDS, error)
+        raise
 
 
 def _flush(together: Sequence[Call]) -> None:
@@ -171,7 +210,7 @@ def _is_sendable(call: Call, commit: telemetry.Commit) -> bool:
             result.complete(went_nowhere(out, call.wanted))
         return False
     try:
-        connections.agree(call.topic)
+        _agree(call.topic)
     except RmqError as error:
         commit.fail(error)
         if call.rows:

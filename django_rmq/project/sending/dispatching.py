@@ -11,6 +11,7 @@ from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.project import connections, outbox
 from django_rmq.project.sending.commit import defer, rows_waiting, went_nowhere
 from django_rmq.project.sending.failures import explained
@@ -32,7 +33,10 @@ observers: list[Observer] = []
 
 
 def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
-    """Return the database connection whose commit to wait for. None: send at once."""
+    """Return the database connection whose commit to wait for. None: send at once.
+
+    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
+    """
     if on_commit is None:
         on_commit = get_config().on_commit
     if not on_commit:
@@ -40,8 +44,12 @@ def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
     connection = transaction.get_connection(using)
     if connection.in_atomic_block:
         return connection
-    # With autocommit switched off by hand Django has no commit hook, and raises its own error.
-    return connection if connection.connection is not None and not connection.autocommit else None
+    if connection.connection is not None and not connection.autocommit:
+        raise ConfigurationError(
+            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
+            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
+        )
+    return None
 
 
 def dispatch(

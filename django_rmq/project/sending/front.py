@@ -109,7 +109,8 @@ def send_messages(
     ``bodies`` are bodies, or ``Send(body, priority=…)`` for a message with options of its own. A list or
     tuple is validated as a whole before anything is written. Any other iterable is consumed in chunks of some
     thousands, each validated before it is written (inside a transaction: all of it, at the call).
-    ``InvalidMessage`` names the index of the item that cannot be sent.
+    ``InvalidMessage`` names the index of the item that cannot be sent. If a later chunk fails, those before it stay
+    sent: ``sent`` of an ``RmqError`` says how many messages, and so does a note of any other exception.
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """
@@ -130,6 +131,9 @@ def send_messages(
         try:
             for chunk in chunks:
                 bulk.send(chunk, call)
+        except Exception as error:
+            bulk.count_in(error)
+            raise
         finally:
             call.note(bulk.results, bulk.under_way)
     return bulk.results

@@ -161,6 +161,25 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
     assert danger(page) == ["Delete"]
 
 
+BREADCRUMBS = """
+() => [...document.querySelectorAll(".breadcrumbs, .breadcrumbs a")].slice(0, 2).map((element) => {
+  const style = getComputedStyle(element);
+  return [style.color, style.backgroundColor];
+})
+"""
+
+
+def test_breadcrumbs_look_like_those_of_the_theme(themed: Themed, page: Page) -> None:
+    open_admin(page, themed, "light")
+    ours = page.evaluate(BREADCRUMBS)
+    page.goto(f"{themed.url}auth/group/")
+    page.wait_for_load_state()
+    own = page.evaluate(BREADCRUMBS)
+    # The others have a markup of their own, and ours has their plain colours.
+    assert len(own) == (0 if themed.theme in ("unfold", "jazzmin", "grappelli") else 2)
+    assert ours == own or not own
+
+
 def test_what_matters_is_in_sight(themed: Themed, page: Page) -> None:
     topics = open_admin(page, themed, "light")
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -844,6 +844,19 @@ def test_the_row_of_an_action_counts_what_its_requests_have_done_so_far(
     assert LogEntry.objects.count() == 2
 
 
+def test_breadcrumbs_have_the_markup_of_this_version_of_django(boss: Client) -> None:
+    """So that themes style them as those of their own pages."""
+    ours, of_django = (
+        re.search(r'<(\w+) class="breadcrumbs">', text(boss.get(page)))
+        for page in (url("change", "timed"), reverse("admin:auth_group_changelist"))
+    )
+    assert ours is not None and of_django is not None
+    assert ours[1] == of_django[1]
+    here = text(boss.get(f"{url('change', 'timed')}?tab=dead"))
+    assert f'<a href="{url("changelist")}">Topics</a>' in here
+    assert f'<a href="{url("change", "timed")}">timed</a>' in text(boss.get(url("send", "timed")))
+
+
 def test_the_history_shows_the_newest_action_first(boss: Client, broker: Broker) -> None:
     for act in ("pause", "resume"):
         boss.post(url("act", "timed"), {"act": act})

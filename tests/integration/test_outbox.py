@@ -891,7 +891,10 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     assert "secret" in person.get(url).content.decode()
     refused = person.get(url, {"state": "refused"}).content.decode()
     assert f"default:{second.pk}" in refused and f"default:{first.pk}" not in refused
-    assert f"default:{second.pk}" not in person.get(url, {"topic": "renders"}).content.decode()
+    # PostgreSQL takes no text with NUL.
+    for topic in ("renders", "ren\0ders"):
+        listed = person.get(url, {"topic": topic}).content.decode()
+        assert f"default:{first.pk}" in listed and f"default:{second.pk}" not in listed
     assert person.post(url, {"act": "retry", "id": f"default:{second.pk}"}).status_code == 302
     second.refresh_from_db()
     assert second.due_ms is not None

@@ -35,7 +35,7 @@ def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     operations = pages.operations(request)
     if request.method == "POST":
         return _act(pages, request, operations)
-    state, topic = request.GET.get("state", ""), request.GET.get("topic", "")[:100]
+    state, topic = request.GET.get("state", ""), request.GET.get("topic", "").replace("\0", "")[:100]
     state = state if state in ("waiting", "refused") else ""
     found = operations.outbox()
     names = [one.topic for one in found]

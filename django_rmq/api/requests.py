@@ -54,6 +54,9 @@ class FilterFields(Strict):
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
+    priority = serializers.IntegerField(
+        required=False, min_value=1, max_value=MAX_PRIORITY, help_text="Priority of waiting messages"
+    )
 
 
 def wanted(values: dict[str, Any]) -> Filter:

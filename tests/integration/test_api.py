@@ -595,6 +595,9 @@ def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
     assert (found["outcomes"], found["complete"]) == ({"rescheduled": 20}, False)
     found = program.ok("POST", path, {"filter": {}, "priority": 900})
     assert (found["outcomes"], found["complete"]) == ({"rescheduled": 10}, True)
+    assert len(program.ok("GET", "topics/ranked/messages/?priority=900&page_size=50")["results"]) == 30
+    assert program.ok("GET", "topics/ranked/messages/?priority=901")["results"] == []
+    program.refused(409, "refused", "GET", "topics/timed/messages/?priority=900")
     found = program.ok("POST", path, {"filter": {"priority": 900}, "priority": 901})
     assert found["outcomes"] == {"rescheduled": 30}
     program.refused(409, "refused", "POST", path, {"filter": {}, "due": "2030-01-01T00:00:00Z"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from django_rmq import Message, cancel_message, listener, send_message, status
 from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepping import Stepper
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
@@ -54,7 +56,12 @@ def broker() -> Any:
 
 @pytest.mark.parametrize("kind", ["fifo", "priority"])
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_schedule_can_go_after_its_topic_has_another_type(kind: str, moved: bool) -> None:
+def test_a_schedule_can_go_after_its_topic_has_another_type(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, moved: bool
+) -> None:
+    def topics() -> list[str]:
+        return [record.schedule.topic for record in broker().run(schedules.read_schedules())]
+
     with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
         running.declare()
         for slot in range(2):
@@ -62,9 +69,19 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(kind: str, moved: bo
     left = {"s": {"TOPIC": "others", "EVERY": 600}} if moved else {}
     with configured(left, reports={**TIMED, "TYPE": kind}, others=TIMED):
         call_command("rmqtopics", "--apply")
+        clock.advance(seconds=700)
         running.declare()
-        topics = [record.schedule.topic for record in broker().run(schedules.read_schedules())]
-        assert topics == (["others"] if moved else [])
+        (begin,) = running.duties()
+        assert next(begin()) >= 0
+        if moved:
+            assert topics() == ["others"]
+            return
+        # Its next tick is due, and the topic has no place for it any more.
+        assert topics() == ["reports"]
+        assert f"Schedule s does not run: topic reports has the TYPE {kind}" in caplog.text
+        monkeypatch.setattr(declarations, "GONE_SECONDS", 0.0)
+        list(islice(begin(), 20))
+        assert topics() == []
 
 
 def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:

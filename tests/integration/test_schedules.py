@@ -37,6 +37,7 @@ from django_rmq.exceptions import (
     InvalidRequest,
     NotPermitted,
     OperationRefused,
+    ServerUnavailable,
     TopicFull,
 )
 from django_rmq.management.commands import rmqmonitor
@@ -257,8 +258,10 @@ def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) ->
 def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: InMemoryBroker) -> None:
     with settings():
         running.declare()
-        assert (list(running.duty()), broker.keyspace) == ([], {})
-    assert next(running.duty()) == 0.0
+        (begin,) = running.duties()
+        assert (list(begin()), broker.keyspace) == ([], {})
+    (begin,) = running.duties()
+    assert next(begin()) == 0.0
 
 
 def test_the_start_of_a_worker_declares(broker: InMemoryBroker) -> None:
@@ -478,6 +481,24 @@ def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: InMemoryBroker
     assert records(broker)["nightly"].generation == before
 
 
+def test_a_step_that_fails_does_not_put_off_a_removal(broker: InMemoryBroker) -> None:
+    """The duty begins again after each failure, and has still seen what it saw before."""
+    running.declare()
+    seconds = [0.0]
+    with settings():
+        begin: Any
+        (begin,) = running.duties()
+        begin.args[1]._clock = lambda: seconds[0]
+        while seconds[0] <= GONE_SECONDS:
+            assert set(records(broker)) == {"nightly"}
+            step = begin()
+            next(step)
+            with pytest.raises(ServerUnavailable):
+                step.throw(ServerUnavailable("away"))
+            seconds[0] += 20
+        assert records(broker)["nightly"].is_removed
+
+
 def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: InMemoryBroker, clock: Clock) -> None:
     one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
     live([other], GONE_SECONDS)
@@ -496,7 +517,8 @@ def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
     broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     running.declare()
-    duty = running.duty()
+    (begin,) = running.duties()
+    duty = begin()
     assert next(duty) > 0
     broker.keyspace.clear()
     while next(duty) == 0:

@@ -23,7 +23,14 @@ from django_rmq.core.words.envelopes import Envelope, derived_origin, encode_env
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.schedules import Record, instant_text, tick_member, walls_text
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import CallerError, RmqError, SlotMoved, TopicFull, UnknownTopic
+from django_rmq.exceptions import (
+    CallerError,
+    ConfigurationError,
+    RmqError,
+    SlotMoved,
+    TopicFull,
+    UnknownTopic,
+)
 
 logger = logging.getLogger("django_rmq.schedules")
 
@@ -113,12 +120,18 @@ class Stepper:
         return 0.0 if answer != "early" else 0.05
 
     def message(self, record: Record, instant: int) -> Outgoing:
-        """Return the message of a tick. Raises ``InvalidMessage`` and ``UnknownTopic``."""
+        """Return the message of a tick. Raises ``InvalidMessage``, ``ConfigurationError`` and ``UnknownTopic``."""
         headers = {"schedule": record.name, "tick": instant_text(instant)}
         schedule, member = record.schedule, tick_member(record.name, instant)
         # Drawn, it would be another one for a tick that is written again after Redis has lost it.
         origin = derived_origin(instant, f"{self._broker.prefix} {member.decode()}")
-        return message(self._topic(schedule.topic), member, schedule.body, headers, instant, origin)
+        topic = self._topic(schedule.topic)
+        if not (topic.takes_instants and topic.keyed):
+            raise ConfigurationError(
+                f"topic {topic.name} has the TYPE {topic.type.value} and the IDENTITY {topic.identity}: "
+                "messages with a key and a due time are needed"
+            )
+        return message(topic, member, schedule.body, headers, instant, origin)
 
     def _topic(self, name: str) -> Topic:
         """Return the topic as the settings declare it, or as Redis has it."""

@@ -166,7 +166,7 @@ class WorkerProcess:
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, hours, self._may_sample, connections.present),
-            running.duty,
+            *running.duties(),
             self._keep_definitions,
         ]
         of_databases: defaultdict[str, list[Duty]] = defaultdict(list)

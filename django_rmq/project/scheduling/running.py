@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from functools import partial
 
 from django_rmq.core.calls import schedules as calls
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.schedules.declarations import Declarations
@@ -68,13 +70,19 @@ def _register(broker: Broker, topics: Iterable[str]) -> None:
             _complain(name, f"Schedules of topic {name} do not run: %s", error)
 
 
-def duty() -> Generator[float, None, None]:
-    """Keep the schedules of Redis those of the live workers, and take the steps that are due, as a duty of a worker.
+def duties() -> list[Duty]:
+    """Return the duty of a worker that keeps schedules. It ends at once in a project without schedules."""
+    broker = connections.get_broker("coordinator")
+    # What it has seen outlasts a step that fails.
+    return [partial(_duty, broker, Declarations(broker, registry.schedules(), get_config().topics))]
 
-    While nothing is due, with two requests each 5 s. It ends in a project without schedules.
+
+def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, None]:
+    """Keep the schedules of Redis those of the live workers, and take the steps that are due.
+
+    While nothing is due, with two requests each 5 s.
     """
-    broker, steps = connections.get_broker("coordinator"), stepper()
-    declarations = Declarations(broker, registry.schedules(), get_config().topics)
+    steps = stepper()
     try:
         while True:
             now_ms, records = broker.now_ms(), broker.run(calls.read_schedules())

@@ -770,3 +770,18 @@ def test_the_package_has_a_backend_on_every_version_of_django(using: Callable[..
         work()
         assert found.get_result(result.id).status == "SUCCESSFUL"
         assert type(found.get_result(result.id)).__module__ == "django_tasks.base"
+
+
+def test_one_backend_takes_the_tasks_of_both_packages(backend: Any) -> None:
+    if not frameworks.is_installed("django_tasks"):
+        absent("django-tasks is not installed")
+    import django_tasks
+
+    for package in {django_tasks, FRAMEWORK.base}:
+        task = package.task()(errands.plain)
+        assert type(task).__module__ == f"{FRAMEWORK.package}.base"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(errands, "plain", task)
+            result = task.enqueue()
+            work()
+            assert backend.get_result(result.id).status == "SUCCESSFUL"

@@ -148,7 +148,9 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
     features = connection.features
     rows = model().objects.using(alias).filter(identity__in=identities)
     if not features.has_select_for_update:
-        rows.update(due_ms=F("due_ms"))  # a write takes the lock that a SELECT cannot take
+        # A write takes the lock that a SELECT cannot take. With SQLite it locks the file even if it changes no row,
+        # and would else write the large ones again.
+        (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
     size = _length(connection, "member") + Coalesce(_length(connection, "envelope"), 0)
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
     held: defaultdict[UUID, list[Stored]] = defaultdict(list)

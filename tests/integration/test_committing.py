@@ -584,8 +584,9 @@ def test_a_request_is_a_transaction_with_atomic_requests(monkeypatch: pytest.Mon
 @pytest.fixture
 def two(tmp_path: Path, django_db_blocker: Any) -> Iterator[Any]:
     """Two databases of files, without tables: ``one`` and ``other``."""
+    files = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": {}, "HOST": "", "PORT": ""}
     for name in ("one", "other"):
-        databases.databases[name] = {**databases.databases["default"], "NAME": tmp_path / name}
+        databases.databases[name] = {**databases.databases["default"], **files, "NAME": tmp_path / name}
     with django_db_blocker.unblock():
         yield
         for name in ("one", "other"):

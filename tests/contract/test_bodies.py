@@ -275,3 +275,13 @@ def test_a_fresh_message_that_moves_in_over_a_resting_one_has_its_own_body(
     assert slot.move_in(1, 1, 1, [row]) == "in"
     assert slot.counted("moved_in") == moved + 1
     assert slot.where(A) == "W" and slot.bodies() == {"body": V2}
+
+
+def test_a_delivery_beside_a_message_that_has_expired_is_not_plain(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, identity="key")
+    slot.send_replace([slot.now_ms], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 5)])
+    slot.zadd(b"stranger", 1_000_000)
+    slot.clock.advance(ms=10)
+    taken = slot.prepare("W", None, 10)
+    assert [one.member for one in taken.deliveries] == [b"stranger"]
+    assert not taken.is_plain, "the body of the other one was read, too"

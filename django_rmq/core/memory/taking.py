@@ -120,11 +120,12 @@ def prepare(
     receipt = next_receipt(slot)
     found = candidates(slot, limit, receipt, after)
     chosen = choose(slot, found.free[:limit], max_bytes)
+    # The bodies of expired messages count, too: they have been read with the others.
+    traits = traits_of(slot, chosen.taken) if chosen.taken else None
     for member, score in chosen.lapsed:
         bury_lapsed(slot, member, score)
-    if not chosen.taken:
+    if traits is None:
         return empty_handed(slot, found, chosen, is_behind)
-    traits = traits_of(slot, chosen.taken)
     hand_out(slot, owner, receipt, chosen.taken)
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None

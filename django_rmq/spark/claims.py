@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 from django_rmq.core.calls import claims, ending, looking
@@ -84,15 +84,19 @@ class Claims:
 
     # --- the end of a claim
 
-    def settle(self, consumer: str, committed: int) -> int:
-        """End every claim up to ``committed``; return the number of the newest claim.
+    def settle(self, consumer: str, committed: int, own: Collection[int] | None = None) -> int:
+        """Acknowledge the claim ``committed``; return the number of the newest claim.
+
+        ``own``: the slots that the checkpoint names for it. Only these are acknowledged at the first call, because
+        another query may use the same consumerId, and has not recorded its batches here. None: a checkpoint of an
+        older version, which names none.
 
         Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that; or if
         another process made one since the last call.
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
-            slots = self.lease.slots()
+            own = slots = self.lease.slots()
         newest = 0
         lost = 0
         ending: list[tuple[int, int]] = []
@@ -102,12 +106,16 @@ class Claims:
                 raise self._used_twice(consumer)
             if read.number > committed > 0 and read.state == "acked":
                 raise self._too_old(read.number)
+            is_own = read.number == committed and (own is None or slot in own)
             if read.number > committed and read.state in ("open", "sealed"):
                 self.lease.hold(slot, consumer, read.number)
-            elif read.number <= committed and read.state in ("open", "sealed", "acked"):
+            elif is_own and read.state in ("open", "sealed", "acked"):
                 ending.append((slot, read.number))
+            elif read.number <= committed and read.state == "open":
+                # The request came too late for its batch, and what it took was never read.
+                self._return(slot, consumer, read.number)
             else:
-                lost += read.number == committed and read.state in ("lost", "returned")
+                lost += is_own and read.state in ("lost", "returned")
                 self.lease.let_go(slot)
         lost += self._end(consumer, ending)
         if lost:
@@ -121,11 +129,11 @@ class Claims:
         return self._newest
 
     def acknowledge(self, consumer: str, committed: int, slots: Sequence[int]) -> int:
-        """Acknowledge every claim up to ``committed`` in ``slots``, without holding any; return how many slots had one."""
+        """Acknowledge the claim ``committed`` in ``slots``, without holding any; return how many slots had one."""
         ending = [
             (slot, read.number)
             for slot, read in zip(slots, self.reads(slots, consumer), strict=True)
-            if 0 < read.number <= committed and read.state in ("open", "sealed", "acked")
+            if 0 < read.number == committed and read.state in ("open", "sealed", "acked")
         ]
         # Another process, or the query itself, has acknowledged it first.
         self._end(consumer, list(ending))
@@ -285,9 +293,12 @@ class Claims:
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""
         for slot in self.lease.slots(number):
-            while self._broker.run(claims.return_claim(self._topic, slot, consumer, number))[1]:
-                pass
-            self.lease.let_go(slot)
+            self._return(slot, consumer, number)
+
+    def _return(self, slot: int, consumer: str, number: int) -> None:
+        while self._broker.run(claims.return_claim(self._topic, slot, consumer, number))[1]:
+            pass
+        self.lease.let_go(slot)
 
     def _note(self, slot: int, consumer: str, number: int, answer: Claimed) -> None:
         if answer.taken:

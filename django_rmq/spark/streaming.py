@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -149,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         consumer, committed = start["consumer"], int(start["claim"])
-        newest = self._claims.settle(consumer, committed)
+        newest = self._claims.settle(consumer, committed, self._named(start))
         rows = self._claims.seal(consumer, newest) if newest > committed else 0
         if rows:
             # Made by a driver that died before it could log the offset, or before a request failed.
@@ -187,7 +187,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge again; the poll has done it before."""
-        self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"])))
+        self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"]), self._named(end)))
+
+    def _named(self, offset: dict[str, Any]) -> Collection[int] | None:
+        """Return the slots that an offset names. None: it was written by a version that named none."""
+        return None if offset.get("held") is None else set(slots_in(offset["held"], self._topic.slots))
 
     def _check(self, offset: dict[str, Any]) -> None:
         # Offsets of older checkpoints do not name their topic.

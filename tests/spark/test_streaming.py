@@ -501,6 +501,26 @@ def test_two_queries_with_the_same_consumer_are_noticed(queue: MakeQueue) -> Non
     assert sum(rows(one, first, second).values()) == second["rows"]
 
 
+@pytest.mark.parametrize("committed", [2, 4])
+def test_a_start_acknowledges_only_what_its_own_checkpoint_names(queue: MakeQueue, committed: int) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(100)))
+    there = [slot for slot in range(2) if topic.broker.count(topic.topic, slot).store]
+    one = reader(topic, consumerId="nightly")
+    start = one.initialOffset()
+    first = one.latestOffset(start, ReadMaxRows(40))
+    second = one.latestOffset(first, ALL)
+    assert second["claim"] == 2 and len(there) == 2
+    acknowledged = topic.total("acked")
+    # Another query with the same consumerId, whose checkpoint has recorded batches in other slots.
+    held = second["held"] if committed == 4 else ""
+    other = reader(topic, consumerId="nightly")
+    with suppress(LostRace):
+        other.latestOffset({**second, "claim": committed, "held": held}, ALL)
+    assert topic.total("acked") == acknowledged
+    assert rows(one, first, second).total() == second["rows"]
+
+
 def test_a_number_that_another_query_has_used_is_noticed(queue: MakeQueue) -> None:
     topic = queue(slots=1)
     one, other = reader(topic, consumerId="nightly"), reader(topic, consumerId="nightly")

@@ -21,10 +21,11 @@ _BACKENDS = {
 }
 _PATH, _APP = _BACKENDS[os.environ["PEER_TASKS"]]
 INSTALLED_APPS = ["django.contrib.contenttypes", "django_tasks", _APP]
-TASKS = {"default": {"BACKEND": _PATH}}
+TASKS: dict[str, Any] = {"default": {"BACKEND": _PATH}}
 
 if _APP == "django_rmq":
     RMQ = {"REDIS": f"redis://127.0.0.1:{PORT}/0"}
+    TASKS["default"]["OPTIONS"] = {"MODULES": ["task_work"]}
 elif _APP == "django_rq":
     RQ_QUEUES = {"default": REDIS}
 elif _APP == "django_tasks_db":

@@ -9,6 +9,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -22,6 +23,7 @@ from django_rmq import Message, send_message
 from django_rmq import listener as register
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.project import transactions
 from django_rmq.project.listening import registry
 from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.transactions import TransactionLeftOpen
@@ -304,3 +306,22 @@ def test_with_debug_the_queries_of_one_message_are_kept_until_the_next(
     with override_settings(DEBUG=debug):
         run(broker, chosen[kind], ["a", "b", "c"])
     assert kept == [int(debug)] * 3
+
+
+def test_looking_for_open_transactions_asks_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"AUTOCOMMIT": True}
+    idle = Mock(in_atomic_block=False, autocommit=True, atomic_blocks=[], settings_dict=settings)
+    closed = Mock(in_atomic_block=False, autocommit=False, atomic_blocks=[], connection=None)
+    switched = Mock(
+        in_atomic_block=False, autocommit=False, atomic_blocks=[], settings_dict=settings, vendor="sqlite"
+    )
+    switched.connection.in_transaction = True
+    for one in (idle, closed, switched):
+        # As in a test without a database.
+        one.ensure_connection.side_effect = one.get_autocommit.side_effect = RuntimeError("forbidden")
+    opened = {"idle": idle, "closed": closed}
+    monkeypatch.setattr(transactions, "_opened", Mock(connections=opened))
+    assert transactions.roll_back_open() == []
+    opened["switched"] = switched
+    assert transactions.roll_back_open() == ["switched"]
+    assert switched.close.called and not idle.close.called

@@ -343,7 +343,7 @@ def test_a_task_waits_for_its_time_and_then_runs_by_its_priority() -> None:
 
 
 def test_a_task_whose_time_comes_while_it_is_enqueued_runs(backend: Any) -> None:
-    before = timezone.now() - timedelta(minutes=1)
+    before = timezone.now() - timedelta(hours=1)
     with pytest.MonkeyPatch.context() as patch:
         clock = iter([before - timedelta(seconds=1), timezone.now()])
         patch.setattr("django_rmq.project.tasks.backend.timezone.now", lambda: next(clock))

@@ -63,8 +63,8 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
         return SERVER
     except (ConfigurationError, SlotMoved) as error:
         logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        # An error while it works may be that of user code. If a successor cannot begin either, that one says so.
-        return FORCED if working else USAGE
+        # Once messages have been processed, a successor can begin. If it cannot, it says so itself.
+        return FORCED if notes.processed else USAGE
 
 
 def _begun(

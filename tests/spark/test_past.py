@@ -67,7 +67,7 @@ def test_a_stream_goes_on_with_a_batch_whose_times_have_passed(
     spark: Any, queue: MakeQueue, tmp_path: Path
 ) -> None:
     topic = queue(TopicType.FIXED_TIME)
-    now = topic.broker.now_ms()
+    now = topic.broker.now_ms() - 120_000
     rows = spark.range(100).selectExpr("cast(id as string) as value", f"{now} + id * {HOUR} as fixed_time")
     rows.write.parquet(str(tmp_path / "rows"))
 

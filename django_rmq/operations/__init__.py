@@ -17,15 +17,15 @@ from django_rmq.core.telling.history import Minute
 from django_rmq.operations import claims as claiming
 from django_rmq.operations import (
     editing,
-    grouping,
-    holding,
     looking,
     named,
     reading,
     sending,
     sweeping,
     tracking,
+    wait_reasons,
 )
+from django_rmq.operations import groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
@@ -37,9 +37,8 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, SlotFigures, SlotsFigures, TopicFigures
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.flow import Flow
-from django_rmq.operations.grouping import Group, Groups
+from django_rmq.operations.groups import Group, Groups
 from django_rmq.operations.health import Health, check_health, read_servers
-from django_rmq.operations.holding import Hold
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
 from django_rmq.operations.named import MAX_IDS, Done
@@ -49,6 +48,7 @@ from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.runs import Limits, Progress, Run
 from django_rmq.operations.schedules import ScheduleFigures
 from django_rmq.operations.tracking import Followed
+from django_rmq.operations.wait_reasons import Hold
 from django_rmq.project.ids import STATES, Identity, identify
 
 
@@ -69,7 +69,7 @@ class Operations(Desk):
     stranded, find_stranded = looking.stranded, looking.find_stranded
 
     listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
-    groups, holds = grouping.groups, holding.holds
+    groups, holds = grouped.groups, wait_reasons.holds
     follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each

@@ -12,9 +12,9 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.holding import Hold, holds_of
 from django_rmq.operations.reading import find, gone, identified, not_found
 from django_rmq.operations.redaction import as_shown, is_withheld
+from django_rmq.operations.wait_reasons import Hold, holds_of
 from django_rmq.project import tracking
 from django_rmq.project.ids import Identity
 

@@ -36,7 +36,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
-from django_rmq.operations.grouping import LONGEST_ERROR, error_pattern
+from django_rmq.operations.groups import LONGEST_ERROR, error_pattern
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id

@@ -122,7 +122,7 @@ def test_who_reads_a_result_imports_no_module_that_it_names(
 
 
 def test_the_class_of_an_error_is_never_imported(using: Use, uploaded: None) -> None:
-    """By whoever ends a delivery with a text of an error, which any consumer may."""
+    """Any consumer may end a delivery with a text of an error."""
     using()
     result = errands.returns.enqueue(1)
     topic, broker = get_config().topics["tasks.default"], connections.get_broker()

@@ -11,7 +11,7 @@ from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.answers.messages import MessageAnswer, copy
 from django_rmq.core.words.status import STATES, MessageStatus
 from django_rmq.operations import Followed
-from django_rmq.operations.holding import REASONS
+from django_rmq.operations.wait_reasons import REASONS
 
 
 class StatusAnswer(Answer):

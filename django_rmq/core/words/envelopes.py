@@ -185,7 +185,7 @@ def basis_bytes(value: object) -> bytes:
     try:
         if isinstance(value, str):
             return value.encode()
-        # A listener reads it as a float, and so does whoever finds the slot again.
+        # A listener reads it as a float, and the slot is found again from what a listener reads.
         raw = encode_json(float(value) if isinstance(value, Number) else value)
     except UnicodeEncodeError:
         raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None

@@ -17,7 +17,7 @@ from django_rmq.management.messages import (
     instant,
 )
 from django_rmq.operations import STATES, Copy, Group, Groups
-from django_rmq.operations.grouping import GROUPED, KINDS, MOST_EXAMINED
+from django_rmq.operations.groups import GROUPED, KINDS, MOST_EXAMINED
 from django_rmq.operations.listing import LONGEST_PAGE
 from django_rmq.operations.redaction import shown_body
 

@@ -857,7 +857,9 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         assert [bool(place.fenced_at) for place in awake.values()] == [True]
 
 
-def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
+def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise what waits for a call of more than a second is given back anyway.
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", LONG)
     topic = replace(MERGE, slots=1, prefetch=4)
     begun, go = threading.Event(), threading.Event()
 

@@ -17,8 +17,8 @@ DATABASE_MUTANTS: dict[str, PythonMutant] = {
     ),
     "calls_again_for_what_is_recorded": PythonMutant(
         "project/listening/once.py",
-        "return messages if insert(connection, [row_of(messages[0])]) else []",
-        "insert(connection, [row_of(messages[0])])\n        return messages",
+        "return (messages if made.new else []), made.id",
+        "return messages, made.id",
         "A listener with once is not called for a message that was processed before.",
         (ONCE + "a_delivery_whose_end_was_lost_has_no_second_effect",),
     ),

@@ -121,13 +121,6 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Slots of a thread whose call does not end go to other threads.",
         (HUNG + "the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free[memory]",),
     ),
-    "takes_ahead_of_calls_that_do_not_end": PythonMutant(
-        "core/consumer/overlap.py",
-        "ending = max(0, most - self.slow[topic])",
-        "ending = most",
-        "Nothing is taken ahead for async calls that do not end.",
-        (HUNG + "calls_of_an_async_listener_that_do_not_return_keep_nothing_in_hand[memory-False]",),
-    ),
     "stops_lists_that_it_refreshes": PythonMutant(
         "core/consumer/feeding.py",
         "if again <= REFRESHED:\n                self.give_back(batch, drops=False)",
@@ -591,7 +584,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "            _roll_back(connection, depth)\n",
         "",
         "A transaction that a message leaves open ends with it.",
-        (LEFTOVERS + "a_transaction_left_open_fails_its_message_and_no_other[leave-one]",),
+        (LEFTOVERS + "a_transaction_left_open_fails_its_message_and_no_other[sqlite-leave-one]",),
     ),
     "commits_what_left_a_transaction_open": PythonMutant(
         "project/transactions.py",
@@ -612,7 +605,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "return context.run(call_closed, listener, function, argument)",
         "return call_closed(listener, function, argument)",
         "Context variables, language and time zone end with the call of a listener.",
-        (LEFTOVERS + "language_time_zone_and_context_variables_end_with_the_call[one]",),
+        (LEFTOVERS + "language_time_zone_and_context_variables_end_with_the_call[sqlite-one]",),
     ),
     # --- what strangers write
     "a_foreign_value_ends_the_process": PythonMutant(

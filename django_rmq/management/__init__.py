@@ -92,6 +92,32 @@ class RmqCommand(BaseCommand):
         """Print ``found`` as JSON."""
         self.stdout.write(dumps(found, indent=2))
 
+    def confirmed(
+        self,
+        name: str,
+        count: Callable[[], Run],
+        done: str,
+        question: str,
+        word: str,
+        options: dict[str, Any],
+    ) -> bool:
+        """Count the messages of a long operation on topic ``name``, and return whether to do it.
+
+        A dry run, or an operation that concerns nothing, ends here, with a line that says how many would be ``done``.
+        Else the number and ``question`` are shown, and the user has to type ``word``.
+        """
+        if not (options["dry_run"] or options["interactive"]):
+            return True
+        counted = self.follow(count(), f"count {name}", options)
+        matching = counted.outcomes.get("matching", 0)
+        if options["dry_run"] or not matching:
+            self.foretell(name, counted, done, options)
+            self.complain(counted)
+            return False
+        number = messages_text(min(matching, options["limit"] or matching))
+        self.confirm(f"{number} {question}", word, options)
+        return True
+
     def foretell(self, what: str, progress: Progress, done: str, options: dict[str, Any]) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
         if options["json"]:

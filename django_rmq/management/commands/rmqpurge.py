@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq.management import RmqCommand, at_least, messages_text
+from django_rmq.management import RmqCommand, at_least
 from django_rmq.management.messages import add_filter, add_priority, add_state, filter_of
 from django_rmq.operations import Filter, Limits, Run
 
@@ -43,14 +43,8 @@ class Command(RmqCommand):
                 )
             return operations.delete_all(name, state, wanted, limits=limits, dry_run=dry_run)
 
-        if options["dry_run"] or options["interactive"]:
-            counted = self.follow(purge(None, dry_run=True), f"count {name}", options)
-            matching = counted.outcomes.get("matching", 0)
-            if options["dry_run"] or not matching:
-                self.foretell(name, counted, "deleted", options)
-                self.complain(counted)
-                return
-            count = messages_text(min(matching, options["limit"] or matching))
-            self.confirm(f"{count} of {name} ({state}) will be deleted permanently.", name, options)
+        question = f"of {name} ({state}) will be deleted permanently."
+        if not self.confirmed(name, lambda: purge(None, dry_run=True), "deleted", question, name, options):
+            return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
         self.tell(name, self.follow(run, f"purge {name}", options), options)

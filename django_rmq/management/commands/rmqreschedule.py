@@ -77,15 +77,9 @@ class Command(RmqCommand):
                 name, options["state"], wanted, **new, limits=limits, dry_run=dry_run
             )
 
-        if options["dry_run"] or options["interactive"]:
-            counted = self.follow(run(dry_run=True), f"count {name}", options)
-            matching = counted.outcomes.get("matching", 0)
-            if options["dry_run"] or not matching:
-                self.foretell(name, counted, "rescheduled", options)
-                self.complain(counted)
-                return
-            count = messages_text(min(matching, options["limit"] or matching))
-            self.confirm(f"{count} of {name} will be rescheduled.", "yes", options)
+        question = f"of {name} will be rescheduled."
+        if not self.confirmed(name, lambda: run(dry_run=True), "rescheduled", question, "yes", options):
+            return
         limits = Limits(messages=options["limit"], rate=options["rate"])
         self.tell(name, self.follow(run(limits), f"reschedule {name}", options), options)
 

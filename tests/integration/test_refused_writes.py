@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import io
+import resource
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +47,12 @@ TOPICS = {"work": {"TYPE": "fixed_time", "SLOTS": 4, "LISTENER": False}}
 def no_server_waits_for_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that cannot write to its disk does not end by itself."""
     monkeypatch.setattr(RedisServer, "stop", RedisServer.kill)
+
+
+@pytest.fixture(autouse=True)
+def a_file_that_may_not_grow_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores SIGXFSZ; the servers that it starts inherit this."""
+    monkeypatch.setattr(subprocess, "Popen", functools.partial(subprocess.Popen, restore_signals=False))
 
 
 @contextlib.contextmanager
@@ -105,11 +114,15 @@ def fail_snapshots(server: RedisServer) -> None:
 
 
 def fail_to_append(server: RedisServer) -> None:
-    """Let the server write its append-only file to a full device."""
-    folder = Path(server.directory) / "appendonlydir"
-    folder.mkdir()
-    (folder / "temp-appendonly.aof.incr").symlink_to("/dev/full")
+    """Let no file of the server grow any more."""
     ask(server.port, "CONFIG", "SET", "appendonly", "yes")
+    eventually(
+        lambda: (
+            b"aof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0" in ask(server.port, "INFO", "persistence")
+        ),
+        "the first append-only file",
+    )
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, 1))
     eventually(lambda: is_refused(server), "the failure")
 
 
@@ -240,7 +253,7 @@ def test_the_documented_rights_are_enough_and_without_info_it_is_unknown() -> No
             fill(server)
             assert "its memory is full" in said()
             # The user that may not read settings knows from INFO what it needs.
-            ask(server.port, "ACL", "SETUSER", "shop", "-config|get")
+            ask(server.port, "ACL", "SETUSER", "shop", "-config")
             assert "its memory is full" in said()
             ask(server.port, "ACL", "SETUSER", "shop", "-info")
             (finding,) = findings()

@@ -559,11 +559,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "core/consumer/children.py",
         "            _finish(code)\n",
         "",
-        "A process that ends by itself runs exit handlers, and ends the processes of listeners.",
-        (
-            SUPERVISOR + "exit_handlers_run_after_an_end_that_was_announced",
-            SUPERVISOR + "executors_that_listeners_keep_end_with_their_worker",
-        ),
+        "A process that ends by itself runs exit handlers.",
+        (SUPERVISOR + "exit_handlers_run_after_an_end_that_was_announced",),
     ),
     "ends_what_the_parent_has_made": PythonMutant(
         "core/consumer/children.py",

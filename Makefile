@@ -247,6 +247,7 @@ wheel: $(INSTALLED) ## build the wheel and test it in a separate environment
 
 # The components are the pinned requirements without extras: what `make wheel` tries.
 dist: $(INSTALLED) ## the wheels, that for Spark executors too, and the source distribution, into dist, and their bill of materials, into build/sbom.cdx.json
+	$(BIN)/python hatch_build.py
 	rm -rf dist
 	@mkdir -p build
 	$(BIN)/python -m hatchling build

@@ -35,11 +35,14 @@ installed = Path(str(files(django_rmq)))
 assert checkout / "build" in installed.parents, f"{installed} is not the wheel's package"
 assert installed != checkout / "django_rmq", f"{installed} is the source tree"
 
-for source in sorted((checkout / "django_rmq").rglob("*")):
-    if source.is_file() and "__pycache__" not in source.parts:
-        copy = installed / source.relative_to(checkout / "django_rmq")
-        assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed)}"
-        assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
+for package in ("django_rmq", "pyspark_rmq"):
+    sources = sorted((checkout / package).rglob("*"))
+    assert checkout / package / "py.typed" in sources, f"{package} does not say that it has types"
+    for source in sources:
+        if source.is_file() and "__pycache__" not in source.parts:
+            copy = installed.parent / source.relative_to(checkout)
+            assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed.parent)}"
+            assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
 
 expected = {path.stem for path in (checkout / "django_rmq/core/scripts/slot").glob("[!_]*.lua")}
 assert set(scripts.names()) == expected, set(scripts.names()) ^ expected

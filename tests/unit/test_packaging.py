@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+import hatch_build
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
@@ -38,6 +41,7 @@ def test_the_distribution_for_executors_is_what_the_core_and_spark_are(tmp_path:
     info = "pyspark_rmq-0.1.0.dist-info"
     assert {name for name in wheel.namelist() if not name.startswith(info)} == expected
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+    assert len(metadata.get_all("Project-URL", [])) == 4
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(needed) == ["pyarrow>=18", "redis<9,>=6"]
 
@@ -45,10 +49,11 @@ def test_the_distribution_for_executors_is_what_the_core_and_spark_are(tmp_path:
 def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     expected = {
         str(path.relative_to(ROOT))
-        for path in PACKAGE.rglob("*")
+        for package in (PACKAGE, ROOT / "pyspark_rmq")
+        for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"django_rmq/py.typed", "django_rmq/core/scripts/_now.lua"} <= expected
+    assert {"django_rmq/py.typed", "pyspark_rmq/py.typed", "django_rmq/core/scripts/_now.lua"} <= expected
     assert expected <= set(wheel.namelist())
 
 
@@ -92,3 +97,66 @@ def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:
     entry_points = wheel.read("django_redis_rmq-0.1.0.dist-info/entry_points.txt").decode()
     assert "[pytest11]\ndjango_rmq = django_rmq.pytest_plugin" in entry_points
     assert "django_rmq/pytest_plugin.py" in wheel.namelist()
+
+
+def test_the_index_page_has_addresses_and_no_link_that_leads_nowhere_from_there(
+    wheel: zipfile.ZipFile,
+) -> None:
+    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Documentation", "Source", "Issues", "Changelog"}
+    text = re.sub(r"^```.*?^```$", "", str(metadata.get_payload()), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'\b(?:src|href)="([^"]+)"', text)
+    assert len(targets) > 10
+    own = rf"{re.escape(urls['Source'])}/(?:blob|raw|tree)/v0\.1\.0/"
+    for target in targets:
+        assert target.startswith(("https://", "#")), target
+        if target.startswith(urls["Source"]):
+            path = re.sub(own, "", target.partition("#")[0])
+            assert (ROOT / path).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("[a](b.md#c)", "[a](https://r/blob/v1/b.md#c)"),
+        ("![a](b.png)", "![a](https://r/raw/v1/b.png)"),
+        ("[![a](b.png)](c/)", "[![a](https://r/raw/v1/b.png)](https://r/tree/v1/c/)"),
+        (
+            '<img src="b.png"> <a href="c.md">',
+            '<img src="https://r/raw/v1/b.png"> <a href="https://r/blob/v1/c.md">',
+        ),
+        ("[a](https://b) [c](#d) [e](mailto:f@g)", "[a](https://b) [c](#d) [e](mailto:f@g)"),
+        ("```python\nx = [a](b)\n```", "```python\nx = [a](b)\n```"),
+    ],
+)
+def test_links_of_the_long_description_lead_into_the_repository(page: str, expected: str) -> None:
+    assert hatch_build.with_absolute_links(page, "https://r", "v1") == expected
+
+
+@pytest.mark.parametrize(
+    ("repository", "documentation", "refused"),
+    [
+        ("https://repository.invalid/x", "https://docs.example.org", ["repository"]),
+        ("http://code.example.org/x", "", ["repository", "documentation"]),
+        ("https://code.example.org/x", "https://docs.example.org/", []),
+    ],
+)
+def test_a_release_needs_the_addresses_of_the_project(
+    tmp_path: Path, repository: str, documentation: str, refused: list[str]
+) -> None:
+    shutil.copy(ROOT / "hatch_build.py", tmp_path)
+    project = (ROOT / "pyproject.toml").read_text()
+    for name, address in (("repository", repository), ("documentation", documentation)):
+        project = re.sub(rf'^{name} = ".*"$', f'{name} = "{address}"', project, flags=re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(project)
+    done = subprocess.run(
+        [sys.executable, "hatch_build.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == bool(refused), done.stderr
+    assert re.findall(r"(\w+) = '", done.stderr) == refused
+
+
+def test_make_dist_begins_with_the_check_of_the_addresses() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndist: ")[2]
+    assert recipe.splitlines()[1] == "\t$(BIN)/python hatch_build.py"

@@ -1,7 +1,8 @@
 """The whole shop in one command: Redis, consumers, web server, traffic, and a table of what happens.
 
-`python -m example_project.demo` runs until Ctrl-C; with `--seconds` it then stops the traffic, lets the
-consumers finish, and ends with 0 only if everything that was sent is accounted for.
+`python -m example_project.demo` runs until Ctrl-C. Product sets join when Spark has started, where it can. With
+`--seconds` the shop runs without Spark for about that long, and ends with 0 only if everything that was sent is
+accounted for.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ HOST = "127.0.0.1"
 LOGIN = PASSWORD = "admin"
 
 START_SECONDS = 60.0
+TRAFFIC_PART = 3 / 4
+"""The part of `--seconds` in which there is traffic: the consumers finish in the rest."""
 STALL_SECONDS = 60.0
 """How long nothing may happen before we stop waiting for the consumers to finish."""
 
@@ -52,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="stop the traffic this long after Spark has begun, and print a summary (default: run until Ctrl-C)",
+        help="run for about this long without Spark, and say whether all is accounted for (default: until Ctrl-C)",
     )
     parser.add_argument("--port", type=int, help="the web server's port (default 8000, or a free one)")
     parser.add_argument("--products", type=int, default=2000, help="size of the catalogue (default 2000)")
@@ -65,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-selection",
         action="store_true",
-        help="skip the selection; it is also skipped without PySpark or Java",
+        help="skip the selection; it is also skipped with --seconds, and without PySpark or Java",
     )
     options = parser.parse_args(argv)
     if options.seconds is not None and options.seconds <= 0:
@@ -89,7 +92,10 @@ class Demo:
     web: Child
     traffic: Traffic
     accounts: Accounts
+    port: int
     selection: SelectionRun | None = None
+    sets_change = False
+    """Whether the sources of the selection report."""
 
     def __init__(self, options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> None:
         self.options = options
@@ -103,11 +109,14 @@ class Demo:
         show = self.cleanup.enter_context(Display())
         seconds = self.options.seconds
         try:
-            self._await_spark(show, began)
-            until = math.inf if seconds is None else time.monotonic() + seconds
+            self._await_web(show, data, began)
+            if seconds is None and not self.options.no_selection:
+                self._start_selection(show, data)
+            until = math.inf if seconds is None else began + seconds * TRAFFIC_PART
             while (left := until - time.monotonic()) > 0:
                 self.signals.wait(min(1.0, left))
                 self._check()
+                self._look_for_sets(show)
                 self._show(show, time.monotonic() - began)
         except Stopped:
             if seconds is not None:
@@ -122,8 +131,6 @@ class Demo:
             print("\nThe next start of the demo sends waiting messages again from the database.")
             return 0
         self.traffic.stop()
-        if self.selection is not None:
-            self.selection.stop_feeds()
         show.note("The traffic has stopped; the consumers finish the remaining messages.")
         self._drain(show, began)
         self._check()
@@ -131,12 +138,9 @@ class Demo:
         show.close()
 
         complaints = self.accounts.complaints(self.traffic.done)
-        if self.selection is not None:
-            self.selection.stop()
-            complaints += self.selection.complaints()
         if ended_with:
             complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
-        print_summary(summary(self.accounts, self.traffic.done, self.selection))
+        print_summary(summary(self.accounts, self.traffic.done, None))
         return verdict(complaints, self.consumers, "Every sent message is accounted for.")
 
     def _prepare(self) -> Path:
@@ -149,14 +153,7 @@ class Demo:
             # Short enough to see it happen.
             seconds = self.options.seconds
             os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
-        data = set_up_django(self.cleanup)
-        if not self.options.no_selection:
-            from example_project.selection.run import start_where_possible
-
-            items = min(self.options.products, 500)
-            self.selection = start_where_possible(data, self.cleanup, items=items, rate=self.options.rate)
-        self._fill()
-        return data
+        return set_up_django(self.cleanup)
 
     def _prepare_zookeeper(self) -> None:
         if os.environ.get("ZOOKEEPER_HOSTS"):
@@ -183,7 +180,16 @@ class Demo:
         self.signals.check()
 
     def _start(self, data: Path) -> None:
-        """Start the processes and the traffic, and say where to look."""
+        """Start the processes, fill the shop meanwhile, and let its traffic begin."""
+        self.consumers = Child(
+            "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
+        )
+        self.cleanup.callback(self.consumers.stop)
+        self.port = self._port()
+        self.web = Child("web server", data / "web.log", "runserver", "--noreload", f"{HOST}:{self.port}")
+        self.cleanup.callback(self.web.stop)
+        self._fill()
+
         from example_project.accounts import Accounts
         from example_project.resuming import resume
         from example_project.traffic import Traffic
@@ -191,47 +197,54 @@ class Demo:
         self.accounts = Accounts()
         # What an earlier run left undone was lost with its Redis.
         resume()
-        self.consumers = Child(
-            "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
-        )
-        self.cleanup.callback(self.consumers.stop)
-        port = self._port()
-        self.web = Child("web server", data / "web.log", "runserver", "--noreload", f"{HOST}:{port}")
-        self.cleanup.callback(self.web.stop)
-        if not self.signals.wait(START_SECONDS, lambda: self._web_answers(port)):
-            raise DemoFailed(f"the web server did not answer within {START_SECONDS:g} s")
         self.traffic = Traffic(self.options.rate)
         self.traffic.start()
         self.cleanup.callback(self.traffic.stop)
 
+    def _await_web(self, show: Display, data: Path, began: float) -> None:
+        """Return when the web server answers, and say where to look. Prices change meanwhile."""
+        while not self._web_answers():
+            seconds = time.monotonic() - began
+            if seconds > START_SECONDS:
+                raise DemoFailed(f"the web server did not answer within {START_SECONDS:g} s")
+            self._show(show, seconds)
+            self.signals.wait(0.2)
+            self._check()
+
         from example_project.prices.management.commands.seed_shop import MISSING_SKU, SLOW_DISK_SKU
 
-        address = f"http://{HOST}:{port}/"
-        sets = "" if self.selection is None else f"Sets:   {address}sets/\n"
-        print(
+        address = f"http://{HOST}:{self.port}/"
+        show.note(
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
-            f"Queues: {address}admin/django_rmq/topic/\n{sets}"
+            f"Queues: {address}admin/django_rmq/topic/\n"
             f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
             f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
             f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"
-            f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else ""),
-            flush=True,
+            f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else "")
         )
 
-    def _await_spark(self, show: Display, began: float) -> None:
-        """Return when the sets fill. The shop runs meanwhile, and goes on without them if Spark does not start."""
-        while self.selection is not None and not self.selection.has_begun():
-            seconds = time.monotonic() - began
-            if reason := self.selection.failure(seconds):
-                self.selection.stop()
-                self.selection = None
-                show.note(f"Selection: skipped. {reason}")
-                return
-            self._show(show, seconds)
-            self.signals.wait(0.5)
-            self._check_shop()
-        if self.selection is not None:
-            self.selection.start_feeds(self.options.seconds)
+    def _start_selection(self, show: Display, data: Path) -> None:
+        """Start Spark for the product sets if it can run here. The shop does not wait for it."""
+        from example_project.selection.run import SelectionRun, why_not
+
+        if reason := why_not():
+            show.note(f"Selection: skipped. {reason}")
+            return
+        show.note(f"Sets:   http://{HOST}:{self.port}/sets/   when Spark has started")
+        self.selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
+        self.selection.start(self.cleanup)
+
+    def _look_for_sets(self, show: Display) -> None:
+        """Let the sources report once Spark has evaluated the first items; go on without sets if it never does."""
+        if self.selection is None or self.sets_change:
+            return
+        if reason := self.selection.failure():
+            self.selection.stop()
+            self.selection = None
+            show.note(f"Selection: skipped. {reason}")
+        elif self.selection.has_begun():
+            self.sets_change = True
+            self.selection.start_feeds(None)
             show.note("Spark has evaluated the first items: the sets fill.")
 
     def _port(self) -> int:
@@ -249,28 +262,21 @@ class Demo:
                 return free_port()
         return wanted or 8000
 
-    def _web_answers(self, port: int) -> bool:
-        self.web.check()
+    def _web_answers(self) -> bool:
         try:
-            with socket.create_connection((HOST, port), timeout=1):
+            with socket.create_connection((HOST, self.port), timeout=1):
                 return True
         except OSError:
             return False
 
     def _check(self) -> None:
         """Raise DemoFailed if anything that should run does not."""
-        self._check_shop()
-        if self.selection is not None:
-            self.selection.check()
-
-    def _check_shop(self) -> None:
         self.consumers.check()
         self.web.check()
         if self.traffic.error is not None:
             raise DemoFailed(f"the traffic failed: {self.traffic.error!r}") from self.traffic.error
-
-    def _finished(self) -> bool:
-        return self.accounts.finished() and (self.selection is None or self.selection.finished())
+        if self.sets_change and self.selection is not None:
+            self.selection.check()
 
     def _show(self, show: Display, seconds: float) -> None:
         figures = self.accounts.figures()
@@ -284,12 +290,11 @@ class Demo:
         """Return when nothing is left to do, or nothing has happened for too long."""
         before: Any = None
         changed = time.monotonic()
-        while not self._finished():
-            figures = self.accounts.figures(), self.selection and self.selection.accounts.figures()
+        while not self.accounts.finished():
+            figures = self.accounts.figures()
             if figures != before:
                 before, changed = figures, time.monotonic()
-            elif time.monotonic() - changed > STALL_SECONDS * (1 if self.selection is None else 3):
-                # A batch of Spark takes its time where much else runs.
+            elif time.monotonic() - changed > STALL_SECONDS:
                 return
             self._show(show, time.monotonic() - began)
             self.signals.wait(0.5)

@@ -37,7 +37,7 @@ from django_rmq.pipelines.context import Context
 MODULE = "pipelines"
 """The name of the modules in which apps define their pipelines."""
 
-BUILT_IN = ("archive", "consume", "deaths", "ingest", "lateness", "replay", "report", "reslot")
+BUILT_IN = ("archive", "consume", "deaths", "ingest", "replay", "report")
 
 
 class Pipeline(ABC):

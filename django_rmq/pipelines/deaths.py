@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser
 from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django_rmq.core.calls import looking
@@ -12,7 +14,6 @@ from django_rmq.core.words import status
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.archive import archive_of, archived_columns
-from django_rmq.pipelines.rows import columns_of, show
 from django_rmq.project.settings import get_config
 
 # The class of an error is the text before the first colon of its first line.
@@ -61,7 +62,7 @@ class Deaths(Pipeline):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: Context, **options: Any) -> None:
-        by = columns_of(options["by"], (*COLUMNS, WORKER))
+        by = _columns_of(options["by"], (*COLUMNS, WORKER))
         if WORKER in by and options["archive"]:
             raise InvalidRequest(
                 "an archive does not have the workers of its messages: leave out --by worker"
@@ -72,7 +73,7 @@ class Deaths(Pipeline):
         counted = _by_worker(context, dead, by) if WORKER in by else _counted(context, dead, by)
         rows = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[: options["top"]]
         lines = [(*values, count) for values, count in rows]
-        show(context, [*by, "messages"], lines, as_json=options["json"])
+        _show(context, [*by, "messages"], lines, as_json=options["json"])
 
 
 def _dead(context: Context, options: dict[str, Any]) -> Any:
@@ -117,6 +118,30 @@ def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any,
             known = status.read(topics[row.topic], row.slot, member, answer).worker or UNKNOWN
             counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
     return counted
+
+
+def _columns_of(text: str, known: Collection[str]) -> list[str]:
+    """Return the columns of ``--by``. Raises ``InvalidRequest`` for one that is not ``known``."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidRequest(f"--by must be among {', '.join(known)}, got {', '.join(unknown)}")
+    return names
+
+
+def _show(context: Context, names: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
+    """Show rows under ``names``; numbers are aligned to the right."""
+    if as_json:
+        context.show(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
+        return
+    texts = [list(names), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    right = [bool(rows) and isinstance(cell, int | float) for cell in (rows[0] if rows else names)]
+    for text in texts:
+        cells = zip(text, widths, right, strict=True)
+        context.show(
+            "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in cells)
+        )
 
 
 __all__ = ["Deaths"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import run_all
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.exceptions import RmqError
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.project.settings import get_config
 
@@ -37,7 +36,7 @@ ERRORS = 10
 class Report(Pipeline):
     """Report the contents of topics: backlog, due times, age of dead messages, slot skew, error classes, merge ratio.
 
-    Reads every message once and changes nothing. As a table, as JSON, and as charts (needs matplotlib).
+    Reads every message once and changes nothing. As text or as JSON.
     """
 
     name = "report"
@@ -45,11 +44,8 @@ class Report(Pipeline):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
         parser.add_argument("--json", action="store_true", help="print JSON")
-        parser.add_argument("--charts", type=Path, metavar="FOLDER", help="also draw charts into this folder")
 
     def run(self, context: Context, **options: Any) -> None:
-        if options["charts"]:
-            _pyplot()
         names = options["topics"] or list(get_config().topics)
         topics = [context.topic(name) for name in names]
         found = {topic.name: _empty(topic) for topic in topics}
@@ -63,9 +59,6 @@ class Report(Pipeline):
         else:
             for name, one in found.items():
                 context.show("\n".join(_lines(name, one)))
-        if options["charts"]:
-            for path in draw(found, options["charts"]):
-                context.say(f"{path} written")
 
 
 def _empty(topic: Topic) -> dict[str, Any]:
@@ -139,67 +132,4 @@ def _lines(name: str, one: dict[str, Any]) -> list[str]:
     return found
 
 
-# --- charts
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ConfigurationError("--charts needs matplotlib: pip install matplotlib") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
-def draw(found: dict[str, dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw the report into SVG files; return them. Raises ``ConfigurationError`` without matplotlib."""
-    plt = _pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [_stacked(plt, folder / "backlog.svg", "Messages by state", found, "backlog", QUEUES)]
-    for what, title in (
-        ("due", "Waiting messages, by time until due"),
-        ("dead", "Dead messages, by time since death"),
-    ):
-        classes = list(next(iter(found.values()))[what])
-        written.append(_stacked(plt, folder / f"{what}.svg", title, found, what, classes))
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    for name, one in found.items():
-        axes.plot(sorted(one["depths"], reverse=True), marker=".", label=f"{name} (skew {one['skew']})")
-    axes.set(title="Messages per slot, deepest first", xlabel="slots", ylabel="messages")
-    axes.legend()
-    written.append(_save(plt, figure, folder / "slots.svg"))
-    errors: dict[str, int] = {}
-    for one in found.values():
-        for name, count in one["errors"].items():
-            errors[name] = errors.get(name, 0) + count
-    most = sorted(errors.items(), key=lambda pair: pair[1])[-ERRORS:]
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    axes.barh([name for name, _ in most], [count for _, count in most])
-    axes.set(title="Classes of errors", xlabel="messages")
-    written.append(_save(plt, figure, folder / "errors.svg"))
-    return written
-
-
-def _stacked(
-    plt: Any, path: Path, title: str, found: dict[str, dict[str, Any]], what: str, classes: Sequence[str]
-) -> Path:
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    names, bottoms = list(found), [0] * len(found)
-    for one in classes:
-        counts = [found[name][what][one] for name in names]
-        axes.bar(names, counts, bottom=bottoms, label=one)
-        bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
-    axes.set(title=title, ylabel="messages")
-    axes.legend()
-    return _save(plt, figure, path)
-
-
-def _save(plt: Any, figure: Any, path: Path) -> Path:
-    figure.savefig(path)
-    plt.close(figure)
-    return path
-
-
-__all__ = ["Report", "draw"]
+__all__ = ["Report"]

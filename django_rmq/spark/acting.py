@@ -1,4 +1,4 @@
-"""Operations of tasks on named messages: delete archived ones, replay, revive, and move families of slots.
+"""Operations of tasks on named messages: delete archived ones, replay and revive.
 
 Each function takes a frame and the options of ``format("rmq")``, and returns a frame that does the work when
 it is collected, and contains the outcomes. A task that is tried again repeats what it can; all operations may
@@ -8,7 +8,7 @@ be repeated.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.topics.reslotting import Reslotting, move, under_way
+from django_rmq.core.topics.reslotting import Reslotting
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
@@ -65,20 +65,6 @@ def revive(frame: Any, options: Mapping[str, str]) -> Any:
     return _outcomes(frame, options, _revive, "slot", "slots", "member", "envelope", "scored")
 
 
-def move_families(frame: Any, options: Mapping[str, str], number: int) -> Any:
-    """Move families of slots (``family``) for re-slotting ``number``. Outcomes: ``moved``, ``strays``."""
-    from pyspark.sql import functions as sql
-
-    given = dict(options)
-
-    def act(families: pa.Array) -> pa.Array:
-        return pa.array(_move(given, number, families.to_pylist()), pa.map_(pa.string(), pa.int64()))
-
-    told = _in_tasks(act, "map<string, bigint>")(sql.col("family"))
-    counts = frame.select(told.alias("told")).select(sql.explode("told").alias("outcome", "messages"))
-    return counts.groupBy("outcome").agg(sql.sum("messages").alias("messages"))
-
-
 def _outcomes(
     frame: Any, options: Mapping[str, str], act: Callable[[Broker, Topic, Rows], list[str]], *columns: str
 ) -> Any:
@@ -108,7 +94,7 @@ def _arrow_udf() -> Any:
     try:
         from pyspark.sql.pandas.functions import arrow_udf
     except ImportError:
-        raise too_old("archive without --keep, replay and reslot", "4.1") from None
+        raise too_old("replay and archive without --keep", "4.1") from None
 
     return arrow_udf
 
@@ -196,17 +182,4 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     return found
 
 
-def _move(options: Mapping[str, str], number: int, families: Sequence[int]) -> list[dict[str, int]]:
-    """Move families; return a dict for each, the first of which contains the counts of all."""
-    broker, topic = _reached(options)
-    found = under_way(broker, topic)
-    told: list[dict[str, int]] = [{} for _ in families]
-    if (
-        families and found is not None and found.number == number
-    ):  # otherwise another process has completed it
-        progress = move(broker, found, families)
-        told[0] = {"moved": progress.moved, "strays": progress.strays}
-    return told
-
-
-__all__ = ["discard", "fail", "move_families", "replay", "revive"]
+__all__ = ["discard", "fail", "replay", "revive"]

@@ -68,9 +68,6 @@ class Project:
     def report(self) -> int:
         return int(json.loads(run("report", "notes", "--json"))["notes"]["backlog"]["store"])
 
-    def lateness(self) -> int:
-        return int(json.loads(run("lateness", "notes", "--json"))[0]["messages"])
-
     def consume(self) -> int:
         arguments = ("--checkpoint", self.folder / "checkpoint", "--available-now")
         run("consume", "notes", "--parquet", self.folder / "out", *arguments)
@@ -102,19 +99,12 @@ class Project:
         run("replay", "old", "--archive", self.folder / "kept")
         return self.count("old", "store")
 
-    def reslot(self) -> int:
-        run("reslot", "old", 2 * SLOTS)
-        return int(reached("old")[1].slots)
-
     def left(self) -> dict[str, int]:
         """Return what there is now: a pipeline that is refused has touched nothing."""
-        from django_rmq.core.topics.reslotting import under_way
-
         return {
             "waiting": self.count("notes", "store"),
             "dead": self.count("old", "dead"),
             "archived": rows(self.folder / "dead"),
-            "moving": int(under_way(*reached("old")) is not None),
         }
 
 
@@ -131,8 +121,8 @@ def main(folder: Path) -> None:
     project = Project(folder)
     told: dict[str, Any] = {"pyspark": pyspark.__version__}
     each: tuple[Callable[[], int], ...] = (
-        *(project.ingest, project.report, project.lateness, project.consume, project.deaths),
-        *(project.keep, project.archive, project.replay, project.reslot),
+        *(project.ingest, project.report, project.consume, project.deaths),
+        *(project.keep, project.archive, project.replay),
     )
     for one in each:
         try:

@@ -1,18 +1,22 @@
-"""`deaths` and `lateness`: what dies of which cause, when and where, and how late messages are."""
+"""`deaths`: what dies of which cause, when and where; and the recipe for how late messages are."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
-from django_rmq import send_message, send_messages
+import pytest
+
+from django_rmq import send_messages
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from tests.brokers import Broker
 from tests.spark.conftest import Run, topic
-from tests.workers import eventually
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/spark-pipelines.md"
 
 
 def told(printed: str) -> list[dict[str, Any]]:
@@ -72,34 +76,30 @@ def test_the_dead_are_counted_by_cause_hour_and_worker(run: Run, broker: Broker,
     assert "does not hold an archive" in run("deaths", "--archive", tmp_path / "none", code=2)
 
 
-def test_the_late_are_told_while_they_wait_and_after_they_were_consumed(
-    run: Run, broker: Broker, tmp_path: Path
+def test_the_recipe_for_lateness_reads_what_consume_has_written(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path
 ) -> None:
-    assert "messages" in run("lateness", "keyed") and told(run("lateness", "keyed", "--json")) == []
     now = broker.now_ms()
     for n in range(100):
         # Due from 1 to 100 minutes ago.
         envelope = encode_envelope(Envelope(b'{"n":%d}' % n))
         broker.send_replace(topic("keyed"), n % 2, [now - (n + 1) * 60_000], [b"k%d" % n], [envelope])
-    send_message("keyed", {"n": 100}, key="later", fixed_time=now + 3_600_000)
-    (found,) = told(run("lateness", "--json"))
-    assert (found["topic"], found["messages"]) == ("keyed", 100)
-    waited = found["longest"] - 6_000
-    assert 0 <= waited < 300
-    assert abs(found["p50"] - waited - 3_000) <= 61 and abs(found["p99"] - waited - 5_940) <= 61
-    by_hour = told(run("lateness", "keyed", "--by", "hour,slot", "--json"))
-    assert sum(row["messages"] for row in by_hour) == 100 and len({row["hour"] for row in by_hour}) >= 2
-
-    out = tmp_path / "out"
     run(
-        *("consume", "keyed", "--metadata", "--parquet", out, "--checkpoint", tmp_path / "checkpoint"),
+        *(
+            "consume",
+            "keyed",
+            "--metadata",
+            "--parquet",
+            tmp_path / "out",
+            "--checkpoint",
+            tmp_path / "checkpoint",
+        ),
         *("--available-now", "--schema", "n int"),
     )
-    eventually(lambda: told(run("lateness", "keyed", "--json")) == [], "nothing late waits")
-    (consumed,) = told(run("lateness", "--consumed", out, "--json"))
-    assert consumed["messages"] == 100 and consumed["longest"] >= found["longest"]
-    assert abs(consumed["longest"] - consumed["p50"] - 3_000) <= 61
-    assert told(run("lateness", "events", "--consumed", out, "--json")) == []
-    (tmp_path / "other").mkdir()
-    assert "does not hold files" in run("lateness", "--consumed", tmp_path / "other", code=2)
-    assert "--by must be among" in run("lateness", "--by", "worker", code=2)
+    (recipe,) = re.findall(r"(late = messages.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {"messages": spark.read.parquet(str(tmp_path / "out"))}
+    exec(recipe, names)
+    (hour,) = names["by_hour"].groupBy().sum("count(1)").collect()
+    seconds = sorted(row.seconds for row in names["late"].collect())
+    assert hour[0] == 100 == len(seconds) and 60 <= seconds[0] < 360
+    assert seconds[-1] - seconds[0] == pytest.approx(99 * 60)

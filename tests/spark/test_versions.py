@@ -16,18 +16,16 @@ from tests.spark.test_light import run
 WORKS = {
     "ingest": 20,
     "report": 20,
-    "lateness": 20,
     "consume": 20,
     "deaths": 6,
     "keep": 6,
     "archive": 6,
     "replay": 6,
-    "reslot": 4,
 }
 """Pipeline -> the number that it leaves in Redis or in files, or prints. ``keep`` is ``archive --keep``."""
 
-ACTS = ("archive without --keep, replay and reslot", "4.1")
-NEEDS = {"consume": ("stream reads", "4.2"), "archive": ACTS, "replay": ACTS, "reslot": ACTS}
+ACTS = ("replay and archive without --keep", "4.1")
+NEEDS = {"consume": ("stream reads", "4.2"), "archive": ACTS, "replay": ACTS}
 """Pipeline -> what an older PySpark lacks, and the first one that has it."""
 
 
@@ -67,5 +65,4 @@ def test_what_a_pipeline_refuses_is_left_as_it_was(told: dict[str, Any]) -> None
         "waiting": 20 if kept else 0,
         "dead": 0 if acted else 6,
         "archived": 6 if acted else 0,
-        "moving": 0,
     }

@@ -1,8 +1,9 @@
-"""What each setting takes and its default, from the code: the cells of the tables in docs/reference/settings.md.
+"""What each setting takes, its default and an example, from the code: the list below each heading of docs/reference/settings.md.
 
     make reference      writes them into the page
 
-A test says if the page is not what this writes.
+A heading of the third level is a key, and what stands below its list is written by hand. A test says if the page is not
+what this writes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.words.schedules import Schedule
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.keys import Keys, keys_of
-from django_rmq.project.settings.reader import PLAIN_KEYS, SECTIONS
+from django_rmq.project.settings.reader import PLAIN_KEYS, RMQ_KEYS, SECTIONS
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.tasks import OPTION_KEYS, TaskOptions
 from django_rmq.project.settings.topics import TOPIC_KEYS
@@ -26,7 +27,9 @@ from django_rmq.project.settings.values import Wanted
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
 PAGE = Path(__file__).parents[1] / "reference/settings.md"
-IN_WORDS = {
+LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Example|Registered): .*\n)*\n?", re.MULTILINE)
+TOPIC = "TOPICS: "
+DEFAULTS = {
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
     "UPCAST": "none",
@@ -34,29 +37,169 @@ IN_WORDS = {
     "TIMEZONE": "`TIME_ZONE`",
     "ACL": '`"creator"` with `AUTH`, else `"open"`',
 }
-"""Defaults that are computed, or are no value that anybody writes."""
+"""Defaults that are computed, or are not values that somebody writes."""
+IN_WORDS = {
+    "REDIS": ("the alias of a cache, a URL or a dict", "none, it is required"),
+    "TOPICS": ("a dict from names to dicts", "`{}`"),
+    "TOPIC_DEFAULTS": ("a dict", "`{}`"),
+    "SCHEDULES": ("a dict from names to dicts", "`{}`"),
+    "COORDINATOR": (
+        "'redis', 'zookeeper' or a dotted path",
+        '`"redis"`, or `"zookeeper"` if `ZOOKEEPER` is given',
+    ),
+    "ZOOKEEPER": ("a dict; or None", "none"),
+    "CONSUMER": ("a dict", "`{}`"),
+    "HISTORY": ("a dict", "`{}`"),
+    "ADMIN": ("a dict", "`{}`"),
+    "API": ("a dict", "`{}`"),
+    "METRICS": ("a dict", "`{}`"),
+    "OUTBOX": ("True, False or a dict, which turns it on", "`False`"),
+}
+"""What keys take, and their defaults, that no parser of one value reads."""
+EXAMPLES: Mapping[str, Any] = {
+    "REDIS": "redis://localhost:6379/1",
+    "TOPICS": {"orders": {"TYPE": "fixed_time"}},
+    "TOPIC_DEFAULTS": {"MAX_RETRIES": 5},
+    "SCHEDULES": {"report": {"TOPIC": "reports", "CRON": "0 3 * * *"}},
+    "COORDINATOR": "zookeeper",
+    "ZOOKEEPER": {"HOSTS": "zk1:2181,zk2:2181"},
+    "CONSUMER": {"PROCESSES": 2, "THREADS": 16},
+    "HISTORY": {"HOURS": 24},
+    "ADMIN": {"PAGE_SIZE": 100},
+    "API": {"SEND_RATE": "6000/min"},
+    "METRICS": {"OPENTELEMETRY": True},
+    "OUTBOX": {"REPLICAS": 1},
+    ":KEY_PREFIX": "shop:",
+    ":ONCE_RETENTION": 1209600,
+    ":AUTODISCOVER": "queues",
+    ":DURABILITY": "strict",
+    "TOPICS:TYPE": "fixed_time",
+    "TOPICS:SLOTS": 64,
+    "TOPICS:TIME_RANGE": 5000,
+    "TOPICS:MAX_WAIT": 60000,
+    "TOPICS:ACCUMULATE": 100,
+    "TOPICS:BODY": "shop.events.PriceChanged",
+    "TOPICS:UPCAST": "shop.events.upcast",
+    "TOPICS:IDENTITY": "key",
+    "TOPICS:SLOT_BASIS": "customer",
+    "TOPICS:TIMEOUT": 60,
+    "TOPICS:MAX_RETRIES": 5,
+    "TOPICS:BACKOFF": 30,
+    "TOPICS:RETRY_PRIORITY": "lowest",
+    "TOPICS:ORDER": "loose",
+    "TOPICS:ON_DUPLICATE": "replace",
+    "TOPICS:MAX_RUNTIME": 600,
+    "TOPICS:HARD_TIMEOUT": 900,
+    "TOPICS:PREFETCH": 1,
+    "TOPICS:MAX_BODY": 1048576,
+    "TOPICS:MAX_BACKLOG": 100000,
+    "TOPICS:MAX_RATE": {"rate": 10, "per": "slot"},
+    "TOPICS:MAX_IN_FLIGHT": 20,
+    "TOPICS:MAX_PREPARED": 100,
+    "TOPICS:FLOW": "auto",
+    "TOPICS:CONCURRENCY": 500,
+    "TOPICS:DEAD_RETENTION": 2592000,
+    "TOPICS:KEEP_DONE": "1h",
+    "SCHEDULES:CRON": "0 3 * * *",
+    "SCHEDULES:EVERY": 300,
+    "SCHEDULES:TIMEZONE": "Europe/Berlin",
+    "SCHEDULES:CATCH_UP": "all",
+    "TASKS:PREFIX": "jobs",
+    "TASKS:RESULT_TTL": 3600,
+    "TASKS:MODULES": ["shop.orders"],
+    "ZOOKEEPER:HOSTS": "zk1:2181,zk2:2181",
+    "ZOOKEEPER:ROOT": "/shop/rmq",
+    "ZOOKEEPER:SESSION_TIMEOUT": 30,
+    "ZOOKEEPER:TLS": {"CA": "/etc/ssl/zookeeper.pem"},
+    "ZOOKEEPER:WHEN_AWAY": "stop",
+    "CONSUMER:PROCESSES": 4,
+    "CONSUMER:THREADS": 16,
+    "CONSUMER:SHUTDOWN_TIMEOUT": 60,
+    "CONSUMER:MAX_MESSAGES": 100000,
+    "CONSUMER:MAX_MEMORY": 512,
+    "CONSUMER:HEARTBEAT_FILE": "/run/rmq/heartbeat",
+    "CONSUMER:HEALTH_ADDRESS": "0.0.0.0:8001",
+    "HISTORY:HOURS": 24,
+    "ADMIN:FORMATTER": "shop.privacy.shown",
+    "ADMIN:PAGE_SIZE": 100,
+    "API:PERMISSION": "shop.api.OwnTopics",
+    "API:SEND_RATE": "6000/min",
+    "API:SEND_BYTES": "64MB/min",
+    "API:LONG_POLLS": 4,
+    "OUTBOX:GRACE": 10,
+    "OUTBOX:REPLICAS": 1,
+}
+"""Values that somebody might write. A test of the page has each read by the setting."""
+REGISTERED = {
+    *Topic(
+        "any", TopicType.RANGE_MERGE, debounce=True, max_wait_ms=1, accumulate=2, identity="key", origin=True
+    ).definition(),
+    *Topic("any", TopicType.FIFO, identity="key").definition(),
+}
+"""Fields of a topic that its definition in Redis has."""
+REGISTERED_IN_WORDS = {
+    "BACKOFF": "yes, except for a function",
+    "BODY": "yes, except for a type",
+    "MAX_WAIT": "yes, if `DEBOUNCE` is on",
+}
 NOTHING: Any = object()
 """No setting takes it, so whatever reads it says what it wants."""
 
 
 def sections() -> Iterator[tuple[str, Keys, type]]:
-    """Yield each table of the page by its heading: its keys, and the class that has their defaults."""
-    yield "`RMQ`", PLAIN_KEYS, Config
-    yield "A topic", TOPIC_KEYS, Topic
-    yield "A schedule", SCHEDULE_KEYS, Schedule
-    yield "`TASKS`", OPTION_KEYS, TaskOptions
-    yield "`ZOOKEEPER`", keys_of(ZooKeeper), ZooKeeper
+    """Yield the parts of the settings: what the headings of its keys begin with, the keys, the class with their defaults."""
+    yield "", PLAIN_KEYS, Config
+    yield TOPIC, TOPIC_KEYS, Topic
+    yield "SCHEDULES: ", SCHEDULE_KEYS, Schedule
+    yield "TASKS: ", OPTION_KEYS, TaskOptions
+    yield "ZOOKEEPER: ", keys_of(ZooKeeper), ZooKeeper
     for name, (_, kind, keys) in SECTIONS.items():
-        yield f"`{name}`", keys, kind
+        yield f"{name}: ", keys, kind
 
 
-def cells(keys: Keys, kind: Any) -> Mapping[str, tuple[str, str]]:
-    """Return key → what it takes and its default, as the table has them."""
-    defaults = {one.name: one for one in fields(kind)}
-    return {
-        key: (taken(parse), IN_WORDS.get(key) or _default(defaults[field]))
-        for key, (field, parse) in keys.items()
-    }
+def entries() -> Mapping[str, list[str]]:
+    """Return heading → the list below it: what the key takes, its default, an example, whether it is registered."""
+    found = {}
+    for key in RMQ_KEYS:
+        if key not in PLAIN_KEYS:
+            found[key] = [*_lines(*IN_WORDS[key]), *_example(key, None)]
+    for section, keys, kind in sections():
+        defaults = {one.name: one for one in fields(kind)}
+        for key, (field, parse) in keys.items():
+            default = DEFAULTS.get(key) or _default(defaults[field])
+            lines = [*_lines(taken(parse), default), *_example(section.strip(": ") + ":" + key, parse)]
+            if section == TOPIC and field in REGISTERED:
+                lines.append(f"- Registered: {REGISTERED_IN_WORDS.get(key, 'yes')}")
+            found[heading(section, key)] = lines
+    return found
+
+
+def heading(section: str, key: str) -> str:
+    """Return the heading of a key, which makes its anchor: another one for each key of the page."""
+    if section == TOPIC:
+        return f"{key} of a topic" if key in RMQ_KEYS else key
+    return section + key
+
+
+def _lines(takes: str, default: str) -> list[str]:
+    return [f"- Takes: {takes}", f"- Default: {default}"]
+
+
+def _example(name: str, parse: Any) -> list[str]:
+    """Return the line with an example, which has to be a value that the setting takes."""
+    if name not in EXAMPLES:
+        return []
+    value = EXAMPLES[name]
+    if parse is not None:
+        parse(value)
+    return [f"- Example: `{json.dumps(name.rpartition(':')[2])}: {_literal(value)}`"]
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python code, with double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def taken(parse: Any) -> str:
@@ -70,7 +213,7 @@ def taken(parse: Any) -> str:
 
 def _default(field: Any) -> str:
     if field.default is MISSING:
-        return "required"
+        return "none, it is required"
     value = field.default
     if value is None:
         return "none"
@@ -84,13 +227,10 @@ def _default(field: Any) -> str:
 
 
 def filled(page: str) -> str:
-    """Return the page with the cells in its tables: the second and the third of each row that has a key."""
-    for heading, keys, kind in sections():
-        before, mark, rest = page.partition(f"\n## {heading}\n")
-        section, next_mark, after = rest.partition("\n## ")
-        for key, (what, default) in cells(keys, kind).items():
-            section = re.sub(
-                rf"^(\| `{key}` \|)[^|]*\|[^|]*\|", rf"\1 {what} | {default} |", section, flags=re.MULTILINE
-            )
-        page = before + mark + section + next_mark + after
-    return page
+    """Return the page with the list below each key as the code is now. Raises if a key is missing, or unknown."""
+    known = entries()
+    written = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    if sorted(written) != sorted(known):
+        wrong = sorted(set(written) ^ set(known)) or "one of them twice"
+        raise ValueError(f"headings that only the page or only the code has: {wrong}")
+    return LIST.sub(lambda part: part[1] + "\n" + "\n".join(known[part[2]]) + "\n\n", page)

@@ -20,17 +20,10 @@ from django_rmq.project import settings
 from django_rmq.project.listening import conditions
 from django_rmq.project.scheduling import conditions as of_schedules
 from django_rmq.project.settings import Config, Problem, get_config, read_settings
-from django_rmq.project.settings.keys import keys_of
-from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
-from django_rmq.project.settings.schedules import SCHEDULE_KEYS
-from django_rmq.project.settings.tasks import OPTION_KEYS
-from django_rmq.project.settings.topics import TOPIC_KEYS
-from django_rmq.project.settings.zookeeper import ZooKeeper
 from django_rmq.project.validating import conditions as of_bodies
 from django_rmq.project.validating import declared
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-DOCUMENT = (REFERENCE / "settings.md").read_text()
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 
 
@@ -867,22 +860,6 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
 
 
 # --- the document
-
-
-def every_key() -> list[str]:
-    keys = [*RMQ_KEYS, *TOPIC_KEYS, *SCHEDULE_KEYS, *OPTION_KEYS, *keys_of(ZooKeeper)]
-    for _, _, section in SECTIONS.values():
-        keys += section
-    return keys
-
-
-@pytest.mark.parametrize("key", every_key())
-def test_every_setting_is_documented(key: str) -> None:
-    assert re.search(rf"^\| `{key}` ", DOCUMENT, re.MULTILINE)
-
-
-def test_the_document_names_no_setting_that_does_not_exist() -> None:
-    assert set(re.findall(r"^\| `([A-Z_]+)` ", DOCUMENT, re.MULTILINE)) == set(every_key())
 
 
 def test_every_check_is_documented_in_both_places() -> None:

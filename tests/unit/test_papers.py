@@ -71,10 +71,29 @@ def test_every_folder_of_the_queue_says_what_it_is() -> None:
             assert init.read_text().startswith('"""'), init
 
 
-def test_the_tables_of_settings_say_what_the_code_takes() -> None:
+def test_each_setting_has_an_entry_that_says_what_the_code_takes() -> None:
     page = table.PAGE.read_text()
     assert table.filled(page) == page, "run: make reference"
-    assert table.filled(page.replace("| `16` |", "| `17` |")) == page
+    changed = page.replace("Default: `16`", "Default: `17`").replace("- Registered: yes\n", "")
+    assert changed != page
+    assert table.filled(changed) == page
+
+
+def test_a_setting_without_an_entry_and_an_entry_without_a_setting_are_found() -> None:
+    page = table.PAGE.read_text()
+    with pytest.raises(ValueError, match="MAX_RETRIES"):
+        table.filled(page.replace("\n### MAX_RETRIES\n", "\n"))
+    with pytest.raises(ValueError, match="NEW_KEY"):
+        table.filled(page + "\n### NEW_KEY\n")
+
+
+def test_headings_of_settings_have_anchors_of_their_own() -> None:
+    slugs = [
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^##+ (.+)$", table.PAGE.read_text(), re.MULTILINE)
+    ]
+    assert "max_retries" in slugs and "api-send_rate" in slugs
+    assert len(slugs) == len(set(slugs)) > 90
 
 
 @pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)

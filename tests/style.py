@@ -45,8 +45,10 @@ TRANSLATED = re.compile(r'\{% translate "([^"]*)"')
 TAGS = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:[^<>\"]|\"[^\"]*\")*>", re.DOTALL)
 FENCE = re.compile(r"\s*(```|~~~)")
 BEGIN = re.compile(r"<!-- (?!end )\w+ -->$")
-APART = re.compile(r"\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])")
-"""Lines that belong to no paragraph."""
+APART = re.compile(
+    r"- (Takes|Default|Example|Registered): |\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])"
+)
+"""Lines that belong to no paragraph, and what `make reference` writes below the keys of the settings."""
 ITEM = re.compile(r"\s*([-*]|\d+\.|:) +")
 
 

@@ -15,7 +15,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations.filters import Filter
 from django_rmq.project import sealing
-from django_rmq.project.ids import ROUNDS, Identity, find_members
+from django_rmq.project.ids import ROUNDS, Identity, find_messages
 
 LONGEST_IN_CURSOR = 256
 """Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
@@ -98,10 +98,10 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> Place:
     score = -place.score if order.descending else place.score
     area = Area(order.state, score) if mark.rank is None else Area(order.state, score, mark.rank)
     identity = Identity(place.slot, None, mark.digest, area)
-    found = find_members(broker, order.topic, [identity], rounds=ROUNDS, states=())
-    member = found.members.get(identity)
-    if member is not None:
-        return place._replace(member=member)
+    found = find_messages(broker, order.topic, [identity], rounds=ROUNDS, states=())
+    at = found.messages.get(identity)
+    if at is not None and at.member is not None:
+        return place._replace(member=at.member)
     return place._replace(member=_behind(place.member)) if order.descending else place
 
 

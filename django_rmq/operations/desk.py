@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import SlotMoved
 from django_rmq.operations.actors import Actor, Trace, record
 from django_rmq.operations.runs import Progress, Run
 from django_rmq.project import connections
 from django_rmq.project.settings import Config, get_config
 from django_rmq.project.watching import announcing
+
+T = TypeVar("T")
 
 
 class Desk:
@@ -42,9 +46,19 @@ class Desk:
         """The settings."""
         return get_config()
 
-    def present(self, name: str) -> Topic:
-        """Return a topic with its current slots, whatever the settings say."""
-        return connections.present(self.config.topic(name), self._given)
+    def present(self, name: str, *, at_once: bool = False) -> Topic:
+        """Return a topic with its current slots, whatever the settings say; see ``connections.present``."""
+        return connections.present(self.config.topic(name), self._given, at_once=at_once)
+
+    def in_present_slots(self, topic: Topic, act: Callable[[Topic], T]) -> T:
+        """Perform an action in a slot, with the slot count that ``topic`` has now if the slot refuses this one."""
+        try:
+            return act(topic)
+        except SlotMoved:
+            present = self.present(topic.name, at_once=True)
+            if present.slots == topic.slots:
+                raise
+            return act(present)
 
     def present_all(self, names: Iterable[str] | None) -> list[Topic]:
         """Return these topics, or all of the settings, like ``present``."""

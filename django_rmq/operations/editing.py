@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.calls import looking, people
+from django_rmq.core.calls import people
 from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.placing import basis_of_field, score_at_once
 from django_rmq.core.words.answers import Looked
@@ -17,7 +17,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.named import Done, chosen, instead, public_id
-from django_rmq.operations.reading import find_one
+from django_rmq.operations.reading import identified, look_at
 from django_rmq.operations.sending import charge
 from django_rmq.project import connections, sending
 
@@ -40,17 +40,17 @@ def replay_edited(
             "replay them as they are"
         )
     encode_body(topic, body)
-    identity, member = find_one(desk, topic, message_id)
+    at, looked = look_at(desk, topic, message_id)
     word = "gone"
-    if member is not None:
-        (looked,) = desk.broker.run(looking.look(topic, identity.slot, [member]))
+    if at is not None and at.member is not None and looked is not None:
         if looked.dead is None:
             word = instead(looked)
         else:
             if charged_bytes is not None:
                 charge(desk, 1, charged_bytes)
-            word = _replay(desk, topic, identity.slot, member, looked, body)
-    public = public_id(topic, message_id, identity, member)
+            slot, member, dead = at.slot, at.member, looked
+            word = desk.in_present_slots(topic, lambda topic: _replay(desk, topic, slot, member, dead, body))
+    public = public_id(topic, message_id, at or identified(desk, topic, message_id))
     desk.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
     return Done({message_id: word})
 

@@ -16,8 +16,8 @@ from django_rmq.operations import acts
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.reading import copies_of, find, identified
-from django_rmq.project.ids import Identity
+from django_rmq.operations.reading import copies_of, identified, rounds_of
+from django_rmq.project.ids import Identity, find_messages, find_moved
 from django_rmq.project.sealing import sealed_id
 
 MAX_IDS = 1_000
@@ -46,7 +46,7 @@ def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
     Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
     dead (any more), its actual state: ``waiting``, ``retry``, ``in_flight`` or ``gone``. All operations on
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
-    sealed id.
+    sealed id, or may be on its way while the topic is being re-slotted.
     """
     desk.actor.require(Permission.REPLAY)
     return _do(desk, REPLAY, desk.present(name), ids)
@@ -129,25 +129,26 @@ def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str], detail: str = ""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
     identities = {one: identified(desk, topic, one) for one in ids}
-    sought = find(desk, topic, identities.values())
-    members = {one: sought.members.get(identity) for one, identity in identities.items()}
-    by_slot: defaultdict[int, dict[bytes, str]] = defaultdict(dict)
-    for one, member in members.items():
-        if member is not None:
-            by_slot[identities[one].slot].setdefault(member, one)
     found = dict.fromkeys(identities, "gone")
-    error = _tell(desk, act, topic, by_slot, found)
-    if error is None:
-        _say_where(desk, act, topic, identities, members, found)
-    # If two ids name one message, it was done once.
-    for one, member in members.items():
-        if member is not None:
-            found[one] = found[by_slot[identities[one].slot].get(member, one)]
-        elif identities[one] in sought.unseen:
-            found[one] = "not_found"
+    at: dict[str, Identity] = {}
+    unseen: set[Identity] = set()
+    error: RmqError | None = None
+    for find in (find_messages, find_moved):
+        # What was not in the slot of its id may have been moved by a re-slotting.
+        missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
+        if error is not None or not missing:
+            break
+        sought = find(desk.broker, topic, missing.values(), rounds=rounds_of(desk))
+        unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
+        places = {
+            one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
+        }
+        at |= places
+        error = _tell(desk, act, topic, places, found)
+    found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
     if error is not None and not set(found.values()) - {"gone", "not_found"}:
         raise error
-    public = [public_id(topic, one, identities[one], members[one]) for one in identities]
+    public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
     desk.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
     if error is not None:
         raise error
@@ -161,50 +162,43 @@ def chosen(ids: Sequence[str], detail: str = "") -> str:
     return f"{named}; {detail}" if detail else named
 
 
-def public_id(topic: Topic, text: str, identity: Identity, member: bytes | None) -> str:
+def public_id(topic: Topic, text: str, identity: Identity) -> str:
     """Return an id that reveals nothing of a message, which somebody has named by the id ``text``."""
-    member = identity.member if member is None else member
-    if member is not None:
-        return sealed_id(topic.name, identity.slot, member)
+    if identity.member is not None:
+        return sealed_id(topic.name, identity.slot, identity.member)
     return f"{identity.slot}~{text.partition('~')[2] or '(not found)'}"
 
 
 def _tell(
-    desk: Desk, act: Act, topic: Topic, by_slot: Mapping[int, dict[bytes, str]], found: dict[str, str]
+    desk: Desk, act: Act, topic: Topic, places: Mapping[str, Identity], found: dict[str, str]
 ) -> RmqError | None:
     """Perform the action slot by slot, and record outcomes in ``found``; return the error that ended it."""
+    by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for one, at in places.items():
+        # If two ids name one message, the action is performed once.
+        by_slot[at.slot][at.member or b""].append(one)
     for slot, named in by_slot.items():
         try:
-            words = desk.broker.run(act.call(topic, slot, list(named)))
+            outcomes = _tell_slot(desk, act, topic, slot, list(named))
         except RmqError as error:
             return error
-        for one, word in zip(named.values(), words, strict=True):
-            found[one] = act.outcomes.get(word, word)
+        for member, ids in named.items():
+            found |= dict.fromkeys(ids, outcomes[member])
     return None
 
 
-def _say_where(
-    desk: Desk,
-    act: Act,
-    topic: Topic,
-    identities: Mapping[str, Identity],
-    members: Mapping[str, bytes | None],
-    found: dict[str, str],
-) -> None:
-    """Set the actual state of messages that were not dead (any more) as their outcomes."""
+def _tell_slot(desk: Desk, act: Act, topic: Topic, slot: int, members: Sequence[bytes]) -> dict[bytes, str]:
+    """Perform the action in one slot, and return the outcomes."""
+    words = desk.in_present_slots(topic, lambda topic: desk.broker.run(act.call(topic, slot, members)))
+    outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
+    missing = [member for member, word in outcomes.items() if word == "not_found"]
     if act is not REPLAY:
-        for one, word in found.items():
-            found[one] = "gone" if word == "not_found" else word
-        return
-    by_slot: defaultdict[int, list[str]] = defaultdict(list)
-    for one, word in found.items():
-        if word == "not_found":
-            by_slot[identities[one].slot].append(one)
-    for slot, ids in by_slot.items():
-        for first in range(0, len(ids), 100):
-            part = ids[first : first + 100]
-            looked = desk.broker.run(looking.look(topic, slot, [members[one] or b"" for one in part]))
-            found |= {one: instead(state) for one, state in zip(part, looked, strict=True)}
+        return outcomes | dict.fromkeys(missing, "gone")
+    for first in range(0, len(missing), 100):
+        part = missing[first : first + 100]
+        looked = desk.broker.run(looking.look(topic, slot, part))
+        outcomes |= {member: instead(one) for member, one in zip(part, looked, strict=True)}
+    return outcomes
 
 
 def instead(looked: Looked) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from django_rmq.core.calls import looking
+from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bounds import is_whole, shown
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic
@@ -17,7 +17,7 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.listing import LONGEST_PAGE, Listing, Shown, first_page_order, read_page
 from django_rmq.operations.redaction import as_shown, is_withheld, may_search, require_search
-from django_rmq.project.ids import ALL_ROUNDS, ROUNDS, Found, Identity, find_members, id_of, identify
+from django_rmq.project.ids import ALL_ROUNDS, ROUNDS, Identity, Whereabouts, id_of, identify
 
 
 def listing(
@@ -84,13 +84,26 @@ def body(desk: Desk, name: str, message_id: str, state: str) -> bytes:
 
 def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
     """Return the same as ``get``, whatever the actor may see."""
-    identity, member = find_one(desk, topic, message_id)
-    if member is not None:
-        (looked,) = desk.broker.run(looking.look(topic, identity.slot, [member]))
-        copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=_hides(desk)))
-        if copies:
-            return as_shown(desk.actor, topic, copies)
-    raise gone(topic, message_id)
+    at, looked = look_at(desk, topic, message_id)
+    if at is None or looked is None:
+        raise gone(topic, message_id)
+    copies = list(from_look(topic, at.slot, at.member or b"", looked, message_id, hidden=_hides(desk)))
+    return as_shown(desk.actor, topic, copies)
+
+
+def look_at(desk: Desk, topic: Topic, message_id: str) -> tuple[Identity | None, Looked | None]:
+    """Return the slot and the member of an id, as far as they are known, and what the slot has of it. None: nothing.
+
+    Raises ``OperationRefused`` if the message was not found, although it may be there.
+    """
+    at: Identity | None = None
+    places = whereabouts(desk, topic, identified(desk, topic, message_id))
+    for at in places:
+        (looked,) = desk.broker.run(looking.look(topic, at.slot, [at.member or b""]))
+        if looked.is_held:
+            return at, looked
+    require_seen(places, message_id)
+    return at, None
 
 
 def gone(topic: Topic, message_id: str) -> MessageGone:
@@ -110,26 +123,27 @@ def sent_id(desk: Desk, result: SendResult) -> str:
 
 def identified(desk: Desk, topic: Topic, text: str) -> Identity:
     """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
-    identity = identify(topic, text)
+    identity = identify(topic, text, desk.broker)
     if identity.member is not None and not may_search(desk.actor, topic):
         # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
         return Identity(identity.slot, None)
     return identity
 
 
-def find(desk: Desk, topic: Topic, identities: Iterable[Identity]) -> Found:
-    """Find the members of ids; for a command, in the whole slot."""
-    rounds = ALL_ROUNDS if desk.actor.permits is None else ROUNDS
-    return find_members(desk.broker, topic, identities, rounds=rounds)
+def rounds_of(desk: Desk) -> int:
+    """Return how often a message is searched; for a command, until it is found."""
+    return ALL_ROUNDS if desk.actor.permits is None else ROUNDS
 
 
-def find_one(desk: Desk, topic: Topic, message_id: str) -> tuple[Identity, bytes | None]:
-    """Return the content of one id, and its member. Raises ``OperationRefused`` if that was not found."""
-    identity = identified(desk, topic, message_id)
-    found = find(desk, topic, [identity])
-    if identity in found.unseen:
+def whereabouts(desk: Desk, topic: Topic, identity: Identity) -> Whereabouts:
+    """Return where the message of an id may be."""
+    return Whereabouts(desk.broker, topic, identity, rounds=rounds_of(desk))
+
+
+def require_seen(places: Whereabouts, message_id: str) -> None:
+    """Raise ``OperationRefused`` if a message, which was not found, may be where nothing was searched."""
+    if places.is_unseen:
         raise OperationRefused(not_found(message_id))
-    return identity, found.members.get(identity)
 
 
 def not_found(message_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.operations.permits import Permits
 from django_rmq.operations.receipts import unsealed
-from django_rmq.project.ids import ALL_ROUNDS, Identity, find_members, identify
+from django_rmq.project.ids import ALL_ROUNDS, find_messages, identify
 
 
 class Settled(NamedTuple):
@@ -59,18 +59,23 @@ class Settling:
             raise InvalidRequest(f"at most {BATCH} deliveries can be settled at once, got {len(settled)}")
         topic, words = self._topic, ["stale"] * len(settled)
         groups: defaultdict[tuple[int, int], dict[bytes, int]] = defaultdict(dict)
-        identities = [replace(identify(topic, one.id), place=None) for one in settled]
+        identities = [replace(identify(topic, one.id, self._broker), place=None) for one in settled]
         receipts = [
             unsealed(topic.name, identity.slot, one.receipt)
             for identity, one in zip(identities, settled, strict=True)
         ]
-        named = self._members(
-            identity for identity, receipt in zip(identities, receipts, strict=True) if receipt is not None
-        )
+        # Ids of long messages are searched among what is in flight. A re-slotting waits until that has ended.
+        sought = find_messages(
+            self._broker,
+            topic,
+            [one for one, receipt in zip(identities, receipts, strict=True) if receipt is not None],
+            rounds=ALL_ROUNDS,
+            states=("prepare",),
+        ).messages
         for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
-            member = named.get(identity)
-            if receipt is not None and member is not None:
-                groups[identity.slot, receipt].setdefault(member, index)
+            at = sought.get(identity)
+            if receipt is not None and at is not None and at.member is not None:
+                groups[identity.slot, receipt].setdefault(at.member, index)
         calls: list[Call[list[str]]] = []
         for (slot, receipt), members in groups.items():
             if outcomes is None:
@@ -92,11 +97,6 @@ class Settling:
         if error is not None:
             raise error
         return words
-
-    def _members(self, identities: Iterable[Identity]) -> dict[Identity, bytes]:
-        """Return the members of ids; long ones are searched among what is in flight."""
-        found = find_members(self._broker, self._topic, identities, rounds=ALL_ROUNDS, states=("prepare",))
-        return found.members
 
     def _failures(self, slot: int, failed: dict[bytes, Outcome]) -> list[Failure]:
         topic, found = self._topic, []

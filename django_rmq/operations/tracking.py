@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 from django_rmq.core.calls import looking
 from django_rmq.core.words.status import MessageStatus, read
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.reading import find, gone, identified, not_found
+from django_rmq.operations.reading import gone, identified, require_seen, whereabouts
 from django_rmq.operations.redaction import as_shown, is_withheld
 from django_rmq.operations.wait_reasons import Hold, holds_of
 from django_rmq.project import tracking
-from django_rmq.project.ids import Identity
 
 
 class Followed(NamedTuple):
@@ -36,40 +34,40 @@ def follow(desk: Desk, name: str, message_id: str) -> Followed:
     """
     desk.actor.require(Permission.VIEW)
     topic = desk.present(name)
-    identity = identified(desk, topic, message_id)
-    found = find(desk, topic, [identity])
-    member = found.members.get(identity)
     hidden = not desk.actor.may(Permission.VIEW_BODIES)
-    copies, status = _asked(desk, topic, identity, member, hidden=hidden)
-    if not copies and (status is None or status.state == "unknown"):
-        raise OperationRefused(not_found(message_id)) if identity in found.unseen else gone(topic, message_id)
-    assert status is not None
-    copies, status = [replace(copy, id=message_id) for copy in copies], replace(status, id=message_id)
+    identity = identified(desk, topic, message_id)
+    places = whereabouts(desk, topic, identity)
+    held_by: list[Hold] = []
+    copies: list[Copy] = []
+    status: MessageStatus | None = None
+    for at in places:
+        copies, status = _asked(desk, topic, at.slot, at.member or b"", message_id, hidden=hidden)
+        if status.state in ("waiting", "retry"):
+            held_by = holds_of(desk, topic, at.slot, at.member or b"")
+        if status.state != "unknown":
+            break
+    else:
+        status = tracking.status_of_ended(desk.broker, topic, identity, message_id)
+    if status is None:
+        require_seen(places, message_id)
+        raise gone(topic, message_id)
     if hidden or is_withheld(desk.actor, topic):
         # A listener may quote the body.
         status = replace(status, progress_text="")
-    held_by: list[Hold] = []
-    if member is not None and status.state in ("waiting", "retry"):
-        held_by = holds_of(desk, topic, identity.slot, member)
     return Followed(as_shown(desk.actor, topic, copies), status, held_by)
 
 
 def _asked(
-    desk: Desk, topic: Topic, identity: Identity, member: bytes | None, *, hidden: bool
-) -> tuple[list[Copy], MessageStatus | None]:
-    """Return the copies and the status of a message in one round trip. Without its member: how it ended, by its digest."""
-    slot, pipeline = identity.slot, desk.broker.pipeline()
-    if member is None:
-        if not (identity.digest and topic.keep_done_ms):
-            return [], None
-        ended = desk.broker.run(looking.status(topic, slot, None, identity.digest))
-        return [], read(topic, slot, b"", ended)
+    desk: Desk, topic: Topic, slot: int, member: bytes, name: str, *, hidden: bool
+) -> tuple[list[Copy], MessageStatus]:
+    """Return the copies and the status of a message in one round trip, with ``name`` as its id."""
+    pipeline = desk.broker.pipeline()
     asked = pipeline.add(looking.status(topic, slot, member))
     looks = pipeline.add(looking.look(topic, slot, [member]))
     pipeline.execute()
     (looked,) = looks.get()
-    copies = list(from_look(topic, slot, member, looked, hidden=hidden))
-    return copies, read(topic, slot, member, asked.get())
+    copies = list(from_look(topic, slot, member, looked, name, hidden=hidden))
+    return copies, replace(read(topic, slot, member, asked.get()), id=name)
 
 
 def status(desk: Desk, name: str, body: Any = None, **named: Any) -> MessageStatus:

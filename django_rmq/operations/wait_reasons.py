@@ -16,7 +16,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.crew import Crew, crew_of, holding_of
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import survey
-from django_rmq.operations.reading import find_one
+from django_rmq.operations.reading import identified, require_seen, whereabouts
 from django_rmq.operations.redaction import may_search
 from django_rmq.project.ids import id_of
 from django_rmq.project.sealing import sealed_id
@@ -71,13 +71,21 @@ def holds(desk: Desk, name: str, message_id: str) -> list[Hold]:
     """
     desk.actor.require(Permission.VIEW)
     topic = desk.present(name)
-    identity, member = find_one(desk, topic, message_id)
-    return [] if member is None else holds_of(desk, topic, identity.slot, member)
+    places = whereabouts(desk, topic, identified(desk, topic, message_id))
+    for at in places:
+        seen = _see(desk.broker, topic, at.slot, at.member or b"")
+        if seen.looked.is_held:
+            return _sorted_holds(desk, topic, at.slot, seen)
+    require_seen(places, message_id)
+    return []
 
 
 def holds_of(desk: Desk, topic: Topic, slot: int, member: bytes) -> list[Hold]:
     """Return the same as ``holds``, whatever the actor may see."""
-    seen = _see(desk.broker, topic, slot, member)
+    return _sorted_holds(desk, topic, slot, _see(desk.broker, topic, slot, member))
+
+
+def _sorted_holds(desk: Desk, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
     if seen.looked.store is None and seen.looked.retry is None:
         return []
     found = list(_holds(desk, topic, slot, seen))

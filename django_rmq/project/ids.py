@@ -7,6 +7,8 @@ A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is th
 **sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:
 ``<slot>.<state>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
 message with a sealed id is searched at its place first, then among the last of every state of its slot.
+
+An id names its message also after the topic was re-slotted. ``Whereabouts`` are where its message may be.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
@@ -36,11 +39,17 @@ ROUNDS = 2
 ALL_ROUNDS = 1_000
 """The same for a command: the search goes through the whole slot, up to two million entries."""
 
+LOOKED_AT_ONCE = 100
+"""The number of messages about which one script answers."""
+
 SOUGHT_AT_ONCE = 12
 """The number of messages that one script searches; with the longest bodies they are about what it may read."""
 
 MOST_SLOTS = 256
-"""The number of slots in which a message is sought whose id names a slot from before a re-slotting."""
+"""The number of slots in which a message is sought that is not in the slot of its id, because of a re-slotting."""
+
+MOST_SLOTS_OF_REQUEST = 16
+"""The same for a sealed id in ``ROUNDS`` rounds: each slot is a search, for which a request has to wait."""
 
 _NUMBER = re.compile(r"0|[1-9]\d{0,6}", re.ASCII)
 _PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
@@ -78,10 +87,10 @@ def id_of(
     return f"{plain}{place}{tilde}{digest}"
 
 
-def identify(topic: Topic, text: str, most_slots: Callable[[], int] | None = None) -> Identity:
+def identify(topic: Topic, text: str, broker: Broker | None = None) -> Identity:
     """Return the content of an id. Raises ``InvalidRequest`` for text that is not an id of ``topic``.
 
-    ``most_slots``: returns the largest number of slots that the topic has had, for ids from that time.
+    ``broker``: has the slot counts that the topic had before; their ids are taken, too.
     """
     head, tilde, sealed = text.partition("~")
     number, dot, rest = head.partition(".")
@@ -91,7 +100,7 @@ def identify(topic: Topic, text: str, most_slots: Callable[[], int] | None = Non
             "<slot>~<digest>, as the log shows it"
         )
     slot = int(number)
-    if slot >= topic.slots and (most_slots is None or slot >= most_slots()):
+    if slot >= topic.slots and (broker is None or slot >= _most_slots(topic, broker)):
         raise InvalidRequest(
             f"{_shown(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
         )
@@ -113,62 +122,22 @@ def identify(topic: Topic, text: str, most_slots: Callable[[], int] | None = Non
 
 
 def identify_for_program(topic: Topic, text: object) -> Identity:
-    """Return the content of an id that the project's own code gives, also of one from before a re-slotting.
+    """Return the content of an id that the project's own code gives.
 
     Raises ``InvalidMessage`` for anything that is not an id of ``topic``.
     """
     if not isinstance(text, str):
         raise InvalidMessage(f"an id must be a text, got {shown(text)}")
-
-    def most_slots() -> int:
-        definition = connections.get_broker().definitions().get(topic.name)
-        return max((*slot_counts(definition), *former_slot_counts(definition))) if definition else topic.slots
-
     try:
-        return identify(topic, text, most_slots)
+        return identify(topic, text, connections.get_broker())
     except InvalidRequest as error:
         raise InvalidMessage(str(error)) from None
 
 
-def places_of(topic: Topic, identity: Identity) -> Iterator[list[int]]:
-    """Yield the slots in which the message of an id may be: its own, and then those to which re-slottings move it."""
-    yield [identity.slot]
-    definition = connections.get_broker().definitions().get(topic.name, {})
-    if "reslot" not in definition:
-        return
-    counts = slot_counts(definition)
-    others = _later_slots(identity.slot, counts, former_slot_counts(definition))
-    if identity.member is not None:
-        # Most messages are where their member places them; others have a basis that the id does not tell.
-        own = dict.fromkeys(slot_of(identity.member, count) for count in counts)
-        yield list(own)
-        others -= own.keys()
-    if others:
-        yield sorted(others)[:MOST_SLOTS]
-
-
-def _later_slots(slot: int, counts: Sequence[int], former: Sequence[int]) -> set[int]:
-    """Return where re-slottings may have moved a message of ``slot``: the last bits of its CRC stay the same."""
-    known = min((count for count in (*counts, *former) if count > slot), default=None)
-    if known is None:
-        return set()
-    return {one for count in counts for one in range(slot % count, count, known)}
-
-
-def find_member(
-    broker: Broker, topic: Topic, identity: Identity, slots: Sequence[int]
-) -> tuple[int, bytes] | None:
-    """Return the slot and the member of an id, if one of ``slots`` holds it. By a sealed id each is searched wholly."""
-    if identity.member is not None:
-        member = identity.member
-        looks = walk(broker, [looking.look(topic, slot, [member]) for slot in slots])
-        holding = (
-            slot for slot, (look,) in zip(slots, looks, strict=True) if any(s is not None for s in look[:5])
-        )
-        return next(((slot, member) for slot in holding), None)
-    sought = [replace(identity, slot=slot) for slot in slots]
-    found = find_members(broker, topic, sought, rounds=ALL_ROUNDS).members
-    return next(((one.slot, found[one]) for one in sought if one in found), None)
+def _most_slots(topic: Topic, broker: Broker) -> int:
+    """Return the largest number of slots that ``topic`` has or had."""
+    definition = broker.definitions().get(topic.name)
+    return max((*slot_counts(definition), *former_slot_counts(definition))) if definition else topic.slots
 
 
 def _place(text: str, place: str) -> Area:
@@ -186,14 +155,15 @@ def _place(text: str, place: str) -> Area:
 
 @dataclass(slots=True)
 class Found:
-    """The members of ids."""
+    """The messages of ids."""
 
-    members: dict[Identity, bytes] = field(default_factory=dict)
+    messages: dict[Identity, Identity] = field(default_factory=dict)
+    """Id -> slot and member of its message."""
     unseen: set[Identity] = field(default_factory=set)
     """Not found, although not everything was searched where they should be."""
 
 
-def find_members(
+def find_messages(
     broker: Broker,
     topic: Topic,
     identities: Iterable[Identity],
@@ -201,12 +171,14 @@ def find_members(
     rounds: int = ROUNDS,
     states: Sequence[str] = STATES,
 ) -> Found:
-    """Find the members of ids, in up to ``rounds`` round trips with a script for every 12 sealed ids of a slot."""
+    """Find the messages of sealed ids in the slots of these, in up to ``rounds`` round trips with a script for every 12
+    of a slot. A plain id is taken for its message, which is not looked for.
+    """
     found = Found()
     sealed: defaultdict[int, list[Identity]] = defaultdict(list)
     for one in identities:
         if one.member is not None:
-            found.members[one] = one.member
+            found.messages[one] = one
         elif one.digest:
             sealed[one.slot].append(one)
     searches = [
@@ -220,10 +192,114 @@ def find_members(
             break
         calls = [looking.seek(topic, search.slot, search.digests, search.areas) for search in going]
         for search, answer in zip(going, walk(broker, calls), strict=True):
-            found.members |= search.take(answer)
+            for one, member in search.take(answer).items():
+                found.messages[one] = Identity(one.slot, member)
     for search in searches:
         found.unseen.update(search.unseen)
     return found
+
+
+def find_moved(
+    broker: Broker, topic: Topic, identities: Iterable[Identity], *, rounds: int = ROUNDS
+) -> Found:
+    """Find messages that are no longer in the slots of their ids, because the topic was re-slotted since.
+
+    While the topic is being re-slotted, a message may be on its way between two slots: what is not found is ``unseen``.
+    """
+    found = Found()
+    definition = broker.definitions().get(topic.name, {})
+    if "reslot" not in definition:
+        return found
+    named = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
+    # What is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
+    staying = set(_held(broker, topic, [one for one in named if one.member is not None]))
+    is_under_way = len(slot_counts(definition)) > 1
+    candidates: defaultdict[Identity, list[Identity]] = defaultdict(list)
+    """The id in another slot -> the ids that were given for it."""
+    for one in named:
+        if one in staying:
+            continue
+        slots = _later_slots(one, definition)
+        most = MOST_SLOTS_OF_REQUEST if one.member is None and rounds <= ROUNDS else MOST_SLOTS
+        if len(slots) > most or is_under_way:
+            found.unseen.add(one)
+        for slot in slots[:most]:
+            candidates[replace(one, slot=slot, place=None)].append(one)
+    sought = find_messages(broker, topic, [one for one in candidates if one.member is None], rounds=rounds)
+    for one in sought.unseen:
+        found.unseen.update(candidates[one])
+    held = _held(broker, topic, [one for one in candidates if one.member is not None])
+    for one, at in (*sought.messages.items(), *((one, one) for one in held)):
+        for given in candidates[one]:
+            # The likely slots come first.
+            found.messages.setdefault(given, at)
+    found.unseen -= found.messages.keys()
+    return found
+
+
+def _held(broker: Broker, topic: Topic, identities: Iterable[Identity]) -> Iterator[Identity]:
+    """Yield those of plain ids whose slots hold their members."""
+    by_slot: defaultdict[int, list[Identity]] = defaultdict(list)
+    for one in identities:
+        by_slot[one.slot].append(one)
+    pages = [
+        (slot, named[first : first + LOOKED_AT_ONCE])
+        for slot, named in by_slot.items()
+        for first in range(0, len(named), LOOKED_AT_ONCE)
+    ]
+    calls = [looking.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
+    for (_, page), answer in zip(pages, walk(broker, calls), strict=True):
+        yield from (one for one, looked in zip(page, answer, strict=True) if looked.is_held)
+
+
+def slots_of(broker: Broker, topic: Topic, identity: Identity) -> list[int]:
+    """Return the slots that may hold what is noted of a message: that of its id, and those to which re-slottings move it."""
+    definition = broker.definitions().get(topic.name, {})
+    others = _later_slots(identity, definition) if "reslot" in definition else []
+    return [identity.slot, *others[:MOST_SLOTS]]
+
+
+def _later_slots(identity: Identity, definition: Mapping[str, Any]) -> list[int]:
+    """Return where re-slottings may have moved a message, the likely slots first."""
+    counts = slot_counts(definition)
+    known = min((n for n in (*counts, *former_slot_counts(definition)) if n > identity.slot), default=None)
+    if known is None:
+        return []
+    # The last bits of its CRC stay the same, whatever the number of slots is.
+    others = {one for count in counts for one in range(identity.slot % count, count, known)}
+    own: dict[int, None] = {}
+    if identity.member is not None:
+        # Most messages are where their member places them; others have a basis that the id does not tell.
+        own = dict.fromkeys(slot_of(identity.member, count) for count in counts)
+    return [one for one in (*own, *sorted(others - own.keys())) if one != identity.slot]
+
+
+class Whereabouts:
+    """Where the message of an id may be: in the slot of the id, then where re-slottings have moved it.
+
+    The second place is looked for only if the iteration goes on after the first one.
+    """
+
+    def __init__(self, broker: Broker, topic: Topic, identity: Identity, *, rounds: int = ROUNDS) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._identity = identity
+        self._rounds = rounds
+        self.is_unseen = False
+        """Whether the message may be where nothing was searched so far."""
+
+    def __iter__(self) -> Iterator[Identity]:
+        """Yield slot and member."""
+        for find in (find_messages, find_moved):
+            found = find(self._broker, self._topic, [self._identity], rounds=self._rounds)
+            self.is_unseen |= self._identity in found.unseen
+            yield from found.messages.values()
+
+
+def find_held(broker: Broker, topic: Topic, identity: Identity) -> Identity | None:
+    """Return the slot and the member of a message that some slot holds; every slot is searched wholly. None: none does."""
+    places = Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS)
+    return next((at for at in places if any(_held(broker, topic, [at]))), None)
 
 
 class _Search:
@@ -290,10 +366,12 @@ __all__ = [
     "STATES",
     "Found",
     "Identity",
-    "find_member",
-    "find_members",
+    "Whereabouts",
+    "find_held",
+    "find_messages",
+    "find_moved",
     "id_of",
     "identify",
     "identify_for_program",
-    "places_of",
+    "slots_of",
 ]

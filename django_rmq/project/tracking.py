@@ -9,10 +9,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.status import MessageStatus, read
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
-from django_rmq.project.ids import Identity, find_member, identify_for_program, places_of
+from django_rmq.project.ids import ALL_ROUNDS, Identity, Whereabouts, identify_for_program, slots_of
 from django_rmq.project.settings import get_config
 
 
@@ -28,7 +29,7 @@ def status(
 
     ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``), which is searched in
     its slot. It is the only name of a message whose send gave no key.
-    A message that ended is known on topics with KEEP_DONE, for that long. It takes one round trip, and another one where
+    A message that ended is known on topics with KEEP_DONE, for that long. It takes one round trip, and a few where
     nothing is known: the topic may have been re-slotted.
 
     Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
@@ -67,29 +68,33 @@ def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
 
 def _of_id(topic: Topic, name: str) -> MessageStatus:
     """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
-    identity = identify_for_program(topic, name)
-    asked = (_of_identity(topic, slots, identity, name) for slots in places_of(topic, identity))
-    return next(filter(None, asked), MessageStatus(topic.name, name, "unknown"))
+    identity, broker = identify_for_program(topic, name), connections.get_broker()
+    for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
+        found = _asked(topic, [at.slot], at.member or b"")
+        if found.state != "unknown":
+            return found
+    return status_of_ended(broker, topic, identity, name) or MessageStatus(topic.name, name, "unknown")
 
 
-def _of_identity(topic: Topic, slots: Sequence[int], identity: Identity, name: str) -> MessageStatus | None:
-    """Return the status of the message that an id names, which is in one of ``slots``. None: nothing is known there."""
-    if identity.member is not None:
-        status = _asked(topic, slots, identity.member)
-        return None if status.state == "unknown" else status
-    broker = connections.get_broker()
-    held = find_member(broker, topic, identity, slots)
-    if held is not None:
-        return _asked(topic, held[:1], held[1])
-    if not topic.keep_done_ms:
+def status_of_ended(broker: Broker, topic: Topic, identity: Identity, name: str) -> MessageStatus | None:
+    """Return how a message ended that no slot holds any more; what is left of it is found by its digest alone.
+
+    None: it is not known.
+    """
+    if not topic.keep_done_ms or (identity.member is None and not identity.digest):
         return None
-    # What is left of a message that has ended is found by its digest alone.
+    slots = slots_of(broker, topic, identity)
     pipeline = broker.pipeline()
-    answers = [pipeline.add(looking.status(topic, slot, None, identity.digest)) for slot in slots]
+    answers = [
+        pipeline.add(looking.status(topic, slot, identity.member, identity.digest or None)) for slot in slots
+    ]
     pipeline.execute()
-    ended = (read(topic, slot, b"", answer.get()) for slot, answer in zip(slots, answers, strict=True))
+    ended = (
+        read(topic, slot, identity.member or b"", answer.get())
+        for slot, answer in zip(slots, answers, strict=True)
+    )
     found = next((one for one in ended if one.state != "unknown"), None)
     return None if found is None else replace(found, id=name)
 
 
-__all__ = ["MessageStatus", "astatus", "status"]
+__all__ = ["MessageStatus", "astatus", "status", "status_of_ended"]

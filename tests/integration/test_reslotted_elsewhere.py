@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from django.core.management import call_command
 from django.db import transaction
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import reverse
 
 from django_rmq import InvalidMessage, cancel_message, remove_message, send_message, status
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.exceptions import ServerUnavailable
+from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
+from django_rmq.operations import Actor, Operations, Permission
+from django_rmq.operations.deliveries import Settled
+from django_rmq.project import connections
 from django_rmq.project.connections import get_broker
 from django_rmq.project.ids import identify_for_program
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.testing import memory_broker
+from tests.integration.test_api import Program, user_with
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": 3_600_000, "SLOTS": 2, "KEEP_DONE": "1h"},
@@ -107,11 +119,9 @@ def test_a_moved_message_is_taken_back_at_the_commit() -> None:
 
 
 def test_a_message_with_a_basis_of_its_own_is_found_by_an_id_from_before_a_re_slotting() -> None:
-    sent = [
-        send_message("orders", {"shop": n}, key=f"k{n}", fixed_time=LATE, on_commit=False) for n in range(12)
-    ]
+    sent = send_orders()
     reslot("orders", 16)
-    assert {status("orders", id=one.id).state for one in sent} == {"waiting"}
+    assert {status("orders", id=one).state for one in sent} == {"waiting"}
     assert status("orders", id="0.a2s").state == "unknown"
 
 
@@ -123,6 +133,243 @@ def test_an_id_is_one_of_a_slot_that_the_topic_has_or_had() -> None:
     assert status("prices", id="5.YQ").state == "unknown"
     with pytest.raises(InvalidMessage):
         status("prices", id="8.YQ")
+
+
+@pytest.mark.parametrize("act", [remove_message, cancel_message])
+def test_a_message_with_a_basis_of_its_own_is_taken_back_by_an_id_from_before_a_re_slotting(act: Any) -> None:
+    sent = send_orders()
+    reslot("orders", 16)
+    assert {act("orders", id=one, on_commit=False).status for one in sent} == {"waiting"}
+    assert {act("orders", id=one, on_commit=False).status for one in sent} == {"not_found"}
+
+
+def test_how_a_message_ended_is_known_by_its_id_before_and_after_a_re_slotting(ids: list[str]) -> None:
+    assert {remove_message("prices", id=one, on_commit=False).status for one in ids} == {"waiting"}
+    assert {status("prices", id=one).state for one in ids} == {"removed"}
+    before = send_message("prices", {"n": "ended before"}, on_commit=False).id
+    remove_message("prices", id=before, on_commit=False)
+    slots = get_broker().definitions()["prices"]["slots"]
+    reslot("prices", slots * 4)
+    assert status("prices", id=before).state == "removed"
+    assert shell().follow("prices", before).status.state == "removed"
+
+
+# --- operations by ids from before a re-slotting
+
+
+def shell() -> Operations:
+    return Operations(Actor("somebody", "command"))
+
+
+def person(*permissions: Permission) -> Operations:
+    return Operations(Actor("somebody", "rest", None, frozenset(permissions or Permission).__contains__))
+
+
+def send_orders(count: int = 12) -> list[str]:
+    """Send messages with bases of their own, which their ids do not tell; return the ids."""
+    return [
+        send_message("orders", {"shop": n}, key=f"k{n}", fixed_time=LATE, on_commit=False).id
+        for n in range(count)
+    ]
+
+
+def send_prices(count: int = 12) -> list[str]:
+    return [send_message("prices", {"n": n}, on_commit=False).id for n in range(count)]
+
+
+def seal_ids(name: str, ids: list[str]) -> list[str]:
+    """Return the ids as the log shows them."""
+    found = [identify_for_program(get_config().topics[name], one) for one in ids]
+    return [sealed_id(name, one.slot, one.member or b"") for one in found]
+
+
+@pytest.fixture(params=["prices", "orders"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[(16,), (1,), (1, 8)], ids=str)
+def changes(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """The slot counts that a topic of two slots is given, one after the other."""
+    return tuple(request.param)
+
+
+@pytest.fixture(params=["plain", "sealed"])
+def old(request: pytest.FixtureRequest, name: str, changes: tuple[int, ...]) -> list[str]:
+    """The ids of waiting messages whose topic was re-slotted since; a process has looked before."""
+    sent = send_prices() if name == "prices" else send_orders()
+    shell().present(name)
+    for slots in changes:
+        reslot(name, slots)
+    return seal_ids(name, sent) if request.param == "sealed" else sent
+
+
+@pytest.mark.parametrize("operations", [shell, person])
+def test_operations_find_messages_by_ids_from_before_a_re_slotting(
+    name: str, old: list[str], operations: Any
+) -> None:
+    found = [operations().follow(name, one) for one in old]
+    assert {one.status.state for one in found} == {"waiting"}
+    assert [[copy.id for copy in one.copies] for one in found] == [[one] for one in old]
+    assert all(operations().body(name, one, "store") for one in old)
+    assert all(operations().holds(name, one) for one in old)
+    assert len({operations().get(name, one)[0].member for one in old}) == len(old)
+
+
+@pytest.mark.parametrize("operations", [shell, person])
+def test_operations_act_on_messages_by_ids_from_before_a_re_slotting(
+    name: str, old: list[str], operations: Any
+) -> None:
+    some, others = old[:6], old[6:]
+    assert operations().reschedule(name, old, due=LATE + 1).found == dict.fromkeys(old, "rescheduled")
+    assert {copy.score for one in old for copy in operations().get(name, one)} == {LATE + 1}
+    assert operations().bury(name, old, "why not").found == dict.fromkeys(old, "buried")
+    assert operations().replay(name, some).found == dict.fromkeys(some, "replayed")
+    assert operations().replay(name, some).found == dict.fromkeys(some, "waiting")
+    for one in others:
+        body = {**operations().get(name, one)[0].body(), "edited": True}
+        assert operations().replay_edited(name, one, body).outcomes == {"replayed": 1}
+    assert operations().cancel(name, some[:3]).outcomes == {"deleted": 3}
+    assert operations().delete(name, some[3:5], "live").outcomes == {"deleted": 2}
+    assert operations().delete_only(name, some[5]).outcomes == {"deleted": 1}
+    assert operations().cancel(name, some).outcomes == {"gone": 6}
+    with pytest.raises(MessageGone):
+        operations().get(name, some[0])
+
+
+def test_two_ids_of_one_message_are_one_action() -> None:
+    (old,) = send_prices(1)
+    reslot("prices", 16)
+    done = shell().cancel("prices", [old, *seal_ids("prices", [old])])
+    assert done.outcomes == {"deleted": 2}
+
+
+def test_the_audit_trail_names_a_moved_message_as_the_log_does_now(caplog: pytest.LogCaptureFixture) -> None:
+    (old,) = send_orders(1)
+    reslot("orders", 16)
+    (now,) = seal_ids("orders", [status("orders", id=old).id])
+    caplog.set_level("INFO", "django_rmq.audit")
+    shell().cancel("orders", [old])
+    assert now in caplog.text
+
+
+def test_a_message_with_the_same_key_elsewhere_is_left_alone_while_the_slot_of_the_id_has_one() -> None:
+    """Two messages whose bases differ; the dead one is where its id says, the other one waits in its family."""
+    first, other = (next(n for n in range(1_000) if slot_of(str(n).encode(), 16) == slot) for slot in (1, 9))
+    dead = send_message("orders", {"shop": first}, key="k", fixed_time=LATE, on_commit=False).id
+    shell().bury("orders", [dead])
+    reslot("orders", 16)
+    dead = shell().listing("orders", "dead").copies[0].id
+    send_message("orders", {"shop": other}, key="k", fixed_time=LATE, on_commit=False)
+    assert [copy.slot for copy in shell().listing("orders", "dead").copies] == [1]
+    assert [copy.slot for copy in shell().listing("orders", "store").copies] == [9]
+    assert shell().delete("orders", [dead], "live").outcomes == {"gone": 1}
+    assert len(shell().listing("orders", "store").copies) == 1
+
+
+def test_during_a_re_slotting_a_message_that_is_not_there_is_not_called_gone() -> None:
+    sent = send_prices()
+    broker = get_broker()
+    begun = reslotting.begin(broker, get_config().topics["prices"], 16)
+    assert begun is not None
+    reslotting.move(broker, begun, [0])
+    present, _ = sent.pop(), remove_message("prices", id=sent[0], on_commit=False)
+    assert shell().cancel("prices", [sent[0], present]).found == {sent[0]: "not_found", present: "deleted"}
+    with pytest.raises(OperationRefused):
+        shell().get("prices", sent[0])
+    reslotting.move(broker, begun)
+    reslotting.finish(broker, begun)
+    assert shell().cancel("prices", sent[:2]).found == {sent[0]: "gone", sent[1]: "deleted"}
+
+
+def test_who_may_not_see_bodies_learns_nothing_from_a_guess_after_a_re_slotting() -> None:
+    (right,) = send_prices(1)
+    reslot("prices", 16)
+    wrong = message_id(0, b'{"n":99}')
+    blind = person(*(set(Permission) - {Permission.VIEW_BODIES}))
+    assert blind.cancel("prices", [right, wrong]).outcomes == {"gone": 2}
+    for one in (right, wrong):
+        with pytest.raises(MessageGone):
+            blind.follow("prices", one)
+
+
+def test_a_late_delivery_of_a_slot_that_is_no_more_is_stale() -> None:
+    now = datetime.now(UTC) - timedelta(seconds=5)
+    sent = send_message("orders", {"shop": 1}, key="late", fixed_time=now, on_commit=False)
+    deliveries = person().deliveries("orders")
+    (taken,) = deliveries.take(uuid4(), 1)
+    assert sent.id == taken.id
+    settled = Settled(deliveries.id(taken), deliveries.receipt(taken))
+    assert deliveries.commit([settled]) == ["ok"]
+    reslot("orders", 1)
+    connections.present(get_config().topics["orders"], at_once=True)
+    assert person().deliveries("orders").commit([settled]) == ["stale"]
+
+
+def test_commands_act_by_ids_from_before_a_re_slotting(old: list[str], name: str) -> None:
+    def run(command: str, *ids: str, **options: Any) -> str:
+        out = StringIO()
+        call_command(command, name, **options, id=ids[0] if command == "rmqstats" else list(ids), stdout=out)
+        return out.getvalue()
+
+    some = old[:3]
+    assert run("rmqreschedule", *some, at="2100-01-01T00:00Z") == f"{name}: 3 rescheduled\n"
+    assert "waiting" in run("rmqstats", some[0]) and "held by" in run("rmqstats", some[0])
+    shell().bury(name, some)
+    assert run("rmqreplay", *some, dry_run=True).startswith(f"{name}: 3 messages would be replayed")
+    assert run("rmqreplay", *some[1:]) == f"{name}: 2 replayed\n"
+    body = json.dumps({**shell().get(name, some[0])[0].body(), "edited": True})
+    assert run("rmqreplay", some[0], body=body) == f"{name}: 1 replayed\n"
+    assert run("rmqcancel", *some[1:]) == f"{name}: 2 deleted\n"
+
+
+@pytest.mark.django_db
+def test_rest_acts_by_ids_from_before_a_re_slotting(old: list[str], name: str) -> None:
+    program = Program(user_with(*Permission))
+    one, other, third = (f"topics/{name}/messages/{id_}/" for id_ in old[:3])
+
+    def outcome(path: str, body: Any = None) -> str:
+        return str(program.ok("POST", path, {} if body is None else body)["outcome"])
+
+    answer = program.ok("GET", one)
+    assert answer["results"][0]["state"] == "store" and answer["results"][0]["id"] == old[0]
+    assert outcome(f"{one}reschedule/", {"due": "2100-01-01T00:00:00Z"}) == "rescheduled"
+    for path in (one, other, third):
+        assert outcome(f"{path}bury/") == "buried"
+    assert outcome(f"{one}replay/") == "replayed"
+    body = {**shell().get(name, old[1])[0].body(), "edited": True}
+    assert outcome(f"{other}replay/", {"body": body}) == "replayed"
+    assert program.ok("POST", f"topics/{name}/replay/", {"ids": [old[2]]})["outcomes"] == {"replayed": 1}
+    assert outcome(f"{one}cancel/") == "deleted"
+    assert program.ok("DELETE", third)["outcome"] == "deleted"
+    assert program.ok("DELETE", f"topics/{name}/messages/{old[3]}/?copy=live")["outcome"] == "deleted"
+
+
+@pytest.mark.django_db
+def test_the_admin_acts_by_ids_from_before_a_re_slotting(
+    old: list[str], name: str, admin_client: Client
+) -> None:
+    def url(page: str, *args: str) -> str:
+        return reverse(f"admin:django_rmq_topic_{page}", args=[name, *args])
+
+    def act(what: str, state: str, *ids: str, **answers: str) -> str:
+        form = {"act": what, "state": state, "id": ids, "confirmed": "1", **answers}
+        return admin_client.post(url("act"), form, follow=True).content.decode()
+
+    page = admin_client.get(url("message", old[0]))
+    slot = shell().get(name, old[0])[0].slot
+    assert page.status_code == 200 and f"slot {slot}<" in page.content.decode()
+    assert admin_client.get(url("raw", old[0])).status_code == 200
+    act("bury", "store", *old[:3])
+    assert {shell().get(name, one)[0].state for one in old[:3]} == {"dead"}
+    act("replay", "dead", old[0])
+    body = {**shell().get(name, old[1])[0].body(), "edited": True}
+    admin_client.post(url("edit", old[1]), {"body": json.dumps(body)})
+    act("delete", "dead", old[2])
+    act("cancel", "store", old[3])
+    assert shell().get(name, old[0])[0].state == "store"
+    listed = shell().listing(name, "store", limit=100).copies
+    assert body in [copy.body() for copy in listed] and len(listed) == len(old) - 2
 
 
 # --- in one step with sends

@@ -16,7 +16,7 @@ from django_rmq.admin.pages.requests import back_of, short_id
 from django_rmq.admin.timeline import timeline
 from django_rmq.admin.words import END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.exceptions import InvalidRequest, MessageGone
-from django_rmq.operations import Copy, Operations, Permission
+from django_rmq.operations import Copy, Followed, Operations, Permission
 from django_rmq.operations.redaction import is_redacted
 
 
@@ -41,7 +41,7 @@ def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id:
             ],
             "ended": "" if followed is None or followed.copies else END_NAMES.get(followed.status.state, ""),
             "steps": [] if followed is None else timeline(followed.status),
-            "slot": message_id.partition(".")[0][:8],
+            "slot": _slot_of(followed, message_id),
             "now_ms": operations.broker.now_ms(),
             "urls": places,
             "back": back,
@@ -51,6 +51,13 @@ def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id:
         topic,
         status,
     )
+
+
+def _slot_of(followed: Followed | None, message_id: str) -> str:
+    """Return the slot in which a message is, or the one in its id; a re-slotting may have moved it since."""
+    if followed is not None and followed.copies:
+        return str(followed.copies[0].slot)
+    return message_id.partition("~")[0].partition(".")[0][:8]
 
 
 def _copy(pages: Pages, operations: Operations, copy: Copy, back: str) -> dict[str, Any]:

@@ -223,6 +223,11 @@ class Looked(NamedTuple):
     claim_failure: bytes | None = None
     """How its Spark query has failed it: kind, line feed, error. It takes effect when the claim ends."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the slot has the message, in whatever state."""
+        return any(score is not None for score in self[:5])
+
 
 class Found(NamedTuple):
     """What a slot knows about one message. None: nothing of that kind."""

@@ -11,7 +11,7 @@ from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections, outbox
-from django_rmq.project.ids import find_member, identify_for_program, places_of
+from django_rmq.project.ids import ALL_ROUNDS, Identity, find_held, find_moved, identify_for_program
 from django_rmq.project.sending.commit import defer_removal, rows_waiting, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, observers
 from django_rmq.project.sending.failures import explained
@@ -92,12 +92,14 @@ def _take_back(
     declared = get_config().topic(topic)
     producer = connections.get_producer()
     named_by_id, body = named.pop("id"), named.pop("body")
+    identity: Identity | None = None
     if named_by_id is None:
         out = producer.outgoing(declared, body, 0, **named)
     elif body is not None or any(value is not None for value in named.values()):
         raise InvalidMessage("id= is the whole name of a message: give no body, key or slot_basis")
     else:
-        found = _outgoing_of_id(connections.present(declared), named_by_id)
+        identity = identify_for_program(connections.present(declared), named_by_id)
+        found = _outgoing_of_id(connections.present(declared), identity)
         if found is None:
             return RemoveResult("not_found", topic, b"")
         out = found
@@ -112,28 +114,39 @@ def _take_back(
     connections.present(declared)
     kept = outbox.Direct(declared, [out], using, rows_waiting(using))
     (found_at,), errors = producer.attempt([out], removes=True)
+    if found_at.status == "not_found" and identity is not None:
+        # The message is not where its member places it. It may have a basis of its own, and have been moved.
+        moved = find_moved(connections.get_broker(), declared, [identity], rounds=ALL_ROUNDS).messages
+        if identity in moved:
+            out = _outgoing_at(connections.present(declared), moved[identity])._replace(act=act)
+            (found_at,), errors = producer.attempt([out], removes=True)
     kept.conclude([found_at])
     for error in errors.values():
         raise explained(declared, error)
     return RemoveResult(found_at.status, topic, out.member)
 
 
-def _outgoing_of_id(topic: Topic, name: str) -> Outgoing | None:
+def _outgoing_of_id(topic: Topic, identity: Identity) -> Outgoing | None:
     """Return what takes the message with this id back. None: a sealed id of a message that is not there."""
-    identity = identify_for_program(topic, name)
-    slot, member = identity.slot, identity.member
-    if member is None or crc32(member) & (topic.slots - 1) != slot:
+    at: Identity | None = identity
+    if identity.member is None or not _is_placed_by_member(topic, identity):
         # The id does not contain the basis that has placed the message, and a re-slotting may have moved it.
-        broker, places = connections.get_broker(), places_of(topic, identity)
-        held = next(filter(None, (find_member(broker, topic, identity, slots) for slots in places)), None)
-        if held is None and member is None:
-            return None
-        # A message that only its transaction knows yet will be in the slot of its id.
-        slot, member = held or (slot, member or b"")
-    crc = crc32(member)
-    return Outgoing(topic, slot, member, 0, crc=crc if crc & (topic.slots - 1) == slot else slot).placed(
-        topic
-    )
+        at = find_held(connections.get_broker(), topic, identity)
+        if at is None and identity.member is not None:
+            # A message that only its transaction knows yet will be in the slot of its id.
+            at = identity
+    return None if at is None else _outgoing_at(topic, at)
+
+
+def _outgoing_at(topic: Topic, at: Identity) -> Outgoing:
+    """Return what takes a message back that is in a known slot."""
+    member = at.member or b""
+    crc = crc32(member) if _is_placed_by_member(topic, at) else at.slot
+    return Outgoing(topic, at.slot, member, 0, crc=crc).placed(topic)
+
+
+def _is_placed_by_member(topic: Topic, at: Identity) -> bool:
+    return crc32(at.member or b"") & (topic.slots - 1) == at.slot
 
 
 __all__ = ["acancel_message", "aremove_message", "cancel_message", "remove_message"]

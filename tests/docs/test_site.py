@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import yaml
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.browser.conftest import CHROMIUMS, PATIENCE
+from tests.servers import absent
 
 ROOT = Path(__file__).parents[2]
 DOMAIN = "https://docs.example.com/"
@@ -58,3 +67,74 @@ def test_each_alert_leads_to_its_runbook_on_the_site(site: Path) -> None:
 def test_the_reference_has_signatures_and_options_on_the_site_too(site: Path) -> None:
     assert "fixed_time: datetime" in re.sub(r"<[^>]+>", "", (site / "reference/python.html").read_text())
     assert "--max-age" in (site / "reference/commands.html").read_text()
+
+
+@pytest.mark.slow
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 80
+    for page in pages:
+        fetched = re.search(
+            r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?https?://[^">]*', page.read_text()
+        )
+        assert fetched is None, f"{page}: {fetched}"
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
+        pass
+
+
+@pytest.fixture
+def home(site: Path) -> Iterator[Page]:
+    """Open the home page of the site in a browser."""
+    binary = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if binary is None:
+        absent("no Chromium: install Debian's package chromium")
+    handler = functools.partial(QuietHandler, directory=str(site))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        yield page
+        browser.close()
+    server.shutdown()
+    server.server_close()
+
+
+SEARCHES = {
+    "E040": "reference/checks.html",
+    "django_rmq.E040": "reference/checks.html",
+    "dead letter": "how-to/dead-messages.html",
+    "MAX_RETRIES": "reference/settings.html",
+    "cancel": "how-to/stop.html",
+    "RmqRedisMemory": "deploy/runbooks.html",
+    "debounce": "how-to/send.html",
+    "schedules": "how-to/schedules.html",
+    "W041": "reference/checks.html",
+    "E041": "reference/checks.html",
+    "once": "explanation/exactly-once.html",
+    "loop_blocked": "reference/logging.html",
+    "sentinel": "deploy/redis.html",
+    "celery": "how-to/coming-from.html",
+    "pyspark": "how-to/spark.html",
+}
+"""What somebody types, and the page that has to be among the first two."""
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_page_that_helps(home: Page) -> None:
+    missed = {}
+    for words, wanted in SEARCHES.items():
+        home.goto(home.url.partition("?")[0] + "?q=" + quote(words))
+        found = home.locator(".md-search-result__item")
+        expect(found.first).to_be_attached(timeout=PATIENCE * 1000)
+        links = [each.locator(".md-search-result__link").first for each in found.all()[:2]]
+        first = [urlsplit(str(each.get_attribute("href"))).path.lstrip("/") for each in links]
+        if wanted not in first:
+            missed[words] = first
+    assert missed == {}

@@ -871,10 +871,15 @@ def test_every_check_is_documented_in_both_places() -> None:
     used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
     assert set(re.findall(r"django_rmq\.([EW]\d{3})", checks.__doc__)) == used
-    assert (
-        set(re.findall(r"^\| django_rmq\.([EW]\d{3}) ", (REFERENCE / "checks.md").read_text(), re.MULTILINE))
-        == used
-    )
+    page = (REFERENCE / "checks.md").read_text()
+    parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
+    told = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert set(told) == used
+    assert list(told) == sorted(used, key=lambda name: (name[1:], name[0]))
+    for name, text in told.items():
+        says, advice = text.split("**What to do.**")
+        assert says.startswith(f"\n`django_rmq.{name}`"), name
+        assert len(advice.split()) >= 4, name
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -127,7 +128,7 @@ def test_a_style_sheet_takes_no_variable_of_a_page_for_granted() -> None:
 
 
 def test_decisions_are_numbered_without_a_gap_and_say_their_number() -> None:
-    pages = sorted((ROOT / "docs" / "decisions").iterdir())
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     assert [path.name[:5] for path in pages] == [f"{number:04}-" for number in range(1, len(pages) + 1)]
     assert [path.name for path in pages if not path.read_text().startswith(f"# {path.name[:4]}. ")] == []
 
@@ -143,8 +144,25 @@ def test_every_page_that_a_text_links_to_is_there() -> None:
     assert [f"{path.name}: {target}" for path, target in linked if not (path.parent / target).exists()] == []
 
 
+def test_files_of_the_repository_that_pages_link_to_are_links_within_docs() -> None:
+    """So every generator of sites copies them. A page that leads out of docs/ would have a dead link there."""
+    links = [path for path in (ROOT / "docs/files").rglob("*") if not path.is_dir() or path.is_symlink()]
+    assert links
+    for path in links:
+        assert path.is_symlink(), f"{path} is a copy, which may become old"
+        assert path.resolve() == ROOT / path.relative_to(ROOT / "docs/files") and path.is_file(), path
+    named = {
+        (page.parent / found[1]).absolute()
+        for page in (ROOT / "docs").rglob("*.md")
+        for found in re.finditer(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text())
+    }
+    inside = {Path(os.path.normpath(path)) for path in named}
+    assert [path for path in inside if ROOT / "docs" not in path.parents] == []
+    assert set(links) <= inside, "a link that no page uses"
+
+
 def test_every_decision_that_is_named_is_there() -> None:
-    numbers = {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
+    numbers = {path.name[:4] for path in (ROOT / "docs" / "decisions").glob("*.md")}
     named = [
         (path.name, number)
         for path in tracked_files()

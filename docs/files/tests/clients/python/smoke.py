@@ -1,0 +1,1 @@
+../../../../../tests/clients/python/smoke.py

@@ -1,0 +1,1 @@
+../../../../../tests/clients/typescript/smoke.ts

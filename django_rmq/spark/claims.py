@@ -33,6 +33,10 @@ ANY_SIZE = 1 << 53
 it is."""
 
 
+RETURNS = 8
+"""The number of slots that one round trip asks to bring messages back."""
+
+
 def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
     """Return how much to ask of which slots at once: whole slots, or a step of those that do not fit into the budget.
 
@@ -198,8 +202,9 @@ class Claims:
         """
         total, left = 0, list(slots)
         while left:
-            ended = self.each(ending.expire(self._topic, slot) for slot in left)
-            rested = self.each(ending.promote(self._topic, slot) for slot in left)
+            # Each moves some hundred messages, and Redis serves nobody else between the calls of one round trip.
+            ended = list(walk(self._broker, (ending.expire(self._topic, slot) for slot in left), RETURNS))
+            rested = list(walk(self._broker, (ending.promote(self._topic, slot) for slot in left), RETURNS))
             moved = {slot: sum(pair) for slot, *pair in zip(left, ended, rested, strict=True)}
             total += sum(moved.values())
             left = [slot for slot, count in moved.items() if count]
@@ -214,10 +219,9 @@ class Claims:
         due = self.due_slots()
         if not due or budget < 1:
             return False
-        left = self._shares(due, budget)
+        left = self._shares(due, self._counts_of(list(due)), budget)
         taken = 0
         stepped: set[int] = set()
-        shut: list[int] = []
         while left and taken < budget:
             if 2 * taken >= budget and next(iter(left)) in stepped:
                 # A batch may be smaller than its limit, and the next one begins with whole steps again.
@@ -230,8 +234,6 @@ class Claims:
             for slot, answer in zip(asked, answers, strict=True):
                 self._note(slot, consumer, number, answer)
                 taken += answer.taken
-                if answer.status == "busy":
-                    shut.append(slot)
                 rest = left.pop(slot) - answer.taken
                 if answer.taken and answer.more and rest > 0:
                     left[slot] = rest
@@ -249,8 +251,6 @@ class Claims:
                 raise self.moved()
             if any(answer.status == "stale" for answer in answers):
                 raise self._used_twice(consumer)
-        # What a dead consumer held keeps its slots shut until all of it is back.
-        self.bring_back(shut)
         return taken > 0
 
     def moved(self) -> SlotMoved:
@@ -260,7 +260,15 @@ class Claims:
             "started. Recorded batches are acknowledged; start again with a new checkpoint"
         )
 
-    def _shares(self, due: dict[int, int], budget: int) -> dict[int, int]:
+    def _counts_of(self, slots: list[int]) -> dict[int, Counts]:
+        """Return the counts of slots, after what a dead consumer held there is back: until then it shuts them."""
+        counts = dict(zip(slots, self.counts(slots), strict=True))
+        held = [slot for slot, found in counts.items() if found.claimed]
+        if self.bring_back(held):
+            counts.update(zip(held, self.counts(held), strict=True))
+        return counts
+
+    def _shares(self, due: dict[int, int], counts: dict[int, Counts], budget: int) -> dict[int, int]:
         """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
 
         If the budget is smaller than the total: on a topic with times, the slots with the oldest messages
@@ -268,7 +276,6 @@ class Claims:
         its part, so that the most urgent messages of all slots are taken.
         """
         slots = list(due)
-        counts = dict(zip(slots, self.counts(slots), strict=True))
         sizes = {slot: max(1, found.due) for slot, found in counts.items()}
         total = sum(sizes.values())
         if total <= budget:

@@ -289,6 +289,42 @@ def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
     assert slot.count().due == slot.count().store == 2
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looked(
+    make_slot: MakeSlot, kind: TopicType, sealed: bool
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a", b"b", b"c")
+    assert slot.claim("s", 1, 5_000, 9).taken == 3
+    if sealed:
+        slot.renew("s", 1, 5_000, seal=True)
+    ends = slot.now_ms + 5_000
+    slot.clock.advance(ms=4_999)
+    assert waits_since(slot, 0, None)
+    slot.clock.advance(ms=1)
+    assert waits_since(slot, 3, ends)
+    slot.clock.advance(ms=60_000)
+    # What is back already was due before.
+    assert slot.expire(1) == 1
+    assert slot.count().due == 3 and slot.count().claimed == 2
+    assert slot.expire() == 2
+    assert slot.count().due == slot.count().store == 3
+
+
+def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot) -> None:
+    slot = make_slot(backoff=NO_BACKOFF)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    slot.send(b"b", b"c")
+    assert slot.claim("s", 1, 5_000, 9).taken == 3
+    slot.renew("s", 1, 5_000, seal=True)
+    assert slot.ack("s", 1, 1) == ("ok", 2), "interrupted"
+    slot.clock.advance(ms=5_000)
+    assert waits_since(slot, 0, None)
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(

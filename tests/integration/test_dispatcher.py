@@ -16,6 +16,7 @@ import pytest
 from django_rmq.core.consumer import asking, feeding, hand, sweeping
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Wake
+from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.keyspace import Hash, SortedSet
@@ -1244,6 +1245,20 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     # Nothing else is done there.
     assert (broker.count(claimed, 0).store, broker.count(prepared, 1).store) == (1, 1)
     assert all(broker.audit(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
+
+
+def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "TURN_SECONDS", 60.0)
+    topic = replace(FIXED, name="claimed", slots=1, backoff=AT_ONCE)
+    names = [b"%d" % n for n in range(900)]
+    broker.send_replace(topic, 0, [broker.now_ms() - 1] * 900, names)
+    assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
+    broker.renew(topic, 0, "spark", 1, 1, seal=True)
+    eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
+    sweeping.Sweeping(broker, [topic], Complaints(logging.getLogger("tests"))).sweep(time.monotonic())
+    assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)
 
 
 def test_a_worker_goes_on_with_a_slot_when_the_lease_of_a_dead_spark_consumer_ends(broker: Any) -> None:

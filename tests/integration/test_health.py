@@ -18,6 +18,7 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from django_rmq.api.answers import topics
 from django_rmq.api.health import _Ready
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
@@ -118,6 +119,45 @@ def test_a_thousand_topics_that_are_all_unwell_are_a_page() -> None:
 def test_one_topic_is_well() -> None:
     with in_memory(MANY):
         assert "ok   topics       1 topic is well" in run("--no-workers", "topic-0001")[0]
+
+
+def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
+    clock = Clock(NOW)
+    with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 2, "LISTENER": False}}, clock) as broker:
+        work, shell = get_config().topic("work"), Operations(Actor("tester", "test"))
+
+        def faces() -> dict[str, tuple[int, float]]:
+            [row] = json.loads(_printed("rmqstats", "work", "--json"))
+            scraped = {
+                sample.name: sample.value
+                for family in collector.RmqCollector().collect()
+                for sample in family.samples
+                if sample.labels == {"topic": "work"}
+            }
+            sample = broker.sample(work, [0, 1])
+            told = topics.topic(shell.topic("work"))
+            return {
+                "rmqstats": (row["due"], row["oldest_due_seconds"] or 0),
+                "metrics": (int(scraped["rmq_messages_due"]), scraped["rmq_oldest_due_age_seconds"]),
+                "history": (sample.due, (clock() // 1000 - (sample.oldest_due_ms or clock() // 1000)) / 1000),
+                "REST": (told["due"], (told["age_ms"] or 0) / 1000),
+            }
+
+        late(broker, "work", 0, 3)
+        assert broker.claim(work, 0, "dead", 1, 60_000, 9).taken == 3
+        broker.renew(work, 0, "dead", 1, 60_000, seal=True)
+        clock.advance(ms=59_999)
+        assert set(faces().values()) == {(0, 0)}
+        assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]
+        clock.advance(ms=600_001)
+        assert set(faces().values()) == {(3, 600)}, faces()
+        assert "the oldest message has been due for 600 s" in run("--no-workers")[0]
+
+
+def _printed(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1695,6 +1695,21 @@ MUTANTS: dict[str, Mutant] = {
         "A delivery that has timed out is due, though nobody has looked.",
         "tests/contract/test_paging.py::test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked[redis-range_merge]",
     ),
+    "lapsed_claim_not_due": Mutant(
+        As("return 0, math.huge"),
+        "What is claimed under a lease that has ended is due, though nobody has looked.",
+        "tests/contract/test_paging.py::test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looked[redis-range_merge-True]",
+    ),
+    "live_claim_is_due": Mutant(
+        As("if not head[1] then return 0, math.huge end"),
+        "What is claimed is not due while its lease lasts.",
+        "tests/contract/test_paging.py::test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looked[redis-range_merge-True]",
+    ),
+    "acknowledged_is_due": Mutant(
+        As(""),
+        "What was acknowledged and is not deleted yet is not due.",
+        "tests/contract/test_paging.py::test_what_is_left_of_an_acknowledged_claim_is_never_due[redis]",
+    ),
     "overdue_undated": Mutant(
         As(""),
         "What can be taken of a priority topic and is not in Store has waited for a time.",
@@ -1737,6 +1752,21 @@ MUTANTS: dict[str, Mutant] = {
         GONE,
         "A consumer's next claim waits for the end of the one before.",
         "tests/contract/test_claims.py::test_claim[range_merge-body-serial-redis-s-C]",
+    ),
+    "lost_claim_is_unfinished": Mutant(
+        As("if ours and number > newest then return answer('unfinished') end"),
+        "A consumer whose claim was lost waits until it is back.",
+        "tests/contract/test_claims.py::test_what_else_waits_is_taken_while_a_lost_claim_comes_back[redis-range_merge-True]",
+    ),
+    "ended_claim_shuts": Mutant(
+        As("return true"),
+        "What else waits is taken while a lost claim comes back.",
+        "tests/contract/test_claims.py::test_what_else_waits_is_taken_while_a_lost_claim_comes_back[redis-range_merge-True]",
+    ),
+    "fifo_passes_a_lost_claim": Mutant(
+        GONE,
+        "On fifo topics nothing is taken before a lost claim is back.",
+        "tests/contract/test_claims.py::test_what_else_waits_is_taken_while_a_lost_claim_comes_back[redis-fifo-True]",
     ),
     "claimed_twice": Mutant(
         If("not running[i]"),

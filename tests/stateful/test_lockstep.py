@@ -1180,7 +1180,13 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-12", twice <= self.kept_by_strangers, twice)
         if self.topic.serial:
             owners = {flight.owner for flight in self.promises.flying.values()}
-            self.require("INV-7", len(owners) + len(claimants) <= 1, owners, claimants)
+            # What was lost or returned comes back beside what others take, but where there is an order.
+            keeping = [
+                name
+                for name in claimants
+                if self.topic.is_fifo or self.claim_state(name.decode())[1] not in ("lost", "returned")
+            ]
+            self.require("INV-7", len(owners) + len(keeping) <= 1, owners, keeping)
         else:
             self.require("INV-7", len(prepare) <= self.topic.max_prepared, prepare)
         waiting, flying = self.promises.waiting.keys(), self.promises.flying.keys()

@@ -57,7 +57,7 @@ def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> Non
     call = CALLS[source.name]
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
     if source.name == "history/sample":
-        assert len(call.keys("P:")) == 2 * 6
+        assert len(call.keys("P:")) == 2 * 9
     elif source.name == "history/times":
         assert list(call.keys("P:")) == [times_key("P:", "topic")]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from django_rmq.core.calls import ending, looking
@@ -15,6 +16,12 @@ from django_rmq.exceptions import RmqError
 
 SWEEP_SECONDS = 10.0
 """Seconds between two checks for what has timed out in topics that this worker does not serve."""
+
+TURN_SECONDS = 0.25
+"""For how long one turn may sweep: what a dead Spark query held comes back in many steps."""
+
+STEPS = 8
+"""The number of slots that one round trip sweeps: Redis serves nobody else between its calls."""
 
 
 class Sweeping:
@@ -37,20 +44,23 @@ class Sweeping:
             for first in range(0, topic.slots, HEADS)
         ]
         looks = [looking.heads(topic, slots, upkeep=True) for topic, slots in asked]
-        ends: list[Call[int]] = []
+        late: deque[Call[int]] = deque()
         for (topic, slots), heads in zip(asked, run_all(self._broker, looks), strict=True):
             if isinstance(heads, RmqError):
                 self._complain("sweep", "Cannot look for timed-out deliveries: %s", heads)
                 continue
-            late = (slot for slot, due in zip(slots, heads, strict=True) if due is not None and due <= server)
-            ends += [ending.expire(topic, slot) for slot in late]
-        ended = run_all(self._broker, ends)
-        for answer in ended:
-            if isinstance(answer, RmqError):
-                self._complain("sweep", "Cannot end timed-out deliveries: %s", answer)
-        # There may be more of them than one script ends.
-        rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
-        self._due = time.monotonic() + rest
+            over = (slot for slot, due in zip(slots, heads, strict=True) if due is not None and due <= server)
+            late += [ending.expire(topic, slot) for slot in over]
+        until = time.monotonic() + TURN_SECONDS
+        while late and time.monotonic() < until:
+            steps = [late.popleft() for _ in range(min(STEPS, len(late)))]
+            for call, answer in zip(steps, run_all(self._broker, steps), strict=True):
+                if isinstance(answer, RmqError):
+                    self._complain("sweep", "Cannot end timed-out deliveries: %s", answer)
+                elif answer:
+                    # There may be more than one script ends.
+                    late.append(call)
+        self._due = time.monotonic() + (0.0 if late else SWEEP_SECONDS)
 
 
 __all__ = ["Sweeping"]

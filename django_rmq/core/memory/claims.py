@@ -65,7 +65,7 @@ def may_claim(slot: Slot, consumer: str, number: int) -> str:
     if number < newest or (number == newest and state != "open"):
         return "stale"
     if ours and number > newest:
-        return "unfinished"
+        return "busy" if state in ("lost", "returned") else "unfinished"
     holding = bool(slot.claimants)
     held_up = slot.topic.is_strict and bool(slot.prepare or slot.retry)
     # While a re-slotting moves messages, nothing is handed out.

@@ -45,6 +45,13 @@ def close_claim(slot: Slot, consumer: str) -> int:
     return len(slot.claim)
 
 
+def claim_shuts(slot: Slot) -> bool:
+    """Return whether a claim keeps the slot to itself: on topics without an order not one that comes back."""
+    if slot.topic.is_fifo:
+        return bool(slot.claimants)
+    return any(newest_claim(slot, name.decode())[1] not in ("lost", "returned") for name in slot.claimants)
+
+
 def unclaim(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
     """Take a message out of the claim; return its body, and whether a newer one waits."""
     del slot.claim[member]

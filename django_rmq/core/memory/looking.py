@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from django_rmq.core.memory.holding import newest_claim
 from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
 from django_rmq.core.memory.listing import on_state
 from django_rmq.core.memory.numbers import ceil, floor
@@ -22,14 +23,14 @@ from django_rmq.exceptions import ServerRefused
 _LIVES = ("store", "prepare", "retry", "dead", "claim")
 
 
-@on("store", "prepare", "retry", "dead", "control", "claim", "inflight")
+@on("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
 def count(slot: Slot) -> Counts:
     rested = [math.floor(score) for score in slot.retry.values() if score < slot.now_ms + 1]
     first_stamp = (slot.now_s - slot.timeout) * 1000
     late = [
         (score // 1000 + slot.timeout + 1) * 1000 for score in slot.prepare.values() if score < first_stamp
     ]
-    others = [max(0, int(at)) for at in (*rested, *late)]
+    others = [max(0, int(at)) for at in (*rested, *late, *_lapsed_claim(slot))]
     due, oldest = len(slot.store), None
     if not slot.topic.is_priority:
         due = sum(score <= slot.now_ms for score in slot.store.values())
@@ -55,6 +56,14 @@ def count(slot: Slot) -> Counts:
         min(undrained, default=None),
         min(running, default=None),
     )
+
+
+def _lapsed_claim(slot: Slot) -> list[float]:
+    """Return for each message that comes back from a claim when its lease ended."""
+    over = [(name, ends) for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
+    if not over or newest_claim(slot, over[0][0].decode())[1] == "acked":
+        return []
+    return [ceil(over[0][1])] * len(slot.claim)
 
 
 @on(*_LIVES, "stats")

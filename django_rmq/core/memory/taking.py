@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_resting
+from django_rmq.core.memory.holding import claim_shuts
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Candidates, Cursor, Entry, candidates
@@ -153,7 +154,7 @@ def at_the_gate(slot: Slot, owner: str) -> str:
     serial, in_flight = slot.topic.serial, len(slot.prepare)
     shut = in_flight >= slot.room
     if serial:
-        shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or slot.claimants)
+        shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or claim_shuts(slot))
     if slot.topic.is_strict:
         shut = shut or bool(in_flight or slot.claimants or slot.retry)
     # While a re-slotting moves messages, nothing is handed out.

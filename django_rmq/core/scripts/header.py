@@ -80,7 +80,8 @@ def parse(script: str, header: list[str]) -> Declaration:
     keys: list[Key] = []
     arguments: list[Argument] = []
     many_slots, rest, now = False, "", False
-    for line in header:
+    # The keys of many slots may need a second line.
+    for line in re.sub(r"^(KEYS\[1\.\.\.\].*,)\n", r"\1 ", "\n".join(header), flags=re.MULTILINE).split("\n"):
         if line.startswith(("include:", "check:")):
             raise HeaderError(f"{script}.lua: a blank line ends the header, before this: {line}")
         if not line.startswith(("KEYS", "ARGV")):

@@ -1,7 +1,8 @@
 -- Sum the messages by state and the ledgers of many slots of one topic, for the history.
 -- Changes nothing.
 --
--- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH of each slot
+-- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH, claim ZSET,
+--   claimants ZSET, claims HASH of each slot
 --
 -- ARGV[1] kind
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
@@ -10,12 +11,12 @@
 -- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
 --          earliest ms since when Store of a priority topic has not been empty or empty}
 
-if #slots_keys > 1536 then return redis.error_reply('ERR too many slots') end
+if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 -- include: _now
 -- include: _overdue
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-for i = 1, #slots_keys, 6 do
+for i = 1, #slots_keys, 9 do
   local store = slots_keys[i]
   -- A slot with a key of a foreign type is left out; the others are still counted.
   local waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
@@ -23,6 +24,10 @@ for i = 1, #slots_keys, 6 do
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
     'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
     'revived', 'replay_merged', 'cancelled', 'overran')
+  -- If a key of its claims has a foreign type, only what is claimed is not counted.
+  local held, leases = redis.pcall('ZCARD', slots_keys[i + 6]), redis.pcall('ZCARD', slots_keys[i + 7])
+  local records = redis.pcall('HLEN', slots_keys[i + 8])
+  if type(held) ~= 'number' or type(leases) ~= 'number' or type(records) ~= 'number' then held = 0 end
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil
@@ -38,7 +43,8 @@ for i = 1, #slots_keys, 6 do
     elseif waiting > 0 then
       undrained_here = tonumber(known[1] or nil)
     end
-    local others, since = overdue(slots_keys[i + 2], resting, slots_keys[i + 1], running, tonumber(known[2] or nil) or timeout)
+    local others, since = overdue(slots_keys[i + 2], resting, slots_keys[i + 1], running, tonumber(known[2] or nil) or timeout,
+      slots_keys[i + 6], held, slots_keys[i + 7], slots_keys[i + 8])
     if others > 0 then
       due = due + others
       if kind == 'priority' then

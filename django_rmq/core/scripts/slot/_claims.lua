@@ -19,6 +19,14 @@ local function close_claim(of)
   return left
 end
 
+-- Whether a claim keeps its slot to itself: until it is lost or returned. What it still holds then comes back while others take
+-- what else there is; on fifo topics it comes back first, because its place is before all that waits.
+local function claim_shuts()
+  if kind == 'fifo' then return true end -- rule: fifo_passes_a_lost_claim
+  local _, state = newest_claim(redis.call('ZRANGE', claimants, 0, 0)[1])
+  return not (state == 'lost' or state == 'returned') -- rule: ended_claim_shuts
+end
+
 -- The body moves with the message, unless a newer one is there. Returns it, and whether a newer one is there.
 local function unclaim(member)
   local kept, outdated = redis.call('HGET', claim_body, member), false

@@ -37,8 +37,8 @@
 -- ARGV[17] now
 --
 -- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
---         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
---               | full (a thousand other consumers used the slot recently)
+--         word: busy (also: what its consumer has lost comes back) | paused | stale (the number is no longer open)
+--               | unfinished (an earlier claim is not over)
 
 -- check: types
 if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
@@ -116,7 +116,10 @@ local newest, state = newest_claim(consumer)
 local ours = redis.call('ZSCORE', claimants, consumer)
 -- rule: claim_numbers_again
 if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
-if ours and number > newest then return answer('unfinished') end -- rule: claim_before_the_last_has_ended
+-- What was lost comes back by itself; anything else waits for its query.
+local comes_back = state == 'lost' or state == 'returned'
+-- rule: claim_before_the_last_has_ended
+if ours and number > newest then return answer(comes_back and 'busy' or 'unfinished') end -- rule: lost_claim_is_unfinished
 -- While a re-slotting moves messages, nothing is delivered.
 -- rule: claim_gate
 if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end

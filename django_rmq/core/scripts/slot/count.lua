@@ -8,6 +8,8 @@
 -- KEYS[5] control  HASH  field -> value
 -- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 -- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS[8] claimants ZSET Spark consumer -> ms when its lease ends
+-- KEYS[9] claims   HASH  Spark consumer -> "number state ms"
 --
 -- ARGV[1] kind
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
@@ -15,7 +17,8 @@
 --
 -- Returns {store, due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused, claimed,
 --          ms since when Store of a priority topic has not been empty or empty, ms of the first delivery that runs or empty}
---         due: in Store, rested in Retry, or timed out in Prepare; the ms are those of the first of them
+--         due: in Store, rested in Retry, timed out in Prepare, or claimed under a lease that has ended; the ms are those of
+--         the first of them
 
 -- check: types
 -- include: _now
@@ -31,8 +34,8 @@ end
 local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since', 'timeout')
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 timeout = tonumber(known[4]) or timeout
-local rests, runs = redis.call('ZCARD', retry), redis.call('ZCARD', prepare)
-local others, since = overdue(retry, rests, prepare, runs, timeout)
+local rests, runs, held = redis.call('ZCARD', retry), redis.call('ZCARD', prepare), redis.call('ZCARD', claim)
+local others, since = overdue(retry, rests, prepare, runs, timeout, claim, held, claimants, claims)
 if others > 0 then
   local first = string.format('%.0f', since)
   if kind == 'priority' then
@@ -54,4 +57,4 @@ local function first_delivery()
   return first < math.huge and string.format('%.0f', math.floor(first / 1000)) or ''
 end
 return { waiting, due + others, runs, rests, redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since, first_delivery() } -- rule: count_never_paused
+  known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery() } -- rule: count_never_paused

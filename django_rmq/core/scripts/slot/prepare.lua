@@ -112,7 +112,7 @@ claimed = claimed and redis.call('ZCARD', claimants) > 0
 -- include: _take
 -- include: _pace
 local shut = in_flight >= room -- rule: room_off
-if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
+if serial then shut = holder ~= owner and (in_flight > 0 or (claimed and claim_shuts())) end -- rule: gate
 if strict then shut = shut or in_flight > 0 or claimed or redis.call('ZCARD', retry) > 0 end -- rule: strict_overtakes
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
 import subprocess
@@ -106,6 +107,14 @@ def home(site: Path) -> Iterator[Page]:
     server.server_close()
 
 
+MAINTAINERS = {
+    "architecture.html",
+    "state_machine.html",
+    "soak.html",
+    "explanation/performance.html",
+    "explanation/spark-performance.html",
+}
+
 SEARCHES = {
     "E040": "reference/checks.html",
     "django_rmq.E040": "reference/checks.html",
@@ -124,6 +133,14 @@ SEARCHES = {
     "pyspark": "how-to/spark.html",
 }
 """What somebody types, and the page that has to be among the first two."""
+
+
+@pytest.mark.slow
+def test_pages_for_maintainers_come_last_in_the_search(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    boosts = {entry["location"].partition("#")[0]: entry.get("boost", 1) for entry in entries}
+    low = {page for page, boost in boosts.items() if boost < 0.5}
+    assert low == {page for page in boosts if page.startswith("decisions/")} | MAINTAINERS
 
 
 @pytest.mark.slow

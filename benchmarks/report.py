@@ -1,6 +1,6 @@
-"""``python -m benchmarks.report``: run everything that is published, and write the tables of ``docs/explanation/performance.md``.
+"""``python -m benchmarks.report``: run everything that is published, and write its tables into ``DOCUMENTS``.
 
-Between ``<!-- name -->`` and ``<!-- end -->`` the document holds what was measured; the text around it stays. What one of the
+Between ``<!-- name -->`` and ``<!-- end -->`` a document holds what was measured; the text around it stays. What one of the
 parts printed as JSON into ``build/bench`` is used again with ``--again``.
 """
 
@@ -21,7 +21,8 @@ from benchmarks.peers.__main__ import COLUMNS, line, note
 from benchmarks.table import TITLES, cells, markdown, read_rows, told
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "explanation" / "performance.md"
+DOCUMENTS = (ROOT / "docs/explanation/performance.md", ROOT / "benchmarks/README.md")
+"""Results for users, and what concerns maintainers."""
 RESULTS = ROOT / "build" / "bench"
 PARTS = {"works": "benchmarks", "peers": "benchmarks.peers", "scale": "benchmarks.scale"}
 
@@ -38,9 +39,20 @@ def main() -> int:
             if subprocess.run(command, cwd=ROOT, check=False).returncode:
                 return 1
         tables = WRITERS[name](RESULTS / f"{name}.json")
-        DOCUMENT.write_text(filled(DOCUMENT.read_text(), tables))
-    print(f"wrote {DOCUMENT.relative_to(ROOT)} after {time.monotonic() - begun:.0f} s")
+        write(tables)
+    print(f"wrote the tables after {time.monotonic() - begun:.0f} s")
     return 0
+
+
+def write(tables: dict[str, str]) -> None:
+    """Write each table into the document that has a place for it."""
+    for document in DOCUMENTS:
+        text = document.read_text()
+        here = {name: table for name, table in tables.items() if f"<!-- {name} -->" in text}
+        document.write_text(filled(text, here))
+        tables = {name: table for name, table in tables.items() if name not in here}
+    if tables:
+        raise ValueError(f"there is no place for {', '.join(tables)}")
 
 
 def filled(text: str, tables: dict[str, str]) -> str:

@@ -218,7 +218,20 @@ def test_tables_are_put_where_the_document_wants_them() -> None:
         report.filled(document, {"scale": "x"})
 
 
-def test_the_document_has_a_place_for_every_table() -> None:
-    document = report.DOCUMENT.read_text()
+def test_the_documents_have_one_place_for_every_table() -> None:
+    documents = [document.read_text() for document in report.DOCUMENTS]
     for name in ("works", "lateness", "peers", "scale"):
-        assert f"<!-- {name} -->\n" in document
+        assert sum(document.count(f"<!-- {name} -->\n") for document in documents) == 1, name
+
+
+def test_tables_go_into_the_document_that_has_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.md", tmp_path / "second.md"
+    first.write_text("<!-- works -->\nold\n<!-- end -->\n")
+    second.write_text("<!-- scale -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(report, "DOCUMENTS", (first, second))
+    report.write({"works": "new", "scale": "newer"})
+    assert "new\n" in first.read_text() and "newer\n" in second.read_text()
+    with pytest.raises(ValueError, match="no place for peers"):
+        report.write({"peers": "x"})

@@ -11,7 +11,7 @@ import os
 import django
 
 from example_project.settings import *  # noqa: F403 - a settings module extends another one this way
-from example_project.settings import ALLOWED_HOSTS, BASE_DIR, CACHES, MIDDLEWARE, RMQ
+from example_project.settings import ALLOWED_HOSTS, BASE_DIR, MIDDLEWARE, RMQ
 
 DEBUG = False
 SECRET_KEY = os.environ["DJANGO_SECRET_KEY"]
@@ -35,10 +35,13 @@ MAILERS = {"default": {"BACKEND": SMTP, "OPTIONS": {"host": os.environ.get("EMAI
 if django.VERSION < (6, 1):
     EMAIL_BACKEND, EMAIL_HOST = SMTP, os.environ.get("EMAIL_HOST", "localhost")
 
-CACHES["rmq"]["LOCATION"] = os.environ["REDIS_URL"]
-
-# Workers refuse to start on a Redis that may lose messages.
-RMQ = {**RMQ, "DURABILITY": "strict", "METRICS": {"TOKEN": os.environ.get("RMQ_METRICS_TOKEN") or None}}
+RMQ = {
+    **RMQ,
+    "REDIS": os.environ["REDIS_URL"],
+    # Workers refuse to start on a Redis that may lose messages.
+    "DURABILITY": "strict",
+    "METRICS": {"TOKEN": os.environ.get("RMQ_METRICS_TOKEN") or None},
+}
 
 # The web process serves the static files that `collectstatic` puts here.
 STATIC_ROOT = BASE_DIR.parent / "static"

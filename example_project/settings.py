@@ -83,17 +83,9 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-CACHES = {
-    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
-    # A database of its own: cache.clear() of any alias on the same one would empty the queues.
-    "rmq": {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
-    },
-}
-
 RMQ = {
-    "REDIS": "rmq",
+    # A database of its own: cache.clear() of a cache on the same one would empty the queues.
+    "REDIS": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
     "KEY_PREFIX": os.environ.get("RMQ_KEY_PREFIX", ""),
     "TOPICS": {
         # Changes of one product within five seconds are one message.

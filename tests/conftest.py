@@ -44,9 +44,7 @@ REAL_WAITS = dict(SOCKET_TIMEOUTS)
 
 
 def pytest_configure() -> None:
-    """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", archive.options())
-    django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}

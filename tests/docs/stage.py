@@ -64,14 +64,13 @@ CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"
 STATIC_URL = "static/"
 USE_TZ = True
 """
-"""What `startproject` writes, about: where the README begins."""
+"""What `startproject` writes, about."""
 
 WITH_RMQ = """
 INSTALLED_APPS += ["django_rmq"]
-CACHES["rmq"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:6379/1"}
-RMQ = {"REDIS": "rmq", "TOPICS": {}}
+RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {}}
 """
-"""What the README adds: where the other pages begin."""
+"""What the first steps add: where the other pages begin."""
 
 OURS = """
 # --- what is true on this machine only

@@ -57,7 +57,7 @@ def _read(problems: Problems) -> Config | None:
         problems.report(
             "E001",
             "The setting RMQ is missing.",
-            'For example: RMQ = {"REDIS": "rmq", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
+            'For example: RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
         )
         return None
     root = problems.section("RMQ", given, RMQ_KEYS)
@@ -84,7 +84,7 @@ def _read(problems: Problems) -> Config | None:
         problems.report(
             "E009",
             'RMQ["REDIS"] is missing.',
-            'Name a CACHES alias of django-redis, or give a URL: RMQ = {"REDIS": "rmq", ...}.',
+            'Give a URL, or name a CACHES alias of django-redis: RMQ = {"REDIS": "redis://localhost:6379/1", ...}.',
         )
     _check_formatters(problems, values)
     return None if problems else Config(**values)

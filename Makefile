@@ -24,7 +24,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wagtail wheel dist requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types user-types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wagtail wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,16 @@ wagtail: $(WAGTAIL) ## Wagtail's own tests of the modules with tasks, with RMQ a
 types: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
 
+build/types/.installed: $(addprefix tests/types/,package.json pinned.json)
+	@mkdir -p $(@D)
+	cp $< $(@D)
+	cp $(word 2,$^) $(@D)/package-lock.json
+	npm ci --prefix $(@D) --no-audit --no-fund
+	@touch $@
+
+user-types: $(INSTALLED) build/types/.installed ## mypy and pyright, strict, on the code of a user of the package (needs Node and npm)
+	$(BIN)/python -m pytest -q tests/types $(TEST_ARGS)
+
 layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
@@ -152,7 +162,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # also wait), and as soon as one has ended, the next one begins. The longest are first, so Spark's classes, which they need,
 # are there before. A part's output comes at its end.
 PARTS_AT_ONCE ?= 4
-PARTS := check-spark check-workers check-waits check-rooms check-databases lowest check-proofs check-shown check-rules check-deaths clients types wheel docs lint layers
+PARTS := check-spark check-workers check-waits check-rooms check-databases lowest check-proofs check-shown check-rules check-deaths clients types user-types wheel docs lint layers
 
 check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(PARTS)
@@ -275,9 +285,11 @@ requirements: $(INSTALLED) ## pin the requirements, with hashes (needs npm)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra tasks pyproject.toml requirements/wagtail.in --output-file requirements/wagtail.txt
-	@rm -rf build/npm && mkdir -p build/npm && cp tests/clients/typescript/package.json build/npm
-	npm install --prefix build/npm --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
-	cp build/npm/package-lock.json tests/clients/typescript/pinned.json
+	@for kind in clients/typescript types; do \
+	  rm -rf build/npm && mkdir -p build/npm && cp tests/$$kind/package.json build/npm && \
+	  npm install --prefix build/npm --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund && \
+	  cp build/npm/package-lock.json tests/$$kind/pinned.json || exit 1; \
+	done
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -32,7 +32,7 @@ TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)
 BYTES_TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1, body="bytes")
 DEBOUNCED = replace(BYTES_TOPIC, debounce=True, max_wait_ms=60_000)
 FIFO = Topic("bench", TopicType.FIFO, slots=SLOTS, identity="key", slot_basis="shop")
-KEPT = replace(TOPIC, keep_done_ms=3_600_000)
+KEPT = replace(TOPIC, outcome_retention_ms=3_600_000)
 CHUNK = 6_000
 """Messages per round trip of the bare loop."""
 
@@ -231,7 +231,7 @@ class Bench:
         return self._consume(listen, None, FIFO)
 
     def consume_kept(self) -> float:
-        """Consume each message, and keep what became of it (KEEP_DONE)."""
+        """Consume each message, and keep what became of it (OUTCOME_RETENTION)."""
 
         def listen(message: Any) -> None:
             message.body  # noqa: B018
@@ -331,7 +331,7 @@ WORKS = (
     Work("bulk send, fifo", "send_fifo", "bare_send_dicts", 0.6),
     Work("single send", "single", "bare_single", 0.6, "raw_single"),
     Work("consume, each message", "consume_each", "bare_send_bytes", 0.25, "raw_send_bytes"),
-    Work("consume, KEEP_DONE beside without", "consume_kept", "consume_each", 0.5),
+    Work("consume, OUTCOME_RETENTION beside without", "consume_kept", "consume_each", 0.5),
     Work("consume, fifo", "consume_fifo", "bare_send_bytes", 0.45),
     Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35, "raw_send_bytes"),
     Work("price of safety, batches of 512", "safe_scripts", "bare_scripts", 1 / 1.2),

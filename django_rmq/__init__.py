@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         send_message,
         send_messages,
     )
-    from django_rmq.project.tracking import astatus, status
+    from django_rmq.project.tracking import amessage_status, message_status
 else:
     _HOMES = {
         "exceptions": (
@@ -113,7 +113,7 @@ else:
             "send_message",
             "send_messages",
         ),
-        "project.tracking": ("astatus", "status"),
+        "project.tracking": ("amessage_status", "message_status"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -168,16 +168,16 @@ __all__ = [
     "__version__",
     "acancel_message",
     "aensure_message",
+    "amessage_status",
     "aremove_message",
     "asend_message",
     "asend_messages",
-    "astatus",
     "cancel_message",
     "ensure_message",
     "listener",
+    "message_status",
     "remove_message",
     "schedule",
     "send_message",
     "send_messages",
-    "status",
 ]

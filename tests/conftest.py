@@ -52,7 +52,7 @@ def pytest_configure() -> None:
     SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))
 
 
-SLOW = {"browser", "clients", "e2e", "spark"}
+SLOW = {"browser", "clients", "e2e", "spark", "types"}
 """Folders in which every test is slow."""
 
 

@@ -157,6 +157,8 @@ class Tab:
     current: bool
     count: int | None = None
     alarm: bool = False
+    word: str = ""
+    """The state of its messages in plain words, if its label is another one."""
 
 
 @dataclass(frozen=True, slots=True)

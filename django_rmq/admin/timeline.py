@@ -34,7 +34,7 @@ def _known(one: MessageStatus) -> Iterator[Step]:
     ended = one.state in ENDS
     # The last delivery of what was removed or cancelled counts, but is no failure.
     succeeded = one.state == "done" or (one.state in ("removed", "cancelled") and one.delivered is not None)
-    runs = one.state.startswith("in_flight")
+    runs = one.state.startswith("running")
     failures = one.attempts - (1 if succeeded or runs else 0)
     if one.first_failed and one.first_failed != one.last_failed:
         yield Step(_("Failed for the first time"), _ms(one.first_failed))

@@ -18,17 +18,23 @@ STATES: Mapping[str, Text] = {
     "dead": pgettext_lazy("state of messages", "Dead"),
     "claim": pgettext_lazy("state of messages", "Claimed"),
 }
+PLAIN_STATES: Mapping[str, Text] = {
+    "store": gettext_lazy("waiting"),
+    "prepare": gettext_lazy("running"),
+    "retry": gettext_lazy("resting"),
+}
+"""The words of the commands and of REST, where they are others than the names of the queues."""
 STATE_NOTES: Mapping[str, Text] = {
-    "store": gettext_lazy("It waits for its time or its turn."),
-    "prepare": gettext_lazy("In flight: a consumer is processing it."),
-    "retry": gettext_lazy("It failed, and waits for its next try."),
+    "store": gettext_lazy("Waiting for its time or its turn."),
+    "prepare": gettext_lazy("Running: a consumer is processing it."),
+    "retry": gettext_lazy("Resting: it failed, and waits for its next try."),
     "dead": gettext_lazy("No longer retried. It stays until someone replays or deletes it."),
-    "claim": gettext_lazy("In flight: a Spark query holds it until its batch is recorded or its lease ends."),
+    "claim": gettext_lazy("Running: a Spark query holds it until its batch is recorded or its lease ends."),
 }
 EMPTY: Mapping[str, Text] = {
     "store": gettext_lazy("No waiting messages."),
-    "prepare": gettext_lazy("No messages in flight."),
-    "retry": gettext_lazy("No messages wait for a retry."),
+    "prepare": gettext_lazy("No running messages."),
+    "retry": gettext_lazy("No resting messages."),
     "dead": gettext_lazy("No dead messages."),
     "claim": gettext_lazy("No claimed messages."),
 }
@@ -74,9 +80,9 @@ OUTCOMES: Mapping[str, Text] = {
     "paused": gettext_lazy("paused"),
     "resumed": gettext_lazy("resumed"),
     "unchanged": gettext_lazy("unchanged"),
-    "in_flight": gettext_lazy("in flight"),
+    "running": gettext_lazy("running"),
     "waiting": gettext_lazy("already waiting"),
-    "retry": gettext_lazy("already waiting for a retry"),
+    "resting": gettext_lazy("already resting"),
     "dead": gettext_lazy("already dead"),
     "refused": gettext_lazy("refused"),
     "failed": gettext_lazy("failed"),
@@ -116,6 +122,7 @@ __all__ = [
     "END_NAMES",
     "MARKS",
     "OUTCOMES",
+    "PLAIN_STATES",
     "REASONS",
     "STATES",
     "STATE_NOTES",

@@ -68,7 +68,7 @@ class BuryView(RmqView):
         name = self.topic(topic).name
         asked = self.read(requests.BuryFields, request.data)
         done = self.operations.bury(name, [id], asked.get("why", ""))
-        return outcome(done, id, {"buried": 200, "in_flight": 202})
+        return outcome(done, id, {"buried": 200, "running": 202})
 
 
 class CancelView(RmqView):

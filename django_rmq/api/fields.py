@@ -14,6 +14,7 @@ from rest_framework.settings import api_settings
 
 from django_rmq.api.schema import shaped
 from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
+from django_rmq.core.words.status import STATE_OF
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 """The bounds of whole numbers that every client can represent."""
@@ -54,6 +55,14 @@ class Number(serializers.FloatField):
         if not is_number(data):
             self.fail("invalid")
         return float(data)
+
+
+class State(serializers.ChoiceField):
+    """A state of messages; the name of its queue is taken, too."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the state."""
+        return super().to_internal_value(STATE_OF.get(data, data) if isinstance(data, str) else data)
 
 
 class Flag(serializers.BooleanField):

@@ -141,7 +141,7 @@ class MessageView(RmqView):
         errors=[400, 404, 409],
     )
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
-        """List all copies of a message with the state of each, and its status, which can outlive them (KEEP_DONE)."""
+        """List all copies of a message with the state of each, and its status, which can outlive them (OUTCOME_RETENTION)."""
         return Response(followed(self.operations.follow(self.topic(topic).name, id)))
 
     @documented(
@@ -160,4 +160,4 @@ class MessageView(RmqView):
             raise errors.Conflict(
                 "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"
             )
-        return outcome(done, id, {"deleted": 200, "in_flight": 202})
+        return outcome(done, id, {"deleted": 200, "running": 202})

@@ -6,7 +6,19 @@ from typing import Any
 
 from rest_framework import serializers
 
-from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
+from django_rmq.api.fields import (
+    Anything,
+    Flag,
+    Instant,
+    Number,
+    Scalar,
+    Seconds,
+    State,
+    Strict,
+    Text,
+    Uuid,
+    Whole,
+)
 from django_rmq.core.words.bounds import (
     BATCH,
     MAX_AGE,
@@ -15,7 +27,8 @@ from django_rmq.core.words.bounds import (
     MAX_RETRIES_LIMIT,
     MAX_TIMEOUT,
 )
-from django_rmq.operations import MAX_IDS, STATES, Filter
+from django_rmq.core.words.status import QUEUES
+from django_rmq.operations import MAX_IDS, Filter
 from django_rmq.operations.deliveries import LONGEST_WAIT
 from django_rmq.operations.listing import LONGEST_PAGE
 
@@ -68,7 +81,7 @@ def wanted(values: dict[str, Any]) -> Filter:
 class MessagesQuery(FilterFields):
     """The page and the selection of messages."""
 
-    state = serializers.ChoiceField(STATES, default="store")
+    state = State(list(QUEUES), default="waiting")
     cursor = Text(required=False, max_length=512)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="Order by score")
@@ -176,7 +189,7 @@ class WaitingFilter(StrictFilter):
 class RescheduleAllFields(RescheduleFields):
     """All waiting messages that a filter selects, and their new due time or priority. An empty filter selects all."""
 
-    state = serializers.ChoiceField(["store", "retry"], default="store")
+    state = State(["waiting", "resting"], default="waiting")
     filter = WaitingFilter()
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
     dry_run = Flag(default=False)
@@ -199,7 +212,7 @@ class ReplayFilterFields(Strict):
 class PurgeFields(Strict):
     """The messages to delete without examining them."""
 
-    state = serializers.ChoiceField(["store", "retry", "dead"])
+    state = State(["waiting", "resting", "dead"])
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)

@@ -12,14 +12,11 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_rmq.core.words.bodies import exact_json
-from django_rmq.core.words.status import MessageStatus
+from django_rmq.core.words.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.words.topics import Topic
 from django_rmq.management import ago, at_least, duration, shown
 from django_rmq.operations import Copy, Filter, Hold
 from django_rmq.operations.redaction import is_redacted, shown_body
-
-_STATES = {"waiting": "store", "in_flight": "prepare", "retry": "retry", "dead": "dead", "claimed": "claim"}
-"""State as ``rmqstats --id`` and REST's status call it → as the operations call it."""
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
@@ -60,7 +57,7 @@ def add_filter(parser: ArgumentParser) -> None:
         "--older-than",
         type=duration,
         metavar="AGE",
-        help="messages that have been due, in flight or dead for at least: 90, 15m, 2h or 7d",
+        help="messages that have been due, running or dead for at least: 90, 15m, 2h or 7d",
     )
     parser.add_argument("--newer-than", type=duration, metavar="AGE", help="for at most")
     parser.add_argument("--slot", type=at_least(0), metavar="N", help="messages of this slot")
@@ -80,15 +77,14 @@ def filter_of(options: Mapping[str, Any]) -> Filter:
 
 
 def add_state(parser: ArgumentParser, *states: str, default: str | None = None) -> None:
-    """Add the option for one of these states of messages, as ``rmqstats`` and the operations name them."""
-    known = {name: state for name, state in _STATES.items() if state in states}
+    """Add the option for one of these states of messages. The name of its queue is taken, too."""
 
     def parse(text: str) -> str:
-        if text in states or text in known:
-            return known.get(text, text)
-        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+        if STATE_OF.get(text, text) in states:
+            return STATE_OF.get(text, text)
+        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(states)}")
 
-    names = [name if name == state else f"{name} (or {state})" for name, state in known.items()]
+    names = [state if state == QUEUES[state] else f"{state} (or {QUEUES[state]})" for state in states]
     text = ", ".join(names) + ("" if default is None else f"; default: {default}")
     parser.add_argument(
         "--state", required=default is None, default=default, type=parse, metavar="STATE", help=text
@@ -130,8 +126,9 @@ def lines_of_status(one: MessageStatus) -> list[str]:
 
 def copy_as_json(copy: Copy) -> dict[str, Any]:
     """Return a message of a list for JSON, as far as it may be seen."""
-    left_out = ("topic", "member", "raw", "scored")
+    left_out = ("topic", "queue", "member", "raw", "scored")
     found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
+    found["state"] = copy.state
     found["body"], found["encoding"] = shown_body(copy)
     return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
 

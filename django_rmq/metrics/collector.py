@@ -46,9 +46,9 @@ COUNTERS: dict[str, tuple[str, str]] = {
 
 STATES = {
     "waiting": "store",
-    "in_flight": "prepare",
+    "running": "prepare",
     "claimed": "claimed",
-    "retry": "retry",
+    "resting": "retry",
     "dead": "dead",
 }
 """Value of the label ``state`` → field of ``Depth`` and of the figures."""

@@ -49,7 +49,7 @@ from django_rmq.operations.runs import Limits, Progress, Run
 from django_rmq.operations.schedules import ScheduleFigures
 from django_rmq.operations.tracking import Followed
 from django_rmq.operations.wait_reasons import Hold
-from django_rmq.project.ids import STATES, Identity, identify
+from django_rmq.project.ids import Identity, identify
 
 
 class Operations(Desk):
@@ -99,7 +99,6 @@ class Operations(Desk):
 
 __all__ = [
     "MAX_IDS",
-    "STATES",
     "Actor",
     "ClaimFigures",
     "Copy",

@@ -13,23 +13,23 @@ from django_rmq.operations.actors import Actor
 from django_rmq.operations.runs import Progress
 from django_rmq.operations.sweeps import CallOf
 
-_BOTH_LIVE = "in_flight_and_waiting"
+_BOTH_LIVE = "running_and_waiting"
 _DELETED = {
     "waiting": "deleted",
-    "retry": "deleted",
+    "resting": "deleted",
     "dead": "deleted",
-    _BOTH_LIVE: "in_flight",
+    _BOTH_LIVE: "running",
     "not_found": "gone",
 }
 _CANCELLED = {
     "waiting": "deleted",
-    "retry": "deleted",
-    "in_flight": "notified",
+    "resting": "deleted",
+    "running": "notified",
     _BOTH_LIVE: "notified",
     "not_found": "gone",
 }
-_BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
-_RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+_BURIED = {"waiting": "buried", "resting": "buried", _BOTH_LIVE: "running", "not_found": "gone"}
+_RESCHEDULED = {"waiting": "rescheduled", "resting": "rescheduled", "not_found": "gone"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Block:
         self.scanned = 0
         self.bytes = 0
         self.problems: list[str] = []
-        bounds = order.wanted.scores(order.state, now_ms)
+        bounds = order.wanted.scores(order.queue, now_ms)
         self.feeds = [_Feed(slot, bounds) for slot in slots]
         self._waiting: list[tuple[_Key, Entry]] = []
         if after is not None and after.slot >= 0:
@@ -113,7 +113,7 @@ class Block:
 
     def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
         """Fetch more entries of slots, all in one round trip."""
-        topic, state, search = self.order.topic, self.order.state, self.order.wanted.search
+        topic, queue, search = self.order.topic, self.order.queue, self.order.wanted.search
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
         look: Callable[..., Call[Page]] = (
@@ -123,7 +123,7 @@ class Block:
             look(
                 topic,
                 feed.slot,
-                state,
+                queue,
                 after=feed.after,
                 descending=self.order.descending,
                 min_score=feed.bounds[0],
@@ -149,7 +149,7 @@ class Block:
             feed.take(answer.cursor, self.sign)
 
     def _is_meant(self, feed: _Feed, entry: Entry) -> bool:
-        copy = from_entry(self.order.topic, feed.slot, self.order.state, entry)
+        copy = from_entry(self.order.topic, feed.slot, self.order.queue, entry)
         return self.order.wanted.matches(copy, entry)
 
 

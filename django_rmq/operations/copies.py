@@ -13,6 +13,7 @@ from django_rmq.core.words.contents import content_of, key_of
 from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
 from django_rmq.core.words.retries import is_retry, retries_left
+from django_rmq.core.words.status import STATE_OF
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.sealing import sealed_id
 
@@ -24,7 +25,8 @@ class Copy:
     topic: Topic
     id: str
     slot: int
-    state: str
+    queue: str
+    """The queue of the slot that holds it: store, prepare, retry, dead or claim."""
     score: float
     at_ms: int | None
     """For store and claim: the due time. retry: the end of the back-off. prepare: when it was handed out or
@@ -78,20 +80,25 @@ class Copy:
         return self.id if self.member is None else sealed_id(self.topic.name, self.slot, self.member)
 
     @property
+    def state(self) -> str:
+        """``waiting``, ``running``, ``resting``, ``dead`` or ``claimed``."""
+        return STATE_OF[self.queue]
+
+    @property
     def is_retry(self) -> bool:
         """Whether it waits as a retry."""
-        return self.state == "store" and is_retry(self.topic, self.score)
+        return self.queue == "store" and is_retry(self.topic, self.score)
 
 
 def from_entry(
-    topic: Topic, slot: int, state: str, entry: Entry, name: str = "", *, hidden: bool = False
+    topic: Topic, slot: int, queue: str, entry: Entry, name: str = "", *, hidden: bool = False
 ) -> Copy:
     """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
     member, score, _, record = entry
-    death = _death(record) if state == "dead" else None
-    failure = _failure(record) if state in ("store", "retry", "claim") else None
-    receipt, mark = _delivery(record) if state == "prepare" else (None, "")
-    content = _content(topic, state, entry, death)
+    death = _death(record) if queue == "dead" else None
+    failure = _failure(record) if queue in ("store", "retry", "claim") else None
+    receipt, mark = _delivery(record) if queue == "prepare" else (None, "")
+    content = _content(topic, queue, entry, death)
     shown, headers = _whole(topic, content), content.headers or {}
     known = death or failure
     error = known.error.decode("utf-8", "replace") if known else ""
@@ -99,11 +106,11 @@ def from_entry(
         topic=topic,
         id=name,
         slot=slot,
-        state=state,
+        queue=queue,
         score=score,
-        at_ms=_at_ms(topic, state, score, content.timeout),
-        priority=_priority(topic, state, score),
-        retries_left=retries_left(topic, state, score, known.times if known else 0, content.max_retries),
+        at_ms=_at_ms(topic, queue, score, content.timeout),
+        priority=_priority(topic, queue, score),
+        retries_left=retries_left(topic, queue, score, known.times if known else 0, content.max_retries),
         size=len(shown),
         member=None if hidden else member,
         raw=None if hidden else shown,
@@ -125,9 +132,9 @@ def from_entry(
     )
 
 
-def _content(topic: Topic, state: str, entry: Entry, death: Death | None) -> Envelope:
+def _content(topic: Topic, queue: str, entry: Entry, death: Death | None) -> Envelope:
     envelope = entry.envelope
-    if state == "dead":
+    if queue == "dead":
         # A live copy of the same key has a body of its own.
         envelope = None if death is None else death.envelope
     return content_of(topic, entry.member, envelope)
@@ -151,13 +158,13 @@ def from_look(
         "claim": looked.failure,
         "dead": looked.death,
     }
-    for state, record in records.items():
-        score = getattr(looked, state)
+    for queue, record in records.items():
+        score = getattr(looked, queue)
         if score is not None:
             envelopes = {"claim": looked.claimed_envelope, "prepare": looked.delivered_envelope}
-            entry = Entry(member, score, envelopes.get(state, looked.envelope), record)
-            copy = from_entry(topic, slot, state, entry, name, hidden=hidden)
-            yield _as_its_query_says(copy, looked.claim_failure, hidden) if state == "claim" else copy
+            entry = Entry(member, score, envelopes.get(queue, looked.envelope), record)
+            copy = from_entry(topic, slot, queue, entry, name, hidden=hidden)
+            yield _as_its_query_says(copy, looked.claim_failure, hidden) if queue == "claim" else copy
 
 
 def _as_its_query_says(copy: Copy, note: bytes | None, hidden: bool) -> Copy:
@@ -195,20 +202,20 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _at_ms(topic: Topic, state: str, score: float, timeout: int | None) -> int | None:
+def _at_ms(topic: Topic, queue: str, score: float, timeout: int | None) -> int | None:
     if not math.isfinite(score) or abs(score) > 1e15:
         return None
-    if state in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):
+    if queue in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):
         return None
-    if state == "prepare":
+    if queue == "prepare":
         # With a shorter time-out than its topic's, a delivery looks older than it is.
         early = 0 if timeout is None else max(0, topic.timeout - timeout)
         return (math.floor(score / 1000) + early) * 1000
     return math.floor(score)
 
 
-def _priority(topic: Topic, state: str, score: float) -> int | None:
-    if state not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
+def _priority(topic: Topic, queue: str, score: float) -> int | None:
+    if queue not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
         return None
     return math.floor(score) if score > topic.min_priority - 1 else None
 

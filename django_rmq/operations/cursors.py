@@ -34,7 +34,7 @@ class Order(NamedTuple):
     """The identity of a list; a cursor is valid only for the same list."""
 
     topic: Topic
-    state: str
+    queue: str
     descending: bool
     wanted: Filter
 
@@ -44,7 +44,7 @@ class Order(NamedTuple):
             [
                 self.topic.name,
                 self.topic.slots,
-                self.state,
+                self.queue,
                 self.descending,
                 self.wanted.text,
                 self.wanted.error,
@@ -96,9 +96,9 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> Place:
     if not mark.digest:
         return place
     score = -place.score if order.descending else place.score
-    area = Area(order.state, score) if mark.rank is None else Area(order.state, score, mark.rank)
+    area = Area(order.queue, score) if mark.rank is None else Area(order.queue, score, mark.rank)
     identity = Identity(place.slot, None, mark.digest, area)
-    found = find_messages(broker, order.topic, [identity], rounds=ROUNDS, states=())
+    found = find_messages(broker, order.topic, [identity], rounds=ROUNDS, queues=())
     at = found.messages.get(identity)
     if at is not None and at.member is not None:
         return place._replace(member=at.member)

@@ -12,7 +12,6 @@ from django_rmq.core.words.bounds import MAX_AGE, MAX_PRIORITY, is_number, is_wh
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.copies import Copy
-from django_rmq.project.ids import STATES
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """What may be the name of a class. Other text by which errors are filtered may be part of a message."""
@@ -69,20 +68,18 @@ class Filter:
             return {"text": self.text.encode("utf-8", "surrogateescape")}
         return {"text": self.error.encode("utf-8", "surrogateescape"), "where": "error"} if self.error else {}
 
-    def as_of(self, state: str, seconds: float) -> Filter:
-        """Return the filter for a state that a sweep which began this many seconds ago still applies.
+    def as_of(self, queue: str, seconds: float) -> Filter:
+        """Return the filter for a queue that a sweep which began this many seconds ago still applies.
 
         Messages that have died since are excluded, because a message that fails again would be replayed
         without end.
         """
-        if state != "dead":
+        if queue != "dead":
             return self
         return replace(self, begun=seconds)
 
-    def check(self, topic: Topic, state: str) -> None:
+    def check(self, topic: Topic, queue: str) -> None:
         """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
-        if state not in STATES:
-            raise InvalidRequest(f"unknown state {state!r}: it must be one of {', '.join(STATES)}")
         if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
             raise InvalidRequest(
                 f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots} slots"
@@ -92,23 +89,23 @@ class Filter:
                 continue
             if not is_number(age) or not 0 <= age <= MAX_AGE:
                 raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {shown(age)}")
-            check_age(topic, state)
+            check_age(topic, queue)
         if self.priority is not None:
-            self._check_priority(topic, state)
-        if self.error and state == "prepare":
+            self._check_priority(topic, queue)
+        if self.error and queue == "prepare":
             raise OperationRefused(
-                "messages in flight cannot be filtered by error, because their delivery has not ended"
+                "running messages cannot be filtered by error, because their delivery has not ended"
             )
 
-    def _check_priority(self, topic: Topic, state: str) -> None:
+    def _check_priority(self, topic: Topic, queue: str) -> None:
         if not (is_whole(self.priority) and 1 <= self.priority <= MAX_PRIORITY):
             raise InvalidRequest(f"a priority must be from 1 to {MAX_PRIORITY}, got {shown(self.priority)}")
         if not topic.is_priority:
             raise OperationRefused(f"topic {topic.name} is ordered by time, so its messages have no priority")
-        if state not in ("store", "claim"):
+        if queue not in ("store", "claim"):
             raise OperationRefused("only messages that wait can be filtered by priority")
 
-    def scores(self, state: str, now_ms: int) -> tuple[float, float]:
+    def scores(self, queue: str, now_ms: int) -> tuple[float, float]:
         """Return the bounds of the selected scores."""
         if self.priority is not None:
             # A message that failed and keeps its priority has its retries in the fraction.
@@ -119,7 +116,7 @@ class Filter:
         low = 1000.0 if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
         high = math.floor(now_ms - max(self.older_than or 0.0, self.begun) * 1000)
         # In flight, the last three digits are the retries left.
-        return max(low, 1000.0), high + 999 if state == "prepare" else high
+        return max(low, 1000.0), high + 999 if queue == "prepare" else high
 
     def matches(self, copy: Copy, entry: Entry) -> bool:
         """Return whether an entry that Redis found is really selected."""
@@ -135,15 +132,15 @@ class Filter:
         return True
 
 
-def check_age(topic: Topic, state: str) -> None:
-    """Raise ``OperationRefused`` if the messages of a state have no age."""
-    if state == "retry":
+def check_age(topic: Topic, queue: str) -> None:
+    """Raise ``OperationRefused`` if the messages of a queue have no age."""
+    if queue == "retry":
         raise OperationRefused(
-            "messages in Retry cannot be filtered by age: their time is that of the next delivery"
+            "resting messages cannot be filtered by age: their time is that of the next delivery"
         )
-    if state == "claim":
+    if queue == "claim":
         raise OperationRefused("messages claimed by Spark cannot be filtered by age: they share one lease")
-    if state == "store" and topic.type is TopicType.PRIORITY:
+    if queue == "store" and topic.type is TopicType.PRIORITY:
         raise OperationRefused(
             f"topic {topic.name} is ordered by priority, so its waiting messages cannot be filtered by age"
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from django_rmq.core.words.bounds import LARGEST, is_whole, shown
+from django_rmq.core.words.status import queue_of
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import sweeps
 from django_rmq.operations.copies import Copy
@@ -110,17 +111,18 @@ def groups(
         raise InvalidRequest(f"messages can be grouped by {', '.join(KINDS)}, got {by!r}")
     if not (is_whole(limit) and 1 <= limit <= LARGEST):
         raise InvalidRequest(f"the limit must be a number of messages from 1, got {shown(limit)}")
-    if by == "error" and state == "prepare":
+    queue = queue_of(state)
+    if by == "error" and queue == "prepare":
         raise OperationRefused(
-            "messages in flight cannot be grouped by error, because their delivery has not ended"
+            "running messages cannot be grouped by error, because their delivery has not ended"
         )
     topic = desk.present(name)
-    wanted = checked(desk, topic, state, wanted)
+    wanted = checked(desk, topic, queue, wanted)
     end = None if seconds is None else time.monotonic() + seconds
     found: dict[tuple[str, str] | int | None, _Members] = {}
     problems: dict[str, None] = {}
     looked_at, is_complete = 0, False
-    for copies, is_last, troubles in _pages(desk, name, state, wanted, limit):
+    for copies, is_last, troubles in _pages(desk, name, queue, wanted, limit):
         for copy in copies:
             found.setdefault(_key(by, copy), _Members()).add(copy)
         looked_at += len(copies)
@@ -129,19 +131,19 @@ def groups(
         if end is not None and time.monotonic() >= end:
             break
     broker = desk.broker
-    total = sum(sweeps.count(broker, sweeps.Meant.at(topic, state, wanted, broker.now_ms())).values())
+    total = sum(sweeps.count(broker, sweeps.Meant.at(topic, queue, wanted, broker.now_ms())).values())
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     rows = [_group(by, key, members, looked_at) for key, members in ordered]
     return Groups(by, rows, looked_at, is_complete, max(total, looked_at), list(problems))
 
 
 def _pages(
-    desk: Desk, name: str, state: str, wanted: Filter, limit: int
+    desk: Desk, name: str, queue: str, wanted: Filter, limit: int
 ) -> Iterator[tuple[list[Copy], bool, list[str]]]:
     """Yield the messages page by page, whether a page is the last one, and what could not be read."""
     left, cursor, examined = limit, "", 0
     while left > 0 and examined < MOST_EXAMINED:
-        page = listing(desk, name, state, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
+        page = listing(desk, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
         yield page.copies, not page.cursor, page.problems
         left, cursor, examined = left - len(page.copies), page.cursor, examined + page.scanned
         if not cursor:

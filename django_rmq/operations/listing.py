@@ -52,9 +52,9 @@ class Listing:
     """Slots that cannot be read, and the reasons."""
 
 
-def first_page_order(topic: Topic, state: str) -> bool:
+def first_page_order(topic: Topic, queue: str) -> bool:
     """Return whether the first page lists a state from its highest score down."""
-    return state == "dead" or (state == "store" and topic.is_priority)
+    return queue == "dead" or (queue == "store" and topic.is_priority)
 
 
 class Shown(NamedTuple):
@@ -81,8 +81,8 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
     copies = []
     for slot, entry in rows:
         rank = ranks.get((slot, entry.member))
-        name = id_of(order.topic, slot, entry.member, order.state, entry.score, rank, sealed=shown.sealed)
-        copies.append(from_entry(order.topic, slot, order.state, entry, name, hidden=shown.hidden))
+        name = id_of(order.topic, slot, entry.member, order.queue, entry.score, rank, sealed=shown.sealed)
+        copies.append(from_entry(order.topic, slot, order.queue, entry, name, hidden=shown.hidden))
     following = "" if place is None else seal(order, place, ranks.get((place.slot, place.member)))
     return Listing(copies, following, scanned, problems)
 
@@ -99,7 +99,7 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
         for slot, members in by_slot.items()
         for first in range(0, len(members), RANKS_AT_ONCE)
     ]
-    calls = [looking.ranks(order.topic, slot, order.state, members) for slot, members in asked]
+    calls = [looking.ranks(order.topic, slot, order.queue, members) for slot, members in asked]
     found: dict[tuple[int, bytes], int] = {}
     for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
         if not isinstance(ranks, RmqError):

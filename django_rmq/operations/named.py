@@ -44,7 +44,7 @@ def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
     """Send dead messages again, with their full number of retries.
 
     Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
-    dead (any more), its actual state: ``waiting``, ``retry``, ``in_flight`` or ``gone``. All operations on
+    dead (any more), its actual state: ``waiting``, ``resting``, ``running`` or ``gone``. All operations on
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
@@ -55,7 +55,7 @@ def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
 def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:
     """Delete messages. ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
 
-    Outcomes: ``deleted``; ``in_flight`` (it ends with its current delivery, and is never tried again);
+    Outcomes: ``deleted``; ``running`` (it ends with its current delivery, and is never tried again);
     ``gone`` if there is no such copy (any more).
     """
     desk.actor.require(Permission.DELETE)
@@ -88,7 +88,7 @@ def cancel(desk: Desk, name: str, ids: Sequence[str]) -> Done:
 def bury(desk: Desk, name: str, ids: Sequence[str], why: str = "") -> Done:
     """Put messages into Dead for inspection.
 
-    Outcomes: ``buried``, ``in_flight`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
+    Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
     desk.actor.require(Permission.DELETE)
     return _do(desk, acts.bury(desk.actor, why), desk.present(name), ids)
@@ -104,7 +104,7 @@ def reschedule(
 ) -> Done:
     """Give waiting messages another due time (aware datetime or ms; past: at once), or another priority.
 
-    Outcomes: ``rescheduled``; ``in_flight``; ``refused`` (a retry on a priority topic keeps its place);
+    Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
     """
     desk.actor.require(Permission.EDIT)
@@ -206,5 +206,5 @@ def instead(looked: Looked) -> str:
     if looked.store is not None:
         return "waiting"
     if looked.prepare is not None or looked.claim is not None:
-        return "in_flight"
-    return "retry" if looked.retry is not None else "gone"
+        return "running"
+    return "resting" if looked.retry is not None else "gone"

@@ -8,6 +8,7 @@ from django_rmq.core.calls import looking
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bounds import is_whole, shown
 from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.status import queue_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused
 from django_rmq.operations.actors import Permission
@@ -38,25 +39,25 @@ def listing(
     copies without content, and cannot filter by text.
     """
     desk.actor.require(Permission.VIEW)
-    topic = desk.present(name)
-    wanted = checked(desk, topic, state, wanted)
+    topic, queue = desk.present(name), queue_of(state)
+    wanted = checked(desk, topic, queue, wanted)
     limit = desk.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
         raise InvalidRequest(
             f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {shown(limit)}"
         )
     if descending is None:
-        descending = first_page_order(topic, state)
-    order = Order(topic, state, descending, wanted)
+        descending = first_page_order(topic, queue)
+    order = Order(topic, queue, descending, wanted)
     broker, form = desk.broker, Shown(_hides(desk), not may_search(desk.actor, topic))
     found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
     return replace(found, copies=as_shown(desk.actor, topic, found.copies))
 
 
-def checked(desk: Desk, topic: Topic, state: str, wanted: Filter | None) -> Filter:
-    """Return a filter of a state that the actor may use. Raises the errors of ``Filter.check`` and ``require_search``."""
+def checked(desk: Desk, topic: Topic, queue: str, wanted: Filter | None) -> Filter:
+    """Return a filter of a queue that the actor may use. Raises the errors of ``Filter.check`` and ``require_search``."""
     wanted = wanted or Filter()
-    wanted.check(topic, state)
+    wanted.check(topic, queue)
     if wanted.text:
         require_search(desk.actor, topic)
     return wanted
@@ -78,7 +79,7 @@ def body(desk: Desk, name: str, message_id: str, state: str) -> bytes:
     if is_withheld(desk.actor, desk.config.topic(name)):
         raise NotPermitted(f"the bodies of topic {name} are redacted")
     copies = get(desk, name, message_id)
-    wanted = [copy for copy in copies if copy.state == state] or copies
+    wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
     return wanted[0].raw or b""
 
 

@@ -91,10 +91,10 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> S
     found: Counter[str] = Counter()
     for counts in walk(broker, (looking.count(topic, slot) for slot in range(topic.slots))):
         found["waiting"] += counts.store
-        found["in_flight"] += counts.prepare + counts.claimed
+        found["running"] += counts.prepare + counts.claimed
         found["resting"] += counts.retry
         found["dead"] += counts.dead
-    return Stranded(topic, found["waiting"], found["in_flight"], found["resting"], found["dead"])
+    return Stranded(topic, found["waiting"], found["running"], found["resting"], found["dead"])
 
 
 def _check_target(topic: Topic, target: Topic) -> None:

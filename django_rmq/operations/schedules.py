@@ -47,7 +47,7 @@ RUNS = 5
 LONGEST_MS = 366 * 86_400_000
 """How far back the run before another one is searched."""
 
-_UNENDED = {"waiting", "in_flight", "in_flight_and_waiting", "retry"}
+_UNENDED = {"waiting", "running", "running_and_waiting", "resting"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def _outcomes(desk: Desk, found: Iterable[Record], now_ms: int) -> dict[str, tup
         earlier = []
         for (record, run), state in zip(runs, _states(desk, runs), strict=True):
             if state in _UNENDED:
-                if state == "retry":
+                if state == "resting":
                     outcomes.setdefault(record.name, (state, run))
                 with suppress(ConfigurationError):
                     if (before := last_tick(record.schedule, run - LONGEST_MS, run - 1)) is not None:

@@ -70,7 +70,7 @@ class Settling:
             topic,
             [one for one, receipt in zip(identities, receipts, strict=True) if receipt is not None],
             rounds=ALL_ROUNDS,
-            states=("prepare",),
+            queues=("prepare",),
         ).messages
         for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
             at = sought.get(identity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from django_rmq.core.calls import people
+from django_rmq.core.words.status import STATE_OF, queue_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import acts, retiring, sweeps
@@ -20,7 +21,7 @@ from django_rmq.project import connections
 LINE_MS = 10_002
 """The ms after a due time in which a fifo topic has a place for a message."""
 
-_PURGED = ("store", "retry", "dead")
+_PURGED = ("waiting", "resting", "dead")
 
 
 def replay_all(
@@ -48,10 +49,11 @@ def delete_all(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``in_flight``, ``gone``."""
+    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
     desk.actor.require(Permission.DELETE)
-    act = acts.delete("dead" if state == "dead" else "live")
-    return _sweep(desk, act, desk.present(name), state, wanted, limits, dry_run)
+    queue = queue_of(state)
+    act = acts.delete("dead" if queue == "dead" else "live")
+    return _sweep(desk, act, desk.present(name), queue, wanted, limits, dry_run)
 
 
 def bury_all(
@@ -64,12 +66,12 @@ def bury_all(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``in_flight``, ``gone``."""
+    """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
     desk.actor.require(Permission.DELETE)
-    topic = desk.present(name)
-    if state == "dead":
+    topic, queue = desk.present(name), queue_of(state)
+    if queue == "dead":
         raise OperationRefused("dead messages are already in Dead")
-    return _sweep(desk, acts.bury(desk.actor, why), topic, state, wanted, limits, dry_run)
+    return _sweep(desk, acts.bury(desk.actor, why), topic, queue, wanted, limits, dry_run)
 
 
 def reschedule_all(
@@ -85,50 +87,50 @@ def reschedule_all(
 ) -> Run:
     """Give all messages of a state that ``wanted`` selects another due time or priority, as ``reschedule`` does.
 
-    ``state``: store, or on topics ordered by time also retry. Messages that have that time or priority already are
+    ``state``: waiting, or on topics ordered by time also resting. Messages that have that time or priority already are
     left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
-    priority keeps its place), ``in_flight``, ``gone``.
+    priority keeps its place), ``running``, ``gone``.
     """
     desk.actor.require(Permission.EDIT)
-    topic = desk.present(name)
-    if state not in ("store", "retry") or (state == "retry" and topic.is_priority):
+    topic, queue = desk.present(name), queue_of(state)
+    if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
         raise OperationRefused(
-            f"messages of topic {name} in {state!r} cannot be rescheduled: only those that wait"
+            f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
             + ("" if topic.is_priority else " or rest")
         )
     if dry_run and due is None and priority is None:
-        return _sweep(desk, acts.reschedule(0, is_time=True), topic, state, wanted, limits, dry_run)
+        return _sweep(desk, acts.reschedule(0, is_time=True), topic, queue, wanted, limits, dry_run)
     score = new_score(topic, due, priority)
     # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
     but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
     act = acts.reschedule(score, is_time=not topic.is_priority)
-    return _sweep(desk, act, topic, state, wanted, limits, dry_run, but)
+    return _sweep(desk, act, topic, queue, wanted, limits, dry_run, but)
 
 
 def _sweep(
     desk: Desk,
     act: Act,
     topic: Topic,
-    state: str,
+    queue: str,
     wanted: Filter | None,
     limits: Limits | None,
     dry_run: bool,
     but: tuple[float, float] | None = None,
 ) -> Run:
-    wanted = checked(desk, topic, state, wanted)
+    wanted = checked(desk, topic, queue, wanted)
     limits = limits or Limits()
     limits.check()
     told = None if dry_run else act.call
-    steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits, but=but)
+    steps = sweeps.sweep(desk.broker, topic, queue, wanted, told, limits=limits, but=but)
     renamed = (act.renamed(progress) for progress in steps)
     if dry_run:
         return Run(renamed)
-    return desk.recorded(f"{act.name} all", topic, _described(state, wanted, act.detail), renamed)
+    return desk.recorded(f"{act.name} all", topic, _described(queue, wanted, act.detail), renamed)
 
 
-def _described(state: str, wanted: Filter, detail: str = "") -> str:
+def _described(queue: str, wanted: Filter, detail: str = "") -> str:
     """Return what the audit trail says of the messages that were selected, and of what was done to them."""
-    selected = ", ".join(filter(None, (state, wanted.description)))
+    selected = ", ".join(filter(None, (STATE_OF[queue], wanted.description)))
     return f"{selected}; {detail}" if detail else selected
 
 
@@ -142,21 +144,21 @@ def purge(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Empty a state of a topic (store, retry or dead), without examining the messages. Outcome: ``purged``.
+    """Empty a state of a topic (waiting, resting or dead), without examining the messages. Outcome: ``purged``.
 
     ``older_than``: only what has been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
     desk.actor.require(Permission.PURGE)
-    topic = desk.present(name)
-    if state not in _PURGED:
+    topic, queue = desk.present(name), queue_of(state)
+    if STATE_OF[queue] not in _PURGED:
         raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
     wanted = Filter(older_than=older_than, slot=slot)
-    wanted.check(topic, state)
+    wanted.check(topic, queue)
     limits = limits or Limits()
     limits.check()
-    steps = sweeps.purge(desk.broker, topic, state, wanted, limits=limits, dry_run=dry_run)
-    return Run(steps) if dry_run else desk.recorded("purge", topic, _described(state, wanted), steps)
+    steps = sweeps.purge(desk.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
+    return Run(steps) if dry_run else desk.recorded("purge", topic, _described(queue, wanted), steps)
 
 
 def pause(desk: Desk, name: str) -> Run:

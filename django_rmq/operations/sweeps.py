@@ -47,7 +47,7 @@ class Meant(NamedTuple):
     """The messages selected for an operation."""
 
     topic: Topic
-    state: str
+    queue: str
     wanted: Filter
     low: float
     """The lowest selected score."""
@@ -59,15 +59,15 @@ class Meant(NamedTuple):
     def at(
         cls,
         topic: Topic,
-        state: str,
+        queue: str,
         wanted: Filter,
         now_ms: int,
         *,
         but: tuple[float, float] | None = None,
     ) -> Meant:
         """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
-        low, high = wanted.scores(state, now_ms)
-        return cls(topic, state, wanted, low, min(high, float(now_ms)) if state == "dead" else high, but)
+        low, high = wanted.scores(queue, now_ms)
+        return cls(topic, queue, wanted, low, min(high, float(now_ms)) if queue == "dead" else high, but)
 
     def selects(self, slot: int, entry: Entry) -> bool:
         """Return whether an entry that Redis found within the scores is really selected."""
@@ -75,7 +75,7 @@ class Meant(NamedTuple):
             return False
         if not self.wanted.search:
             return True
-        return self.wanted.matches(from_entry(self.topic, slot, self.state, entry), entry)
+        return self.wanted.matches(from_entry(self.topic, slot, self.queue, entry), entry)
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
     topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
     found = {}
-    calls = (looking.between(topic, slot, meant.state, meant.low, meant.high) for slot in slots)
+    calls = (looking.between(topic, slot, meant.queue, meant.low, meant.high) for slot in slots)
     for slot, answer in zip(slots, attempt(broker, calls), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
@@ -104,7 +104,7 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
 def sweep(
     broker: Broker,
     topic: Topic,
-    state: str,
+    queue: str,
     wanted: Filter,
     call_of: CallOf | None,
     *,
@@ -119,7 +119,7 @@ def sweep(
 
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
-    meant = Meant.at(topic, state, wanted, broker.now_ms(), but=but)
+    meant = Meant.at(topic, queue, wanted, broker.now_ms(), but=but)
     held = count(broker, meant)
     if but is not None:
         low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
@@ -181,7 +181,7 @@ def _fetch(
     look: Callable[..., Call[Page]] = looking.peek
     if search:
         look = partial(looking.find, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
-    calls = [look(meant.topic, one.slot, meant.state, after=one.after, **options) for one in now]
+    calls = [look(meant.topic, one.slot, meant.queue, after=one.after, **options) for one in now]
     found, more = [], []
     for one, page in zip(now, run_all(broker, calls), strict=True):
         if isinstance(page, RmqError):
@@ -196,10 +196,10 @@ def _fetch(
 
 
 def purge(
-    broker: Broker, topic: Topic, state: str, wanted: Filter, *, limits: Limits, dry_run: bool
+    broker: Broker, topic: Topic, queue: str, wanted: Filter, *, limits: Limits, dry_run: bool
 ) -> Iterator[Progress]:
     """Delete the messages of a state by age and slot of ``wanted``, without examining them."""
-    meant = Meant.at(topic, state, wanted, broker.now_ms())
+    meant = Meant.at(topic, queue, wanted, broker.now_ms())
     # What is sent meanwhile is not included: no slot loses more than it held.
     left = count(broker, meant)
     tally = Tally(sum(left.values()))
@@ -214,7 +214,7 @@ def purge(
         turn = turn[: pace.step(tally.done, STEP)]
         asked = {slot: min(step, left[slot]) for slot in turn}
         calls = [
-            people.purge(topic, slot, state, meant.high, limit, min_score=meant.low)
+            people.purge(topic, slot, queue, meant.high, limit, min_score=meant.low)
             for slot, limit in asked.items()
         ]
         for (slot, limit), answer in zip(asked.items(), run_all(broker, calls), strict=True):

@@ -42,7 +42,7 @@ def follow(desk: Desk, name: str, message_id: str) -> Followed:
     status: MessageStatus | None = None
     for at in places:
         copies, status = _asked(desk, topic, at.slot, at.member or b"", message_id, hidden=hidden)
-        if status.state in ("waiting", "retry"):
+        if status.state in ("waiting", "resting"):
             held_by = holds_of(desk, topic, at.slot, at.member or b"")
         if status.state != "unknown":
             break
@@ -71,9 +71,9 @@ def _asked(
 
 
 def status(desk: Desk, name: str, body: Any = None, **named: Any) -> MessageStatus:
-    """Return the status of a message that is named like for ``django_rmq.status``."""
+    """Return the status of a message that is named like for ``django_rmq.message_status``."""
     desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
-    return tracking.status(name, body, **named)
+    return tracking.message_status(name, body, **named)
 
 
 __all__ = ["Followed", "follow", "status"]

@@ -36,7 +36,7 @@ STEP = 1_000
 class Deaths(Pipeline):
     """Count dead messages by cause, hour, worker and more: what dies most comes first.
 
-    Counts what is in Dead, or in an archive. The worker of a message is known on topics with KEEP_DONE, and
+    Counts what is in Dead, or in an archive. The worker of a message is known on topics with OUTCOME_RETENTION, and
     only of messages in Dead. Changes nothing.
     """
 

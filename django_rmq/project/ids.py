@@ -1,12 +1,12 @@
 """The ids by which people and programs name messages, and how the message of an id is found.
 
-Everything that takes an id reads it here: the operations, and with them commands, REST and the admin; ``status``,
+Everything that takes an id reads it here: the operations, and with them commands, REST and the admin; ``message_status``,
 ``remove_message`` and ``cancel_message``.
 
 A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
 **sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:
-``<slot>.<state>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
-message with a sealed id is searched at its place first, then among the last of every state of its slot.
+``<slot>.<queue>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
+message with a sealed id is searched at its place first, then among the last of every queue of its slot.
 
 An id names its message also after the topic was re-slotted. ``Whereabouts`` are where its message may be.
 """
@@ -27,12 +27,12 @@ from django_rmq.core.words.answers import Area, Sought
 from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import from_base64url, message_id
+from django_rmq.core.words.status import QUEUES
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import InvalidMessage, InvalidRequest
 from django_rmq.project import connections
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
-STATES = ("store", "prepare", "retry", "dead", "claim")
 ROUNDS = 2
 """How often a message is searched, with one script each time; reading the message afterwards makes three."""
 
@@ -70,7 +70,7 @@ def id_of(
     topic: Topic,
     slot: int,
     member: bytes,
-    state: str = "",
+    queue: str = "",
     score: float = math.nan,
     rank: int | None = None,
     *,
@@ -78,12 +78,12 @@ def id_of(
 ) -> str:
     """Return the id of a message: plain, unless the member is long or ``sealed`` forbids it in the id.
 
-    ``state``, ``score`` and ``rank``: where a search for a sealed id begins, if known.
+    ``queue``, ``score`` and ``rank``: where a search for a sealed id begins, if known.
     """
     if len(member) <= LONGEST_PLAIN and not sealed:
         return message_id(slot, member)
     plain, tilde, digest = sealed_id(topic.name, slot, member).partition("~")
-    place = "" if math.isnan(score) else f".{state}.{score:.17g}.{'' if rank is None else rank}"
+    place = "" if math.isnan(score) else f".{queue}.{score:.17g}.{'' if rank is None else rank}"
     return f"{plain}{place}{tilde}{digest}"
 
 
@@ -148,7 +148,7 @@ def _place(text: str, place: str) -> Area:
         score = math.nan
     if match is None or math.isnan(score):
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id: {place[:40]!r} is not a state, score and rank"
+            f"{_shown(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
         )
     return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
 
@@ -169,7 +169,7 @@ def find_messages(
     identities: Iterable[Identity],
     *,
     rounds: int = ROUNDS,
-    states: Sequence[str] = STATES,
+    queues: Sequence[str] = tuple(QUEUES.values()),
 ) -> Found:
     """Find the messages of sealed ids in the slots of these, in up to ``rounds`` round trips with a script for every 12
     of a slot. A plain id is taken for its message, which is not looked for.
@@ -182,7 +182,7 @@ def find_messages(
         elif one.digest:
             sealed[one.slot].append(one)
     searches = [
-        _Search(slot, named[first : first + SOUGHT_AT_ONCE], states)
+        _Search(slot, named[first : first + SOUGHT_AT_ONCE], queues)
         for slot, named in sealed.items()
         for first in range(0, len(named), SOUGHT_AT_ONCE)
     ]
@@ -303,11 +303,11 @@ def find_held(broker: Broker, topic: Topic, identity: Identity) -> Identity | No
 
 
 class _Search:
-    """The search for a few members in one slot: at their places first, then in whole states."""
+    """The search for a few members in one slot: at their places first, then in whole queues."""
 
-    def __init__(self, slot: int, named: Sequence[Identity], states: Sequence[str]) -> None:
+    def __init__(self, slot: int, named: Sequence[Identity], queues: Sequence[str]) -> None:
         self.slot = slot
-        self._states = [Area(state) for state in states]
+        self._queues = [Area(queue) for queue in queues]
         self._wanted: defaultdict[bytes, list[Identity]] = defaultdict(list)
         self._left: dict[Area, Area | None] = {}
         """Each area, and the part of it that was not searched."""
@@ -342,20 +342,20 @@ class _Search:
         ]
 
     def take(self, sought: Sought) -> dict[Identity, bytes]:
-        """Record what a script has found, and search for the others in all states from now on."""
+        """Record what a script has found, and search for the others in all queues from now on."""
         found: dict[Identity, bytes] = {}
         for digest, member in zip(self.digests, sought.members, strict=True):
             if member is not None:
                 found |= dict.fromkeys(self._wanted.pop(digest), member)
         asked = [area for area, left in self._left.items() if left is not None]
         self._left |= dict(zip(asked, sought.left, strict=True))
-        for area in self._states:
+        for area in self._queues:
             self._left.setdefault(area, area)
         return found
 
     def _areas_of(self, one: Identity) -> list[Area]:
         """Return the areas in which a message should be."""
-        return [one.place] if one.place is not None else self._states
+        return [one.place] if one.place is not None else self._queues
 
 
 def _shown(text: str) -> str:
@@ -363,7 +363,6 @@ def _shown(text: str) -> str:
 
 
 __all__ = [
-    "STATES",
     "Found",
     "Identity",
     "Whereabouts",

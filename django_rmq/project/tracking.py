@@ -1,4 +1,4 @@
-"""What is known about one message: ``status``."""
+"""What is known about one message: ``message_status``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from asgiref.sync import sync_to_async
-
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.status import MessageStatus, read
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
+from django_rmq.project.coroutines import coroutine_of
 from django_rmq.project.ids import ALL_ROUNDS, Identity, Whereabouts, identify_for_program, slots_of
 from django_rmq.project.settings import get_config
 
 
-def status(
+def message_status(
     topic: str,
     body: Any = None,
     *,
@@ -29,7 +28,7 @@ def status(
 
     ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``), which is searched in
     its slot. It is the only name of a message whose send gave no key.
-    A message that ended is known on topics with KEEP_DONE, for that long. It takes one round trip, and a few where
+    A message that ended is known on topics with OUTCOME_RETENTION, for that long. It takes one round trip, and a few where
     nothing is known: the topic may have been re-slotted.
 
     Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
@@ -52,9 +51,7 @@ def status(
     return found
 
 
-async def astatus(topic: str, body: Any = None, **options: Any) -> MessageStatus:
-    """Return the same as ``status``, from a coroutine."""
-    return await sync_to_async(status)(topic, body, **options)
+amessage_status = coroutine_of(message_status)
 
 
 def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
@@ -81,7 +78,7 @@ def status_of_ended(broker: Broker, topic: Topic, identity: Identity, name: str)
 
     None: it is not known.
     """
-    if not topic.keep_done_ms or (identity.member is None and not identity.digest):
+    if not topic.outcome_retention_ms or (identity.member is None and not identity.digest):
         return None
     slots = slots_of(broker, topic, identity)
     pipeline = broker.pipeline()
@@ -97,4 +94,4 @@ def status_of_ended(broker: Broker, topic: Topic, identity: Identity, name: str)
     return None if found is None else replace(found, id=name)
 
 
-__all__ = ["MessageStatus", "astatus", "status", "status_of_ended"]
+__all__ = ["MessageStatus", "amessage_status", "message_status", "status_of_ended"]

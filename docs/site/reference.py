@@ -94,6 +94,12 @@ def about(path: str, members: list[str] | None) -> str:
 def _node_of(value: Any) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(value)))).body
     assert isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    if inspect.iscoroutinefunction(value) and isinstance(node, ast.FunctionDef):
+        # It has the parameters of the function from which it is made, and whose name it says.
+        parameters = ast.arguments(
+            posonlyargs=[], args=[ast.arg("...")], kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        return ast.AsyncFunctionDef(**{**vars(node), "name": value.__name__, "args": parameters})
     return node
 
 

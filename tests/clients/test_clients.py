@@ -47,7 +47,7 @@ def shop(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture
 def before(shop: Shop) -> dict[str, int]:
     """Empty the topic, and return its counters."""
-    for state in ("store", "dead"):
+    for state in ("waiting", "dead"):
         shop.ask("POST", f"v1/topics/{TOPIC}/purge/", {"state": state})
     counters = {one["topic"]: one for one in shop.ask("GET", "v1/stats/")["results"]}
     return {name: counters[TOPIC][name] for name in COUNTED}
@@ -81,7 +81,7 @@ def check(shop: Shop, before: dict[str, int], output: str) -> None:
     assert seen == SEEN
     assert {name: stats[name] - before[name] for name in COUNTED} == COUNTED
     found = shop.ask("GET", f"v1/topics/{TOPIC}/")
-    assert (found["store"], found["prepare"], found["retry"], found["dead"]) == (1, 0, 0, 1)
+    assert (found["waiting"], found["running"], found["resting"], found["dead"]) == (1, 0, 0, 1)
 
 
 def test_a_python_client_is_generated_and_works(shop: Shop, before: dict[str, int], tmp_path: Path) -> None:

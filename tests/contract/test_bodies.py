@@ -110,7 +110,7 @@ def test_what_a_person_buries_in_flight_dies_with_its_body_and_the_newer_one_wai
 ) -> None:
     slot.send(A, body=V1)
     receipt, _ = slot.take_one()
-    assert slot.bury([A]) == ["in_flight"]
+    assert slot.bury([A]) == ["running"]
     slot.send(A, body=V2)
     end(slot, how, receipt)
     assert slot.where(A) == "WD" and slot.bodies() == {"deaths": V1, "body": V2}
@@ -122,10 +122,10 @@ def test_of_two_copies_that_are_buried_the_newer_body_stays(
     slot: Slot, how: str, marked_again: list[str]
 ) -> None:
     receipt = fly(slot)
-    assert slot.bury([A], "both") == ["in_flight_and_waiting"]
+    assert slot.bury([A], "both") == ["running_and_waiting"]
     assert slot.bodies() == {"prepare_body": V1, "deaths": V2}
     for mark in marked_again:
-        assert getattr(slot, mark)([A]) == ["in_flight"]
+        assert getattr(slot, mark)([A]) == ["running"]
     end(slot, how, receipt)
     assert slot.where(A) == "D" and slot.bodies() == {"deaths": V2}
     assert (slot.counted("ended_marked"), slot.counted("dropped"), slot.counted("died")) == (1, 1, 1)
@@ -205,7 +205,7 @@ def test_a_body_that_waits_behind_a_claim_is_not_dead_before_the_older_one(slot:
     slot.send(A, body=V1)
     slot.claim("s", 1, 60_000, 10)
     slot.send(A, body=V2)
-    assert slot.bury([A]) == ["in_flight_and_waiting"]
+    assert slot.bury([A]) == ["running_and_waiting"]
     assert slot.bodies() == {"claim_body": V1, "body": V2}
     slot.return_claim("s", 1)
     assert slot.bury([A]) == ["waiting"]

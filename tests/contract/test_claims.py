@@ -223,7 +223,7 @@ def test_a_claim_given_back_as_failed_spends_a_retry(slot: Slot) -> None:
 @pytest.mark.parametrize("action", ["bury", "remove"])
 def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str) -> None:
     bring(slot, state)
-    found = "in_flight" if state == "C" else "in_flight_and_waiting"
+    found = "running" if state == "C" else "running_and_waiting"
     assert getattr(slot, action)([A]) == [found]
     # On keyed topics the newer copy stays: it would be dead before the older one ends.
     stays = slot.topic.keyed and (action, state) == ("bury", "CW")
@@ -248,7 +248,7 @@ def test_what_spark_has_claimed_cannot_be_cancelled(slot: Slot, state: str) -> N
 def test_reschedule(slot: Slot, state: str) -> None:
     bring(slot, state)
     new = 300 if slot.topic.is_priority else slot.now_ms + 9_000
-    assert slot.reschedule([new], [A]) == ["in_flight" if state == "C" else "waiting"]
+    assert slot.reschedule([new], [A]) == ["running" if state == "C" else "waiting"]
     assert slot.where(A) == state and slot.zset("store").get(A) == (None if state == "C" else new)
 
 

@@ -1,4 +1,4 @@
-"""KEEP_DONE: what became of a message is kept for a while, and what a listener has reported about its progress."""
+"""OUTCOME_RETENTION: what became of a message is kept for a while, and what a listener has reported about its progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def kept(request: pytest.FixtureRequest, make_slot: MakeSlot) -> Slot:
 
 
 def keeping(make_slot: MakeSlot, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
-    return make_slot(kind, **{"keep_done_ms": HOUR, "backoff": NO_BACKOFF, "order": "loose", **options})
+    return make_slot(
+        kind, **{"outcome_retention_ms": HOUR, "backoff": NO_BACKOFF, "order": "loose", **options}
+    )
 
 
 def outcome(slot: Slot, member: bytes = b"a") -> Outcome:
@@ -141,7 +143,7 @@ def test_a_removed_copy_behind_one_that_runs_leaves_nothing(make_slot: MakeSlot,
     slot.send(b"a")
     slot.take()
     slot.send(b"a")
-    assert getattr(slot, act)([b"a"]) == ["in_flight_and_waiting"]
+    assert getattr(slot, act)([b"a"]) == ["running_and_waiting"]
     assert slot.status(b"a").outcome is None
 
 
@@ -230,7 +232,7 @@ def test_a_slot_keeps_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock)
 
 
 def test_the_keys_go_by_themselves(make_slot: MakeSlot) -> None:
-    slot = keeping(make_slot, keep_done_ms=60_000)
+    slot = keeping(make_slot, outcome_retention_ms=60_000)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
     if not hasattr(slot.broker, "client"):
@@ -256,7 +258,7 @@ def test_a_topic_that_no_longer_keeps_outcomes_shows_none(make_slot: MakeSlot) -
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
-    assert slot.with_topic(keep_done_ms=None).status(b"a").outcome is None
+    assert slot.with_topic(outcome_retention_ms=None).status(b"a").outcome is None
 
 
 def test_a_status_shows_every_state_and_no_body(make_slot: MakeSlot) -> None:

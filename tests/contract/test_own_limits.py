@@ -165,7 +165,7 @@ def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -
     slot = make(timeout=30)
     send(slot, b"a", timeout=5)
     receipt, _ = slot.take_one()
-    assert slot.bury([b"a"]) == ["in_flight"]
+    assert slot.bury([b"a"]) == ["running"]
     assert slot.extend(receipt, [b"a"]) == ["ok"]
     clock.advance(seconds=6)
     assert slot.expire() == 1

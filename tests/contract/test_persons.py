@@ -37,8 +37,8 @@ def test_each_member_of_a_call_is_answered_by_itself(
     assert words == [
         "waiting",
         "not_found",
-        "in_flight",
-        "retry",
+        "running",
+        "resting",
         "dead",
         "dead" if action == "bury" else "not_found",
     ]

@@ -90,7 +90,7 @@ def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(
     slot.fail(receipt, b"a", delay_ms=0)
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a")
-    assert slot.reschedule([10**14], [b"a"]) == ["retry"]
+    assert slot.reschedule([10**14], [b"a"]) == ["resting"]
     clock.advance(ms=(1 << 43) - slot.now_ms)
     assert slot.take_one()[1].retries_left == 14
 

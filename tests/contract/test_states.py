@@ -298,9 +298,9 @@ FOUND_AS = {
     "-": "not_found",
     "W": "waiting",
     "w": "waiting",
-    "T": "retry",
-    "F": "in_flight",
-    "FW": "in_flight_and_waiting",
+    "T": "resting",
+    "F": "running",
+    "FW": "running_and_waiting",
 }
 
 
@@ -374,13 +374,13 @@ def test_reschedule(slot: Slot, state: str) -> None:
         assert word == "waiting" and waiting_score(slot) == new
         assert slot.where(A) == state
     elif state in ("w", "T"):
-        assert word == ("refused" if slot.topic.is_priority else "retry")
+        assert word == ("refused" if slot.topic.is_priority else "resting")
         assert slot.where(A) == (state if slot.topic.is_priority else "T")
         if not slot.topic.is_priority:
             slot.clock.advance(seconds=9)
             assert slot.take_one()[1].retries_left == 15
     else:
-        assert word == ("in_flight" if state == "F" else "not_found")
+        assert word == ("running" if state == "F" else "not_found")
         assert slot.where(A) == state
 
 

@@ -102,7 +102,7 @@ def test_a_person_acts_on_both_live_copies_at_once(make_slot: MakeSlot, kind: To
 def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     resting_and_sent_by_a_stranger(slot, 7)
-    assert slot.reschedule([slot.now_ms + 9_000], [b"a"]) == ["retry"]
+    assert slot.reschedule([slot.now_ms + 9_000], [b"a"]) == ["resting"]
     assert slot.zset("retry") == {b"a": slot.now_ms + 9_000 + 7 / 1024}
     assert slot.counted("dropped") == 1
 

@@ -34,7 +34,7 @@ def curl() -> str:
 
 def check_empty(shop: Shop, dead: int = 0) -> None:
     found = shop.ask("GET", f"topics/{TOPIC}/")
-    assert (found["store"], found["prepare"], found["dead"]) == (0, 0, dead)
+    assert (found["waiting"], found["running"], found["dead"]) == (0, 0, dead)
 
 
 def test_the_shell_script_consumes(shop: Shop, curl: str) -> None:
@@ -76,8 +76,8 @@ def test_node_gives_back_what_it_has_not_begun(shop: Shop, node: str) -> None:
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.splitlines()) == 2
     found = shop.ask("GET", f"topics/{TOPIC}/")
-    assert (found["store"], found["prepare"]) == (3, 0)
-    shop.ask("POST", f"topics/{TOPIC}/purge/", {"state": "store"})
+    assert (found["waiting"], found["running"]) == (3, 0)
+    shop.ask("POST", f"topics/{TOPIC}/purge/", {"state": "waiting"})
 
 
 @pytest.fixture(params=["sh", "node", "python"])

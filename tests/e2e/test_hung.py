@@ -51,8 +51,8 @@ def test_messages_behind_hung_listeners_are_late_and_workers_with_free_threads_g
 
     eventually(is_late, "health being red", PATIENCE)
     rows = stats()
-    assert (rows["work"]["due"], rows["work"]["prepare"]) == (500, 0)
-    assert (rows["shared"]["due"], rows["shared"]["prepare"]) == (32, 8)
+    assert (rows["work"]["due"], rows["work"]["running"]) == (500, 0)
+    assert (rows["shared"]["due"], rows["shared"]["running"]) == (32, 8)
     assert rows["work"]["oldest_due_seconds"] > 5 and rows["shared"]["oldest_running_seconds"] > 5
     assert rows["work"]["oldest_running_seconds"] is None
 

@@ -36,7 +36,7 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
 
         def in_flight() -> int:
             found: list[dict[str, Any]] = json.loads(managed("rmqstats", "work", "--json"))
-            return int(found[0]["prepare"])
+            return int(found[0]["running"])
 
         with client_of(guard.primary.url) as client:
             broker = Broker(client, prefix)

@@ -44,7 +44,7 @@ def shop(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture(autouse=True)
 def empty(shop: Shop) -> None:
     """Begin each test with an empty topic."""
-    for state in ("store", "retry", "dead"):
+    for state in ("waiting", "resting", "dead"):
         shop.ask("POST", f"v1/topics/{TOPIC}/purge/", {"state": state})
 
 
@@ -88,7 +88,7 @@ def consuming(shop: Shop, folder: Path, *arguments: str, url: str = "") -> Itera
 
 def figures(shop: Shop) -> dict[str, int]:
     found = shop.ask("GET", f"v1/topics/{TOPIC}/")
-    return {name: found[name] for name in ("store", "prepare", "retry", "dead")}
+    return {name: found[name] for name in ("waiting", "running", "resting", "dead")}
 
 
 def failed(shop: Shop) -> int:
@@ -113,7 +113,7 @@ def test_it_commits_what_succeeds_and_rolls_back_what_fails(shop: Shop, tmp_path
     assert failed(shop) == before + 1
     (kept,) = shop.ask("GET", f"v1/topics/{TOPIC}/messages/?state=retry")["results"]
     assert kept["error"] == "ValueError: the body says so"
-    assert figures(shop) == {"store": 0, "prepare": 0, "retry": 1, "dead": 0}
+    assert figures(shop) == {"waiting": 0, "running": 0, "resting": 1, "dead": 0}
 
 
 def test_it_extends_what_takes_longer_than_the_time_out(shop: Shop, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_it_extends_what_takes_longer_than_the_time_out(shop: Shop, tmp_path: Pa
         assert consumer.out.read_text().count("begun") == 2
         assert consumer.err.read_text() == ""
     assert failed(shop) == before
-    assert figures(shop) == {"store": 0, "prepare": 0, "retry": 0, "dead": 0}
+    assert figures(shop) == {"waiting": 0, "running": 0, "resting": 0, "dead": 0}
 
 
 def test_it_waits_ever_longer_for_a_server_that_is_unreachable(shop: Shop, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_it_waits_ever_longer_for_a_server_that_is_unreachable(shop: Shop, tmp_p
             network.mend()
             assert consumer.process.wait(60) == 0, consumer.err.read_text()
             assert consumer.says('done {"n": 1, "shop": 1}')
-    assert figures(shop) == {"store": 0, "prepare": 0, "retry": 0, "dead": 0}
+    assert figures(shop) == {"waiting": 0, "running": 0, "resting": 0, "dead": 0}
 
 
 def test_after_a_lost_answer_it_works_on_what_it_holds(shop: Shop, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_after_a_lost_answer_it_works_on_what_it_holds(shop: Shop, tmp_path: Pat
             assert consumer.says("prepare: ") and consumer.says('done {"n": 1, "shop": 1}')
     # Nothing timed out in between.
     assert failed(shop) == before
-    assert figures(shop) == {"store": 0, "prepare": 0, "retry": 0, "dead": 0}
+    assert figures(shop) == {"waiting": 0, "running": 0, "resting": 0, "dead": 0}
 
 
 def test_sigterm_ends_it_after_the_message_in_hand(shop: Shop, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_sigterm_ends_it_after_the_message_in_hand(shop: Shop, tmp_path: Path) -
     # The others went back, and their retries are all there.
     found = shop.ask("GET", f"v1/topics/{TOPIC}/messages/")["results"]
     assert [(one["body"]["n"], one["retries_left"]) for one in found] == [(2, None), (3, None)]
-    assert figures(shop) == {"store": 2, "prepare": 0, "retry": 0, "dead": 0}
+    assert figures(shop) == {"waiting": 2, "running": 0, "resting": 0, "dead": 0}
 
 
 def test_sigterm_ends_it_while_it_waits_and_while_the_server_is_unreachable(

@@ -21,7 +21,7 @@ KEPT = Topic(
     time_range_ms=1,
     max_retries=1,
     backoff=BackOff(0, 0),
-    keep_done_ms=3_600_000,
+    outcome_retention_ms=3_600_000,
 )
 
 
@@ -60,14 +60,14 @@ def test_progress_of_a_dead_worker_is_gone_with_its_delivery(
     first = start("kept", WORKER_TIMEOUT="1")
     happened.wait("begun", 1)
     before = told(broker, body)
-    assert (before.state, before.progress, before.attempts) == ("in_flight", 0.5, 1)
+    assert (before.state, before.progress, before.attempts) == ("running", 0.5, 1)
     pid = int(before.progress_text)
     first.kill()
     eventually(lambda: is_gone(pid), "the death of the child")
     second = start("kept", WORKER_TIMEOUT="1")
     happened.wait("begun", 2)
     after = told(broker, body)
-    assert (after.state, after.progress, after.attempts) == ("in_flight", 0.5, 2)
+    assert (after.state, after.progress, after.attempts) == ("running", 0.5, 2)
     assert int(after.progress_text) != pid
     assert after.worker != before.worker
     happened.go()

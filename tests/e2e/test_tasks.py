@@ -103,7 +103,7 @@ def test_a_coroutine_function_that_is_cancelled_is_stopped(work: Callable[..., W
     work("--threads", "1")
     result = errands.gathers.enqueue("alone", 2)
     eventually(lambda: _status(result) == Status.RUNNING, "running")
-    assert cancel_message("tasks-async.default", key=result.id, on_commit=False) == "in_flight"
+    assert cancel_message("tasks-async.default", key=result.id, on_commit=False) == "running"
     (found,) = finished(result)
     assert (found.status, found.attempts) == (Status.FAILED, 1)
     assert [error.exception_class.__name__ for error in found.errors] == ["Cancelled"]

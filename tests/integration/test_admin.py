@@ -595,7 +595,7 @@ def test_a_key_with_a_dead_and_a_waiting_copy_shows_both(boss: Client, broker: B
     send(broker, "keyed", b"k")
     page = text(boss.get(url("message", "keyed", f"{slot_of(b'k', 2)}.aw")))
     assert page.count("rmq-panel") == 6  # two bodies, two lists of facts, one error, the timeline
-    assert "It waits" in page
+    assert "Waiting for its time" in page
     assert "Why it died" in page
 
 

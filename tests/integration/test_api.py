@@ -251,7 +251,7 @@ def test_nothing_is_sent_if_one_message_cannot_be(program: Program) -> None:
     many = {"messages": [{"body": 1, "priority": 50}, {"body": 2, "priority": 1}]}
     refused = program.refused(400, "invalid_message", "POST", "topics/ranked/messages/", many)
     assert "item 1" in refused.json()["detail"]
-    assert program.ok("GET", "topics/ranked/")["store"] == 0
+    assert program.ok("GET", "topics/ranked/")["waiting"] == 0
 
 
 def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> None:
@@ -398,7 +398,7 @@ def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) 
     names = [one["name"] for one in program.ok("GET", "topics/")["results"]]
     assert names == list(TOPICS)
     ranked = program.ok("GET", "topics/ranked/")
-    assert (ranked["type"], ranked["store"], ranked["due"], ranked["partial"]) == ("priority", 1, 1, False)
+    assert (ranked["type"], ranked["waiting"], ranked["due"], ranked["partial"]) == ("priority", 1, 1, False)
     found = program.ok("GET", "slots/?topic=timed&first=1&limit=2")
     assert [one["slot"] for one in found["results"]] == [1, 2]
     assert (found["next_slot"], found["slots"]) == (3, 4)
@@ -523,14 +523,14 @@ def test_a_delete_asks_which_where_there_are_two_copies(program: Program, broker
     path = f"topics/ranked/messages/{one}/"
     program.ok("POST", f"{path}bury/")
     sent(program, "ranked", 1, priority=50)
-    assert [copy["state"] for copy in program.ok("GET", path)["results"]] == ["store", "dead"]
+    assert [copy["state"] for copy in program.ok("GET", path)["results"]] == ["waiting", "dead"]
     assert program.refused(409, "conflict", "DELETE", path).json()["outcome"] == "both"
     program.refused(400, "invalid", "DELETE", f"{path}?copy=evil")
     program.ok("DELETE", f"{path}?copy=live")
     program.ok("DELETE", path)
     sent(program, "ranked", 1, priority=50)
     broker.prepare(get_config().topic("ranked"), 0, "W", None, 1)
-    assert program.ok("DELETE", path, status=202)["outcome"] == "in_flight"
+    assert program.ok("DELETE", path, status=202)["outcome"] == "running"
 
 
 def public(plain: str) -> str:
@@ -601,7 +601,7 @@ def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
     found = program.ok("POST", path, {"filter": {"priority": 900}, "priority": 901})
     assert found["outcomes"] == {"rescheduled": 30}
     program.refused(409, "refused", "POST", path, {"filter": {}, "due": "2030-01-01T00:00:00Z"})
-    program.refused(409, "refused", "POST", path, {"filter": {}, "priority": 900, "state": "retry"})
+    program.refused(409, "refused", "POST", path, {"filter": {}, "priority": 900, "state": "resting"})
     program.refused(
         409,
         "refused",
@@ -616,11 +616,11 @@ def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
 def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
     sent(program, "timed", 1, fixed_time=LATER)
     path = "topics/timed/purge/"
-    assert program.ok("POST", path, {"state": "store", "dry_run": True})["outcomes"] == {"matching": 1}
-    assert program.ok("POST", path, {"state": "store"})["outcomes"] == {"purged": 1}
-    program.refused(400, "invalid", "POST", path, {"state": "prepare"})
+    assert program.ok("POST", path, {"state": "waiting", "dry_run": True})["outcomes"] == {"matching": 1}
+    assert program.ok("POST", path, {"state": "waiting"})["outcomes"] == {"purged": 1}
+    program.refused(400, "invalid", "POST", path, {"state": "running"})
     program.refused(400, "invalid", "POST", path, {})
-    program.refused(409, "refused", "POST", "topics/ranked/purge/", {"state": "store", "older_than": 1})
+    program.refused(409, "refused", "POST", "topics/ranked/purge/", {"state": "waiting", "older_than": 1})
     assert program.ok("POST", "topics/timed/pause/")["outcomes"] == {"paused": 4}
     assert program.ok("GET", "topics/timed/")["paused_slots"] == 4
     assert program.ok("POST", "topics/timed/resume/")["outcomes"] == {"resumed": 4}

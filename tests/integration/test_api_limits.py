@@ -80,7 +80,7 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
         many = {"messages": [message(n, 1_000) for n in range(4)]}
         program.ok("POST", PATH, many, 202)
         program.refused(429, "too_many_sends", "POST", PATH, many)
-        assert program.ok("GET", "topics/ranked/")["store"] == 4
+        assert program.ok("GET", "topics/ranked/")["waiting"] == 4
 
 
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
@@ -160,7 +160,7 @@ def dying(broker: Any, count: int) -> list[str]:
 
 def topic(program: Program, name: str) -> int:
     """Return how many messages wait in a topic."""
-    return int(program.ok("GET", f"topics/{name}/")["store"])
+    return int(program.ok("GET", f"topics/{name}/")["waiting"])
 
 
 # --- answers that are kept
@@ -175,7 +175,7 @@ def test_answers_that_are_kept_are_bounded_and_those_that_are_there_are_still_gi
         assert "Idempotency-Key" in refused.json()["detail"]
         assert 20_000 < int(refused["Retry-After"]) <= 28_801
         # Nothing was sent, nothing is kept of it, and a smaller one fits.
-        assert program.ok("GET", "topics/ranked/")["store"] == 2
+        assert program.ok("GET", "topics/ranked/")["waiting"] == 2
         program.ok("POST", PATH, message(3), 202, Idempotency_Key="k2")
         for _ in range(3):
             assert program.ok("POST", PATH, two, 202, Idempotency_Key="k1") == first

@@ -97,8 +97,8 @@ def test_a_purge_says_its_age_and_its_slot(broker: Any, operations: Operations) 
     operations.purge("timed", "store", older_than=60, slot=0).result()
     operations.delete_all("ranked", "store", Filter(priority=5)).result()
     assert notes() == [
-        "Purge (store, older than 60 s, slot 0): 1 purged (admin)",
-        "Delete all (store, priority 5): nothing (admin)",
+        "Purge (waiting, older than 60 s, slot 0): 1 purged (admin)",
+        "Delete all (waiting, priority 5): nothing (admin)",
     ]
 
 
@@ -107,8 +107,8 @@ def test_what_was_done_to_all_matches_is_in_the_trail(broker: Any, operations: O
     operations.reschedule_all("ranked", "store", Filter(slot=0), priority=500).result()
     operations.bury_all("ranked", "store", why="secret reasons").result()
     assert notes() == [
-        "Reschedule all (store, slot 0; to priority 500): 1 rescheduled (admin)",
-        "Bury all (store; with a reason): 1 buried (admin)",
+        "Reschedule all (waiting, slot 0; to priority 500): 1 rescheduled (admin)",
+        "Bury all (waiting; with a reason): 1 buried (admin)",
     ]
 
 

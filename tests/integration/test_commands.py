@@ -280,7 +280,7 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     run("rmqreplay", "orders", "--id", dead_ids[0])
     answer = run("rmqreplay", "orders", *named, "--dry-run", "--json", code=1)
     found, _ = json.JSONDecoder().raw_decode(answer)
-    assert found["outcomes"] == {"store": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
+    assert found["outcomes"] == {"waiting": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
 
 
 # --- rmqreslot
@@ -371,7 +371,7 @@ def test_rmqlist_says_that_there_are_more(broker: Broker, run: Run) -> None:
         ("--state", "nonsense"),
         (),
         ("--state", "dead", "--slot", "9"),
-        ("--state", "in_flight", "--error", "x"),
+        ("--state", "running", "--error", "x"),
     ):
         run("rmqlist", "orders", *wrong, code=2)
 
@@ -407,7 +407,7 @@ def test_rmqlist_groups_by_slot_and_by_hour_and_says_what_it_has_not_looked_at(
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     assert all(day in line for line in text.splitlines()[1:-1])
     assert "cannot be grouped by error" in run(
-        "rmqlist", "orders", "--state", "in_flight", "--group-by", "error", code=2
+        "rmqlist", "orders", "--state", "running", "--group-by", "error", code=2
     )
 
 
@@ -480,7 +480,7 @@ def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
     for answer, code, left in (("yes\n", 1, 1), ("\n", 1, 1), ("order-timeouts\n", 0, 0)):
         found, text = answered(prefix, redis_url, answer, "rmqpurge", "order-timeouts", "--state", "store")
         assert found == code, text
-        assert "1 message of order-timeouts (store) will be deleted permanently" in text
+        assert "1 message of order-timeouts (waiting) will be deleted permanently" in text
         assert broker.count(topic, 0).store == left
 
 
@@ -593,7 +593,7 @@ def test_rmqstats(broker: Broker, run: Run) -> None:
     send_messages("orders", [3, 4, 5], fixed_time=int(time.time() * 1000) + 60_000)
     rows = {row["topic"]: row for row in json.loads(run("rmqstats", "--json"))}
     assert list(rows) == list(TOPICS)
-    assert (rows["orders"]["store"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
+    assert (rows["orders"]["waiting"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
     text = run("rmqstats", "orders")
     assert text.splitlines()[0].split() == list(COLUMNS)
     cells = "orders fixed_time 3 0 0 0 2 - - - 0"
@@ -809,7 +809,7 @@ def runs_for(broker: Broker, name: str, seconds: float) -> None:
 def test_what_runs_for_long_is_shown_and_may_be_limited(broker: Broker, run: Run) -> None:
     runs_for(broker, "orders", 600)
     [row] = json.loads(run("rmqstats", "orders", "--json"))
-    assert row["prepare"] == 1 and row["due"] == 0 and 600 <= row["oldest_running_seconds"] < 660
+    assert row["running"] == 1 and row["due"] == 0 and 600 <= row["oldest_running_seconds"] < 660
     assert "10 m" in run("rmqstats", "orders").splitlines()[1]
     assert "10 m" in run("rmqslots", "orders")
     assert "running" not in run("rmqhealth", "--no-workers")

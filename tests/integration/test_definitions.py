@@ -19,7 +19,14 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 
-from django_rmq import InvalidMessage, TopicMismatch, remove_message, send_message, send_messages, status
+from django_rmq import (
+    InvalidMessage,
+    TopicMismatch,
+    message_status,
+    remove_message,
+    send_message,
+    send_messages,
+)
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.records import write_record
 from django_rmq.core.memory.broker import InMemoryBroker
@@ -162,7 +169,7 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
         assert send_message("renders", 2, priority=50).status == "stored"
         assert send_messages("renders", [3, 4], priority=50).counts() == {"stored": 2}
         assert remove_message("renders", 4).status == "waiting"
-        assert status("renders", 3).state == "waiting"
+        assert message_status("renders", 3).state == "waiting"
         with transaction.atomic():
             result = send_message("renders", 5, priority=50)
         assert result.status == "stored"

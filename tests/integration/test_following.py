@@ -23,9 +23,9 @@ from tests.brokers import Broker
 pytestmark = pytest.mark.django_db
 
 TOPICS: dict[str, dict[str, Any]] = {
-    "kept": {"TYPE": "priority", "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 60, "KEEP_DONE": "1h"},
+    "kept": {"TYPE": "priority", "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 60, "OUTCOME_RETENTION": "1h"},
     "forgotten": {"TYPE": "priority", "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 60},
-    "secret": {"TYPE": "priority", "SLOTS": 2, "KEEP_DONE": "1h"},
+    "secret": {"TYPE": "priority", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
 }
 Staff = Callable[..., Client]
 
@@ -94,13 +94,13 @@ def test_rest_shows_the_copies_of_a_message_and_its_status(still: Clock, staff: 
     client = staff("view_topic", "view_bodies")
     sent = send_message("kept", "x", priority=500, on_commit=False)
     found = rest(client, "kept", sent.id)
-    assert [one["state"] for one in found["results"]] == ["store"]
+    assert [one["state"] for one in found["results"]] == ["waiting"]
     assert (found["status"]["state"], found["status"]["priority"]) == ("waiting", 500)
     run("kept", Retry("no"))
     found = rest(client, "kept", sent.id)
-    assert [one["state"] for one in found["results"]] == ["retry"]
+    assert [one["state"] for one in found["results"]] == ["resting"]
     status = found["status"]
-    assert (status["state"], status["attempts"], status["error_class"]) == ("retry", 1, "Retry")
+    assert (status["state"], status["attempts"], status["error_class"]) == ("resting", 1, "Retry")
     assert status["due_ms"] == still() // 1000 + 60_000
 
 
@@ -135,7 +135,7 @@ def test_who_may_not_see_bodies_follows_a_message_by_its_sealed_id(
         seen.append(rest(client, topic, listed["id"])["status"])
 
     drain(topic, live=True)
-    assert [(one["state"], one["progress"], one["progress_text"]) for one in seen] == [("in_flight", 0.5, "")]
+    assert [(one["state"], one["progress"], one["progress_text"]) for one in seen] == [("running", 0.5, "")]
     found = rest(client, topic, listed["id"])
     assert (found["results"], found["status"]["state"]) == ([], "done")
     # A plain id would show whether a guessed body is right.
@@ -195,7 +195,7 @@ def test_a_message_that_was_cancelled_is_shown_with_its_end(still: Clock, staff:
 def test_the_admin_says_where_nothing_is_kept(still: Clock, staff: Staff) -> None:
     client = staff("view_topic", "view_bodies")
     sent = send_message("forgotten", "x", priority=500, on_commit=False)
-    assert "has no KEEP_DONE" in page(client, "forgotten", sent.id)
+    assert "has no OUTCOME_RETENTION" in page(client, "forgotten", sent.id)
     run("forgotten", None)
     assert "Message not found" in page(client, "forgotten", sent.id, 404)
 

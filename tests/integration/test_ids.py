@@ -479,8 +479,8 @@ def test_a_message_that_has_gone_on_is_found_where_it_is_now(broker: Any) -> Non
     put(broker, "redacted", SECRET)
     (listed,) = viewer().listing("redacted", "store").copies
     taken = broker.prepare(topic, 0, "W", None, 1)
-    assert [copy.state for copy in viewer().get("redacted", listed.id)] == ["prepare"]
-    assert viewer().delete("redacted", [listed.id], "live").outcomes == {"in_flight": 1}
+    assert [copy.state for copy in viewer().get("redacted", listed.id)] == ["running"]
+    assert viewer().delete("redacted", [listed.id], "live").outcomes == {"running": 1}
     put(broker, "redacted", SECRET)
     broker.rollback(topic, 0, taken.receipt, [Failure(SECRET)])
     kill(broker, "redacted")
@@ -525,7 +525,7 @@ def test_the_id_in_a_log_line_is_enough_for_a_command(broker: Any) -> None:
     call_command("rmqreplay", "timed", "--id", named, stdout=out)
     assert "1 replayed" in out.getvalue()
     (copy,) = shell().get("timed", named)
-    assert copy.member == members[7] and copy.state == "store"
+    assert copy.member == members[7] and copy.state == "waiting"
 
 
 @pytest.mark.django_db
@@ -535,7 +535,7 @@ def test_what_a_program_has_sent_it_finds_by_the_id_it_was_told(broker: Any, nam
     option = {"priority": 100} if name == "redacted" else {"fixed_time": int(time.time() * 1000) + 90_000}
     for body in ("short", "long" * 200):
         (sent,) = program.ok("POST", f"topics/{name}/messages/", {"body": body, **option}, 202)["results"]
-        assert program.ok("GET", f"topics/{name}/messages/{sent['id']}/")["results"][0]["state"] == "store"
+        assert program.ok("GET", f"topics/{name}/messages/{sent['id']}/")["results"][0]["state"] == "waiting"
         assert program.ok("DELETE", f"topics/{name}/messages/{sent['id']}/")["outcome"] == "deleted"
 
 

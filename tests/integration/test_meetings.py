@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import Message, cancel_message, listener, send_message, status
+from django_rmq import Message, cancel_message, listener, message_status, send_message
 from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
@@ -190,7 +190,7 @@ def test_permits_come_in_lists(is_async: bool) -> None:
     assert max(sizes) > 5
 
 
-KEPT = {**MERGED, "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0, "KEEP_DONE": "1h"}
+KEPT = {**MERGED, "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0, "OUTCOME_RETENTION": "1h"}
 
 
 @pytest.mark.parametrize("by", ["an acknowledgement of Spark", "a person"])
@@ -202,7 +202,7 @@ def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> N
         clock.advance(seconds=1)
         taken = run(taking.prepare(topic, 0, "me", None, 1))
         run(ending.rollback(topic, 0, taken.receipt, [Failure(b"k", "failed", None, "ValueError: x")]))
-        assert status("kept", key="k").state == "dead"
+        assert message_status("kept", key="k").state == "dead"
         if by == "a person":
             assert run(people.remove(topic, 0, [b"k"], "dead")) == ["dead"]
         else:
@@ -210,7 +210,7 @@ def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> N
             run(claims.claim(topic, 0, "spark", 1, 60_000, 10, 100_000))
             run(claims.renew(topic, 0, "spark", 1, 60_000, seal=True))
             run(claims.ack(topic, 0, "spark", 1))
-        assert (status("kept", key="k").state, live(broker(), topic)) == ("unknown", 0)
+        assert (message_status("kept", key="k").state, live(broker(), topic)) == ("unknown", 0)
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
@@ -230,4 +230,4 @@ def test_drain_raises_cancelled_only_of_a_listener_that_nobody_cancelled(
         clock.advance(seconds=1)
         with nullcontext() if is_cancelled else pytest.raises(Cancelled):
             drain()
-        assert status("kept", 1).state == ("cancelled" if is_cancelled else "dead")
+        assert message_status("kept", 1).state == ("cancelled" if is_cancelled else "dead")

@@ -98,7 +98,7 @@ def live_through_everything(broker: Any) -> None:
     broker.rollback(
         work, 0, taken.receipt, [Failure(b"2"), Failure(b"3", "rejected"), Failure(b"6", "overran")]
     )
-    assert broker.cancel(work, 0, [b"5"]) == ["in_flight"]
+    assert broker.cancel(work, 0, [b"5"]) == ["running"]
     broker.rollback(work, 0, taken.receipt, [Failure(b"5")])
     broker.release(work, 0, taken.receipt, [b"4"])
     assert broker.commit(work, 0, taken.receipt, [b"1"]) == ["stale"]
@@ -131,9 +131,9 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
     assert reasons == {"error": 1, "timeout": 0, "overran": 1, "rejected": 1}
     messages = {
         state: found["rmq_messages", state, "work"]
-        for state in ("waiting", "in_flight", "claimed", "retry", "dead")
+        for state in ("waiting", "running", "claimed", "resting", "dead")
     }
-    assert sum(messages.values()) == 6 and messages["dead"] == messages["in_flight"] == 0
+    assert sum(messages.values()) == 6 and messages["dead"] == messages["running"] == 0
     assert found["rmq_messages_due", "work"] <= 5
     assert found["rmq_slots", "work"] == 4
     assert found["rmq_messages_sent_total", "ranked"] == 0

@@ -9,7 +9,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import InvalidBody, InvalidMessage, cancel_message, remove_message, send_message, status
+from django_rmq import (
+    InvalidBody,
+    InvalidMessage,
+    cancel_message,
+    message_status,
+    remove_message,
+    send_message,
+)
 from django_rmq.project.listening.registry import isolated
 from django_rmq.testing import memory_broker
 from tests.typed_bodies import Reason
@@ -39,22 +46,22 @@ def _settings() -> Iterator[None]:
 def test_the_field_names_a_keyed_message(name: str, named: dict[str, Any]) -> None:
     for act in (remove_message, cancel_message):
         send_message(name, BODY, key="k", fixed_time=LATE)
-        assert status(name, named, key="k").state == "waiting"
+        assert message_status(name, named, key="k").state == "waiting"
         assert act(name, named, key="k").status == "waiting"
-        assert status(name, named, key="k").state == "unknown"
+        assert message_status(name, named, key="k").state == "unknown"
 
 
 def test_a_whole_body_names_its_message_by_what_would_be_stored() -> None:
     send_message("reasons", BODY, key="k", fixed_time=LATE)
-    assert status("reasons", {**BODY, "reason": Reason.CAMPAIGN}, key="k").state == "waiting"
-    assert status("reasons", {"reason": "campaign"}, key="k").state == "waiting"
+    assert message_status("reasons", {**BODY, "reason": Reason.CAMPAIGN}, key="k").state == "waiting"
+    assert message_status("reasons", {"reason": "campaign"}, key="k").state == "waiting"
 
 
 @pytest.mark.parametrize("name", ["untyped", "typed"])
 def test_a_body_without_the_field_names_nothing(name: str) -> None:
     for body in (None, {"store": 7}, 7):
         with pytest.raises(InvalidMessage):
-            status(name, body, key="k")
+            message_status(name, body, key="k")
 
 
 def test_elsewhere_the_whole_body_is_needed() -> None:

@@ -262,7 +262,7 @@ def test_lists_are_filtered_by_text_error_age_and_slot(broker: Any, operations: 
 def test_what_has_no_age_is_not_filtered_by_it(operations: Operations) -> None:
     with pytest.raises(OperationRefused, match="priority"):
         operations.listing("ranked", "store", wanted=Filter(older_than=5))
-    with pytest.raises(OperationRefused, match="messages in Retry"):
+    with pytest.raises(OperationRefused, match="resting messages"):
         operations.listing("timed", "retry", wanted=Filter(newer_than=5))
     with pytest.raises(InvalidRequest, match="age"):
         operations.listing("timed", "dead", wanted=Filter(older_than=float("nan")))
@@ -283,7 +283,7 @@ def test_a_message_shows_all_its_copies(broker: Any, operations: Operations) -> 
     put(broker, "timed", b'"a"')
     (listed,) = operations.listing("timed", "dead").copies
     waiting, running, dead = operations.get("timed", listed.id)
-    assert (waiting.state, running.state, dead.state) == ("store", "prepare", "dead")
+    assert (waiting.state, running.state, dead.state) == ("waiting", "running", "dead")
     assert dead == listed and dead.body() == "a"
     assert (dead.failed, dead.failures, dead.error_class) == ("rejected", 1, "shop.errors.Boom")
     assert running.receipt is not None and running.retries_left == 16
@@ -367,11 +367,11 @@ def test_what_spark_has_claimed_is_shown_and_counts_as_in_flight(broker: Any, op
     broker.send_replace(topic, 1, [past()], [b"k"], [encode_envelope(Envelope(b'{"n":1}'))])
     assert broker.claim(topic, 1, "spark", 1, 60_000, 10).taken == 1
     (claimed,) = operations.listing("keyed", "claim").copies
-    assert (claimed.state, claimed.key, claimed.body()) == ("claim", "k", {"n": 1})
+    assert (claimed.state, claimed.key, claimed.body()) == ("claimed", "k", {"n": 1})
     assert operations.get("keyed", claimed.id) == [claimed]
     assert operations.topic("keyed").claimed == 1
-    assert operations.replay("keyed", [claimed.id]).outcomes == {"in_flight": 1}
-    assert operations.delete("keyed", [claimed.id], "live").outcomes == {"in_flight": 1}
+    assert operations.replay("keyed", [claimed.id]).outcomes == {"running": 1}
+    assert operations.delete("keyed", [claimed.id], "live").outcomes == {"running": 1}
     with pytest.raises(OperationRefused, match="Spark"):
         operations.listing("keyed", "claim", wanted=Filter(older_than=5))
 
@@ -391,7 +391,7 @@ def test_replay_says_what_it_found(broker: Any, operations: Operations) -> None:
     slot = slot_of(b'"a"', 4)
     taken = broker.prepare(topic, slot, "W", None, 100)
     assert b'"a"' in [one.member for one in taken.deliveries]
-    assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"in_flight": 1}
+    assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"running": 1}
     broker.commit(topic, slot, taken.receipt, [b'"a"'])
     assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"gone": 1}
 
@@ -464,12 +464,12 @@ def test_what_is_in_flight_is_marked(broker: Any, operations: Operations) -> Non
     topic = topic_of("timed")
     taken = broker.prepare(topic, slot, "W", None, 1)
     (running,) = operations.listing("timed", "prepare").copies
-    assert operations.bury("timed", [running.id], "why not").outcomes == {"in_flight": 1}
+    assert operations.bury("timed", [running.id], "why not").outcomes == {"running": 1}
     assert operations.get("timed", running.id)[0].mark == "buried"
-    assert operations.delete("timed", [running.id], "live").outcomes == {"in_flight": 1}
+    assert operations.delete("timed", [running.id], "live").outcomes == {"running": 1}
     assert operations.get("timed", running.id)[0].mark == "removed"
     due = datetime.now(UTC) + timedelta(hours=1)
-    assert operations.reschedule("timed", [running.id], due=due).outcomes == {"in_flight": 1}
+    assert operations.reschedule("timed", [running.id], due=due).outcomes == {"running": 1}
     assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
     with pytest.raises(MessageGone):
         operations.get("timed", running.id)

@@ -1,4 +1,4 @@
-"""The scripts of topics with KEEP_DONE under the faults of ``test_faults``: lost replies, full servers, foreign types."""
+"""The scripts of topics with OUTCOME_RETENTION under the faults of ``test_faults``: lost replies, full servers, foreign types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ each = pytest.mark.parametrize("script", [*KEPT, "progress"])
 
 
 def kept(client: redis.Redis, prefix: str) -> Slot:
-    return slot_of(client, prefix, keep_done_ms=3_600_000)
+    return slot_of(client, prefix, outcome_retention_ms=3_600_000)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import InvalidMessage, cancel_message, remove_message, send_message, status
+from django_rmq import InvalidMessage, cancel_message, message_status, remove_message, send_message
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
@@ -36,7 +36,7 @@ from django_rmq.testing import memory_broker
 from tests.integration.test_api import Program, user_with
 
 TOPICS = {
-    "prices": {"TYPE": "range_merge", "TIME_RANGE": 3_600_000, "SLOTS": 2, "KEEP_DONE": "1h"},
+    "prices": {"TYPE": "range_merge", "TIME_RANGE": 3_600_000, "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
     "orders": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "SLOT_BASIS": "shop"},
 }
 LATE = 4_000_000_000_000
@@ -70,7 +70,7 @@ def reslot(name: str, slots: int) -> None:
 def ids(request: pytest.FixtureRequest) -> list[str]:
     """The ids of messages that were sent and looked at before re-slottings."""
     sent = [send_message("prices", body, on_commit=False).id for body in BODIES]
-    assert status("prices", BODIES[0]).state == "waiting"
+    assert message_status("prices", BODIES[0]).state == "waiting"
     assert remove_message("prices", {"n": -1}, on_commit=False) == "not_found"
     for slots in request.param:
         reslot("prices", slots)
@@ -79,14 +79,14 @@ def ids(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.mark.usefixtures("ids")
 def test_the_status_of_a_moved_message_is_known_by_its_body() -> None:
-    assert {status("prices", body).state for body in BODIES} == {"waiting"}
-    assert status("prices", {"n": -1}).state == "unknown"
+    assert {message_status("prices", body).state for body in BODIES} == {"waiting"}
+    assert message_status("prices", {"n": -1}).state == "unknown"
 
 
 def test_the_status_of_a_moved_message_is_known_by_its_id(ids: list[str]) -> None:
-    found = [status("prices", id=one) for one in ids]
+    found = [message_status("prices", id=one) for one in ids]
     assert {one.state for one in found} == {"waiting"}
-    assert [one.id for one in found] == [status("prices", body).id for body in BODIES]
+    assert [one.id for one in found] == [message_status("prices", body).id for body in BODIES]
 
 
 def test_the_id_of_a_log_line_is_good_after_a_re_slotting(ids: list[str]) -> None:
@@ -95,11 +95,11 @@ def test_the_id_of_a_log_line_is_good_after_a_re_slotting(ids: list[str]) -> Non
         identity = identify_for_program(get_config().topics["prices"], one)
         assert identity.member is not None
         sealed.append(sealed_id("prices", identity.slot, identity.member))
-    assert {status("prices", id=one).state for one in sealed} == {"waiting"}
+    assert {message_status("prices", id=one).state for one in sealed} == {"waiting"}
     half = len(ids) // 2
     assert {cancel_message("prices", id=one).status for one in sealed[:half]} == {"waiting"}
     assert {remove_message("prices", id=one).status for one in ids[half:]} == {"waiting"}
-    assert {status("prices", body).state for body in BODIES} <= {"removed", "cancelled", "unknown"}
+    assert {message_status("prices", body).state for body in BODIES} <= {"removed", "cancelled", "unknown"}
 
 
 @pytest.mark.usefixtures("ids")
@@ -107,7 +107,7 @@ def test_the_id_of_a_log_line_is_good_after_a_re_slotting(ids: list[str]) -> Non
 def test_a_moved_message_is_taken_back(act: Any) -> None:
     assert {act("prices", body, on_commit=False).status for body in BODIES} == {"waiting"}
     assert {act("prices", body, on_commit=False).status for body in BODIES} == {"not_found"}
-    assert {status("prices", body).state for body in BODIES} <= {"removed", "unknown"}
+    assert {message_status("prices", body).state for body in BODIES} <= {"removed", "unknown"}
 
 
 @pytest.mark.usefixtures("ids")
@@ -121,18 +121,18 @@ def test_a_moved_message_is_taken_back_at_the_commit() -> None:
 def test_a_message_with_a_basis_of_its_own_is_found_by_an_id_from_before_a_re_slotting() -> None:
     sent = send_orders()
     reslot("orders", 16)
-    assert {status("orders", id=one).state for one in sent} == {"waiting"}
-    assert status("orders", id="0.a2s").state == "unknown"
+    assert {message_status("orders", id=one).state for one in sent} == {"waiting"}
+    assert message_status("orders", id="0.a2s").state == "unknown"
 
 
 def test_an_id_is_one_of_a_slot_that_the_topic_has_or_had() -> None:
     send_message("prices", BODIES[0], on_commit=False)
     with pytest.raises(InvalidMessage):
-        status("prices", id="5.YQ")
+        message_status("prices", id="5.YQ")
     reslot("prices", 8)
-    assert status("prices", id="5.YQ").state == "unknown"
+    assert message_status("prices", id="5.YQ").state == "unknown"
     with pytest.raises(InvalidMessage):
-        status("prices", id="8.YQ")
+        message_status("prices", id="8.YQ")
 
 
 @pytest.mark.parametrize("act", [remove_message, cancel_message])
@@ -145,12 +145,12 @@ def test_a_message_with_a_basis_of_its_own_is_taken_back_by_an_id_from_before_a_
 
 def test_how_a_message_ended_is_known_by_its_id_before_and_after_a_re_slotting(ids: list[str]) -> None:
     assert {remove_message("prices", id=one, on_commit=False).status for one in ids} == {"waiting"}
-    assert {status("prices", id=one).state for one in ids} == {"removed"}
+    assert {message_status("prices", id=one).state for one in ids} == {"removed"}
     before = send_message("prices", {"n": "ended before"}, on_commit=False).id
     remove_message("prices", id=before, on_commit=False)
     slots = get_broker().definitions()["prices"]["slots"]
     reslot("prices", slots * 4)
-    assert status("prices", id=before).state == "removed"
+    assert message_status("prices", id=before).state == "removed"
     assert shell().follow("prices", before).status.state == "removed"
 
 
@@ -247,7 +247,7 @@ def test_two_ids_of_one_message_are_one_action() -> None:
 def test_the_audit_trail_names_a_moved_message_as_the_log_does_now(caplog: pytest.LogCaptureFixture) -> None:
     (old,) = send_orders(1)
     reslot("orders", 16)
-    (now,) = seal_ids("orders", [status("orders", id=old).id])
+    (now,) = seal_ids("orders", [message_status("orders", id=old).id])
     caplog.set_level("INFO", "django_rmq.audit")
     shell().cancel("orders", [old])
     assert now in caplog.text

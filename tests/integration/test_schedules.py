@@ -1047,7 +1047,7 @@ def test_a_schedule_whose_runs_die_is_seen(
         running.stepper().settle()
         assert outcome() == ("", None), "it has not ended"
         end_runs(broker, "failed")
-        assert outcome() == ("retry", one)
+        assert outcome() == ("resting", one)
         assert command().rstrip().endswith("last run failed, on time")
         clock.advance(seconds=3000)
         end_runs(broker, "rejected")

@@ -68,7 +68,7 @@ class Timed:
             identity=identity,
             max_body=1 << 20,
             backoff=BackOff(1_000, 600_000),
-            keep_done_ms=3_600_000 if keeps else None,
+            outcome_retention_ms=3_600_000 if keeps else None,
         )
         self.took: dict[str, int] = {}
         self.plain = self.time_plain()
@@ -278,7 +278,7 @@ def every_script(slot: Timed) -> Timed:
     waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
     new = [70 if slot.topic.is_priority else START_MS + 10_000_000] * BATCH
     slot.time("reschedule", lambda: slot.reschedule(new, waiting))
-    assert set(slot.time("bury", lambda: slot.bury(waiting, error))) <= {"waiting", "retry"}
+    assert set(slot.time("bury", lambda: slot.bury(waiting, error))) <= {"waiting", "resting"}
     half = waiting[: BATCH // 2]
     deaths = [entry.score for entry in slot.peek("dead", limit=1).entries] * len(half)
     assert set(slot.time("discard", lambda: slot.discard(deaths, half))) == {"dead"}

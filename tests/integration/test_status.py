@@ -20,12 +20,12 @@ from django_rmq import (
     Reject,
     Retry,
     UnknownTopic,
-    astatus,
+    amessage_status,
     cancel_message,
     listener,
+    message_status,
     remove_message,
     send_message,
-    status,
 )
 from django_rmq.core.words import held
 from django_rmq.core.words.answers import Found
@@ -39,13 +39,13 @@ from tests.brokers import intercept
 from tests.workers import Worker, eventually, live, send
 
 TOPICS: dict[str, dict[str, Any]] = {
-    "kept": {"TYPE": "priority", "SLOTS": 4, "MAX_RETRIES": 2, "BACKOFF": 60, "KEEP_DONE": "1h"},
-    "orders": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "KEEP_DONE": 600},
-    "line": {"TYPE": "fifo", "SLOTS": 4, "KEEP_DONE": "90s"},
-    "shared": {"TYPE": "priority", "SLOTS": 1, "SERIAL": False, "KEEP_DONE": timedelta(hours=1)},
+    "kept": {"TYPE": "priority", "SLOTS": 4, "MAX_RETRIES": 2, "BACKOFF": 60, "OUTCOME_RETENTION": "1h"},
+    "orders": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "OUTCOME_RETENTION": 600},
+    "line": {"TYPE": "fifo", "SLOTS": 4, "OUTCOME_RETENTION": "90s"},
+    "shared": {"TYPE": "priority", "SLOTS": 1, "SERIAL": False, "OUTCOME_RETENTION": timedelta(hours=1)},
     "forgotten": {"TYPE": "priority", "SLOTS": 4},
 }
-KEPT = Topic("seen", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, keep_done_ms=60_000)
+KEPT = Topic("seen", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, outcome_retention_ms=60_000)
 
 
 @pytest.fixture(autouse=True)
@@ -85,15 +85,15 @@ def test_a_message_is_followed_from_its_send_to_its_end() -> None:
 
     @listener("kept")
     def work(message: Message) -> None:
-        seen.append(status("kept", {"n": 1}))
+        seen.append(message_status("kept", {"n": 1}))
 
-    assert status("kept", {"n": 1}).state == "unknown"
+    assert message_status("kept", {"n": 1}).state == "unknown"
     send_message("kept", {"n": 1}, priority=500)
-    assert (found := status("kept", {"n": 1})).state == "waiting"
+    assert (found := message_status("kept", {"n": 1})).state == "waiting"
     assert (found.priority, found.due, found.attempts, found.worker) == (500, None, 0, "")
     drain(live=True)
-    assert [(one.state, one.attempts) for one in seen] == [("in_flight", 1)]
-    found = status("kept", {"n": 1})
+    assert [(one.state, one.attempts) for one in seen] == [("running", 1)]
+    found = message_status("kept", {"n": 1})
     assert (found.state, found.attempts, found.reason, found.error_class) == ("done", 1, "", "")
     assert found.worker == seen[0].worker != ""
     assert found.delivered is not None
@@ -110,14 +110,14 @@ def test_what_fails_rests_and_dies(still: Clock) -> None:
     send_message("kept", 1, priority=500)
     drain(raise_errors=False)
     began = instant(still)
-    found = status("kept", 1)
-    assert (found.state, found.attempts, found.error_class) == ("retry", 1, "Retry")
+    found = message_status("kept", 1)
+    assert (found.state, found.attempts, found.error_class) == ("resting", 1, "Retry")
     assert found.due == began + timedelta(minutes=1)
     assert found.first_failed == found.last_failed == began
     for _ in range(3):
         still.advance(seconds=60)
         drain(raise_errors=False)
-    found = status("kept", 1)
+    found = message_status("kept", 1)
     assert (found.state, found.attempts, found.reason) == ("dead", 3, "failed")
     assert found.error_class == "ValueError"
     assert found.ended == began + timedelta(minutes=2)
@@ -135,12 +135,12 @@ def test_a_dead_message_that_is_sent_again_and_succeeds_is_done(still: Clock) ->
 
     send_message("kept", 1, priority=500)
     drain()
-    assert status("kept", 1).state == "dead"
+    assert message_status("kept", 1).state == "dead"
     still.advance(seconds=1)
     send_message("kept", 1, priority=500)
-    assert status("kept", 1).state == "waiting"
+    assert message_status("kept", 1).state == "waiting"
     drain()
-    assert status("kept", 1).state == "done", "Dead holds the older one"
+    assert message_status("kept", 1).state == "done", "Dead holds the older one"
 
 
 def test_what_is_too_old_is_unknown(still: Clock) -> None:
@@ -150,9 +150,9 @@ def test_what_is_too_old_is_unknown(still: Clock) -> None:
     send_message("kept", 1, priority=500)
     drain()
     still.advance(seconds=59 * 60)
-    assert status("kept", 1).state == "done"
+    assert message_status("kept", 1).state == "done"
     still.advance(seconds=60)
-    assert status("kept", 1).state == "unknown"
+    assert message_status("kept", 1).state == "unknown"
 
 
 def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their_id(still: Clock) -> None:
@@ -160,21 +160,24 @@ def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their
     def work(message: Message) -> None: ...
 
     send_message("orders", {"n": 1}, key="o1", fixed_time=instant(still) + timedelta(minutes=1))
-    found = status("orders", key="o1")
+    found = message_status("orders", key="o1")
     assert (found.state, found.due) == ("waiting", instant(still) + timedelta(minutes=1))
     remove_message("orders", key="o1")
-    assert (status("orders", key="o1").state, status("orders", key="o1").attempts) == ("removed", 0)
+    assert (message_status("orders", key="o1").state, message_status("orders", key="o1").attempts) == (
+        "removed",
+        0,
+    )
     sent = [send_message("line", {"n": n}) for n in range(2)]
     drain("line")
-    assert [status("line", id=one.id).state for one in sent] == ["done", "done"]
-    assert status("line", id=sent[0].id).id == sent[0].id
-    assert sent[0].id not in repr(status("line", id=sent[0].id)), "an id contains what is stored"
+    assert [message_status("line", id=one.id).state for one in sent] == ["done", "done"]
+    assert message_status("line", id=sent[0].id).id == sent[0].id
+    assert sent[0].id not in repr(message_status("line", id=sent[0].id)), "an id contains what is stored"
 
 
 NO_IDS = ["", "0", "0.!", "9.YQ", "-1.YQ", "00.YQ", "0.YQ==", "0~YQ", "~", "0~", "x" * 1_000, 7]
 
 
-@pytest.mark.parametrize("ask", [status, remove_message, cancel_message])
+@pytest.mark.parametrize("ask", [message_status, remove_message, cancel_message])
 @pytest.mark.parametrize("name", NO_IDS)
 def test_what_is_no_id_is_refused(ask: Callable[..., Any], name: Any) -> None:
     with pytest.raises(InvalidMessage) as error:
@@ -196,9 +199,12 @@ def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Ca
         for sealed in (False, True):
             sent = send_message(topic, body, **options)
             name = sealed_id(topic, sent.slot, sent.member) if sealed else sent.id
-            assert (status(topic, id=name).state, status(topic, id=name).id) == ("waiting", sent.id)
+            assert (message_status(topic, id=name).state, message_status(topic, id=name).id) == (
+                "waiting",
+                sent.id,
+            )
             assert act(topic, id=name).status == "waiting"
-            ended = status(topic, id=name)
+            ended = message_status(topic, id=name)
             assert ended.state == ("unknown" if topic == "forgotten" else "removed")
             assert ended.id == name
             assert act(topic, id=name).status == "not_found"
@@ -215,37 +221,37 @@ def test_an_id_is_taken_back_at_the_commit() -> None:
         names = [one.id if n % 2 else sealed_id("orders", one.slot, one.member) for n, one in enumerate(sent)]
         results = [remove_message("orders", id=name) for name in names]
         assert {str(result) for result in results} == {"pending"}
-        assert {status("orders", id=one.id).state for one in sent} == {"waiting"}
+        assert {message_status("orders", id=one.id).state for one in sent} == {"waiting"}
     assert {result.status for result in results} == {"waiting"}
-    assert {status("orders", id=one.id).state for one in sent} == {"removed"}
+    assert {message_status("orders", id=one.id).state for one in sent} == {"removed"}
 
 
 def test_topics_and_names_are_checked() -> None:
     with pytest.raises(UnknownTopic):
-        status("nobody", 1)
+        message_status("nobody", 1)
     with pytest.raises(InvalidMessage):
-        status("orders", {"n": 1})
+        message_status("orders", {"n": 1})
     with pytest.raises(InvalidMessage):
-        status("kept", 1, key="k")
+        message_status("kept", 1, key="k")
 
 
 @pytest.mark.usefixtures("_broker")
-def test_a_topic_without_keep_done_knows_what_lives_and_what_is_dead() -> None:
+def test_a_topic_without_outcome_retention_knows_what_lives_and_what_is_dead() -> None:
     progress = []
 
     @listener("forgotten")
     def work(message: Message) -> None:
-        progress.append((message.progress(0.5), status("forgotten", message.body).state))
+        progress.append((message.progress(0.5), message_status("forgotten", message.body).state))
         if message.body == "bad":
             raise Reject("shop.Bad: no")
 
     for body in ("good", "bad"):
         send_message("forgotten", body, priority=100)
-    assert status("forgotten", "good").state == "waiting"
+    assert message_status("forgotten", "good").state == "waiting"
     drain(live=True)
-    assert progress == [(False, "in_flight")] * 2
-    assert status("forgotten", "good").state == "unknown"
-    found = status("forgotten", "bad")
+    assert progress == [(False, "running")] * 2
+    assert message_status("forgotten", "good").state == "unknown"
+    found = message_status("forgotten", "bad")
     assert (found.state, found.reason, found.attempts, found.error_class) == (
         "dead",
         "rejected",
@@ -258,14 +264,14 @@ def test_a_topic_without_keep_done_knows_what_lives_and_what_is_dead() -> None:
 def test_on_topics_that_are_not_serial_no_worker_is_named(still: Clock) -> None:
     @listener("shared")
     def work(message: Message) -> None:
-        seen.append(status("shared", 1).worker)
+        seen.append(message_status("shared", 1).worker)
 
     seen: list[str] = []
     send_message("shared", 1, priority=100)
     drain()
     assert seen == [""]
-    assert status("shared", 1).worker == ""
-    assert status("shared", 1).took is not None
+    assert message_status("shared", 1).worker == ""
+    assert message_status("shared", 1).took is not None
 
 
 def test_status_takes_one_round_trip() -> None:
@@ -281,7 +287,7 @@ def test_status_takes_one_round_trip() -> None:
     broker.pipeline, run = counted, broker.run
     broker.run = lambda call: calls.append(1)
     try:
-        assert status("kept", 1).state == "waiting"
+        assert message_status("kept", 1).state == "waiting"
     finally:
         broker.pipeline, broker.run = make, run
     assert calls == [1]
@@ -289,8 +295,8 @@ def test_status_takes_one_round_trip() -> None:
 
 def test_status_from_a_coroutine() -> None:
     send_message("kept", 1, priority=500)
-    assert async_to_sync(astatus)("kept", 1) == status("kept", 1)
-    assert isinstance(status("kept", 1), django_rmq.MessageStatus)
+    assert async_to_sync(amessage_status)("kept", 1) == message_status("kept", 1)
+    assert isinstance(message_status("kept", 1), django_rmq.MessageStatus)
 
 
 # --- progress
@@ -309,9 +315,9 @@ def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: 
             (0.3, "three", 0.0),
             (1, "é" * 300, 0),
         ):
-            seen.append((message.progress(fraction, text), status("kept", 1).progress))
+            seen.append((message.progress(fraction, text), message_status("kept", 1).progress))
             seconds[0] += wait
-        seen.append(status("kept", 1))
+        seen.append(message_status("kept", 1))
 
     with memory_broker():
         send_message("kept", 1, priority=500)
@@ -319,7 +325,7 @@ def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: 
         assert seen[:4] == [(True, 0.1), (False, 0.1), (True, 0.3), (True, 1.0)]
         assert seen[4].progress_text == "é" * 100
         assert seen[4].progress_at is not None
-        assert (status("kept", 1).state, status("kept", 1).progress) == ("done", 1)
+        assert (message_status("kept", 1).state, message_status("kept", 1).progress) == ("done", 1)
 
 
 @pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan"), "0.5", None, True])
@@ -360,7 +366,7 @@ def test_an_earlier_delivery_that_goes_on_reports_nothing(still: Clock) -> None:
     @listener("kept")
     def work(message: Message) -> None:
         if kept:
-            seen.append((message.progress(0.2), kept[0].progress(0.9), status("kept", 1).progress))
+            seen.append((message.progress(0.2), kept[0].progress(0.9), message_status("kept", 1).progress))
         kept.append(message)
         raise Retry("again", delay=0)
 
@@ -385,7 +391,7 @@ def test_workers_report_progress_of_each_message_of_a_list(broker: Any, size: in
     with Worker(broker, KEPT, work, batch_size=size):
         eventually(lambda: live(broker, KEPT) == 0, "all messages")
     assert len(seen) == 10
-    assert all(wanted == found and state == "in_flight" for wanted, found, state in seen.values())
+    assert all(wanted == found and state == "running" for wanted, found, state in seen.values())
 
 
 def test_coroutines_report_progress(broker: Any) -> None:
@@ -410,4 +416,4 @@ def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
     found = Found(None, None, None, 5.0, None, raw, raw, raw, "", raw)
     assert read(KEPT, 0, b"a", found).state == "dead"
     assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
-    assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "in_flight"
+    assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"

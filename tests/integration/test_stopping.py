@@ -58,7 +58,7 @@ def test_a_sync_listener_sees_that_it_is_cancelled_and_stops(broker: Any) -> Non
     send(broker, TOPIC, numbered(1))
     with Worker(broker, TOPIC, listener, threads=1):
         assert begun.wait(LONG)
-        assert broker.cancel(TOPIC, 0, [ONE]) == ["in_flight"]
+        assert broker.cancel(TOPIC, 0, [ONE]) == ["running"]
         eventually(lambda: live(broker, TOPIC) == 0, "the end")
     # The news comes at once, not only when the time-out is extended, after 20 s.
     assert len(seen) == 1 and seen[0] < 19

@@ -94,7 +94,7 @@ def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: li
     using()
     result = errands.fails.enqueue()
     message = take(result.id)
-    assert cancel_message("tasks.default", key=result.id) == "in_flight"
+    assert cancel_message("tasks.default", key=result.id) == "running"
     message.extend()
     with pytest.raises(ValueError, match="this task failed") as raised:
         running.run(message)
@@ -375,12 +375,14 @@ def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, t
 
 @pytest.mark.parametrize("where", ["queue", "defaults"])
 def test_a_queue_limits_how_long_its_tasks_run_and_keeps_how_they_ended(using: Use, where: str) -> None:
-    options = {"HARD_TIMEOUT": 5, "KEEP_DONE": "1h"}
+    options = {"HARD_TIMEOUT": 5, "OUTCOME_RETENTION": "1h"}
     if where == "queue":
         using(**options)
     else:
         using({"TOPIC_DEFAULTS": options})
-    found = {name: (topic.hard_timeout, topic.keep_done_ms) for name, topic in get_config().topics.items()}
+    found = {
+        name: (topic.hard_timeout, topic.outcome_retention_ms) for name, topic in get_config().topics.items()
+    }
     assert found == {
         "tasks.default": (5.0, 3_600_000),
         "tasks-async.default": (5.0, 3_600_000),

@@ -516,7 +516,7 @@ def test_a_task_that_was_removed_from_its_queue_has_failed(using: Callable[..., 
     with pytest.raises(exceptions.TaskResultDoesNotExist):
         errands.noop.get_result(unborn.id)
     work()
-    assert remove_message("tasks.default", key=tried.id) == "retry"
+    assert remove_message("tasks.default", key=tried.id) == "resting"
     tried.refresh()
     assert tried.status == Status.FAILED
     assert tried.errors[-1].exception_class_path == "django_rmq.exceptions.MessageGone"
@@ -546,7 +546,7 @@ def test_an_attempt_of_which_nothing_is_known_is_counted(using: Callable[..., No
 
 
 def test_results_are_kept_for_their_time(using: Callable[..., None], request: pytest.FixtureRequest) -> None:
-    using(tasks(TOPIC=ONE_SLOT, RESULT_TTL=5))
+    using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
     kept = connections.get_broker().run(results.result(result.id))
@@ -692,7 +692,7 @@ def test_two_backends_share_nothing(using: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("declared", "number", "text"),
     [
-        (tasks(RESULT_TTL=0), "E003", "RESULT_TTL"),
+        (tasks(RESULT_RETENTION=0), "E003", "RESULT_RETENTION"),
         (tasks(UNKNOWN=0), "E002", "UNKNOWN"),
         (tasks(TOPIC={"TYPE": "fifo"}), "E002", "TYPE"),
         (tasks(TOPIC={"MAX_RETRIES": -1}), "E003", "MAX_RETRIES"),

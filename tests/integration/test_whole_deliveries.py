@@ -138,7 +138,9 @@ def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]
 
 
 @pytest.mark.parametrize(
-    "options", [{"order": "loose"}, {"serial": False, "order": "loose"}, {"keep_done_ms": 60_000}], ids=str
+    "options",
+    [{"order": "loose"}, {"serial": False, "order": "loose"}, {"outcome_retention_ms": 60_000}],
+    ids=str,
 )
 def test_other_topics_name_what_they_commit(broker: Broker, told: list[str], options: dict[str, Any]) -> None:
     topic = replace(LINE, **options)
@@ -163,7 +165,7 @@ def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list
     send(broker, LINE, range(COUNT))
     watcher = Watcher()
     dispatcher, batch = taken(broker, LINE, watcher)
-    assert broker.bury(LINE, 0, [members(batch)[2]]) == ["in_flight"]
+    assert broker.bury(LINE, 0, [members(batch)[2]]) == ["running"]
     end(dispatcher, batch)
     turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]

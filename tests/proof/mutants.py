@@ -1051,7 +1051,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "outcomes_never_go": Mutant(
         As("local old = {}"),
-        "What became of a message is forgotten after KEEP_DONE.",
+        "What became of a message is forgotten after OUTCOME_RETENTION.",
         "tests/contract/test_outcomes.py::test_what_is_too_old_cannot_be_seen_and_goes_with_the_next_end[fixed_time-redis]",
     ),
     "outcomes_without_bound": Mutant(
@@ -1061,7 +1061,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "outcome_outstays": Mutant(
         If("at"),
-        "Nothing older than KEEP_DONE is shown.",
+        "Nothing older than OUTCOME_RETENTION is shown.",
         "tests/contract/test_outcomes.py::test_what_is_too_old_cannot_be_seen_and_goes_with_the_next_end[fixed_time-redis]",
     ),
     "extend_anyone": Mutant(

@@ -106,7 +106,7 @@ TOPICS = {
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
     "007": {"TYPE": "priority", "SLOTS": 1},
     "queue": {"TYPE": "fifo", "SLOTS": 2},
-    "kept": {"TYPE": "priority", "SLOTS": 2, "KEEP_DONE": 3_600},
+    "kept": {"TYPE": "priority", "SLOTS": 2, "OUTCOME_RETENTION": 3_600},
     # As in the settings of processes of their own.
     "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
 }

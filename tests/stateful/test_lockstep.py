@@ -69,7 +69,7 @@ topics = st.builds(
     max_prepared=st.sampled_from([1, 2, 1_000]),
     slot_rate=st.sampled_from([None, None, None, 0.5, 3.0, 50.0]),
     # Redis deletes the keys after this time by its own clock, which a history must not outlive.
-    keep_done_ms=st.sampled_from([None, 60_000, 3_600_000]),
+    outcome_retention_ms=st.sampled_from([None, 60_000, 3_600_000]),
 ).map(
     lambda topic: (
         topic if topic.keyed and topic.type is TopicType.RANGE_MERGE else replace(topic, accumulate=None)
@@ -626,7 +626,9 @@ class Lockstep(RuleBasedStateMachine):
         for member, flight in ended.items():
             self.note_ended(member, "done", marked=flight.marked and not flight.cancelled)
 
-    @precondition(lambda self: self.topic.is_strict and not self.topic.keep_done_ms and self.promises.flying)
+    @precondition(
+        lambda self: self.topic.is_strict and not self.topic.outcome_retention_ms and self.promises.flying
+    )
     @rule(data=st.data())
     def commit_all(self, data: st.DataObject) -> None:
         """What a strict slot has in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
@@ -646,14 +648,14 @@ class Lockstep(RuleBasedStateMachine):
     def note_ended(self, member: bytes, state: str, *, marked: bool = False) -> None:
         """What became of a message can be seen at once, where it is kept."""
         found = self.memory.status(self.topic, 0, member).outcome
-        if not self.topic.keep_done_ms:
+        if not self.topic.outcome_retention_ms:
             self.require("INV-24", found is None, found)
         elif not marked:
             outcome = parse(found or b"")
             is_new = isinstance(outcome, Outcome) and outcome.ended_ms == self.now_ms
             self.require("INV-24", is_new and outcome[0] == state, member, outcome)
 
-    @precondition(lambda self: self.topic.keep_done_ms and self.promises.flying)
+    @precondition(lambda self: self.topic.outcome_retention_ms and self.promises.flying)
     @rule(data=st.data(), said=st.sampled_from([b"", b"half \xff\0\n"]))
     def report_progress(self, data: st.DataObject, said: bytes) -> None:
         receipt, names = self.some_delivery(data)
@@ -983,7 +985,7 @@ class Lockstep(RuleBasedStateMachine):
         if isinstance(words, RmqError):
             return
         for member, score, word in zip(names, scores, words, strict=True):
-            if word in ("waiting", "retry"):
+            if word in ("waiting", "resting"):
                 promise = self.promises.waiting[member]
                 if promise.left is not None:
                     not_before = 0 if self.topic.is_priority else score
@@ -1197,7 +1199,7 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-7", not twice, twice)
         outcomes, times = self.after.get(self.keys.outcomes, {}), self.zset("outcome_times")
         self.require("INV-24", outcomes.keys() == times.keys(), outcomes, times)
-        self.require("INV-24", not (outcomes and self.topic.keep_done_ms is None), outcomes)
+        self.require("INV-24", not (outcomes and self.topic.outcome_retention_ms is None), outcomes)
 
 
 def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:

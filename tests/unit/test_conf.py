@@ -123,7 +123,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "FLOW": "auto",
         "CONCURRENCY": 500,
         "DEAD_RETENTION": timedelta(days=1),
-        "KEEP_DONE": "90m",
+        "OUTCOME_RETENTION": "90m",
         "LISTENER": False,
         "ORIGIN": True,
         "OUTBOX": True,
@@ -163,7 +163,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "listener": False,
         "origin": True,
         "outbox": True,
-        "keep_done_ms": 5_400_000,
+        "outcome_retention_ms": 5_400_000,
     }
 
 
@@ -171,10 +171,10 @@ def test_every_option_of_a_topic_arrives() -> None:
     ("given", "ms"),
     [("1s", 1_000), ("15m", 900_000), ("30d", 2_592_000_000), (1.5, 1_500), (timedelta(hours=1), 3_600_000)],
 )
-def test_keep_done_is_seconds_a_timedelta_or_text_with_a_unit(given: Any, ms: int) -> None:
-    topic = config(TOPICS={"prices": {"TYPE": "range_merge", "KEEP_DONE": given}}).topic("prices")
-    assert topic.keep_done_ms == ms
-    assert "keep_done_ms" not in topic.definition(), "the settings of each process decide"
+def test_outcome_retention_is_seconds_a_timedelta_or_text_with_a_unit(given: Any, ms: int) -> None:
+    topic = config(TOPICS={"prices": {"TYPE": "range_merge", "OUTCOME_RETENTION": given}}).topic("prices")
+    assert topic.outcome_retention_ms == ms
+    assert "outcome_retention_ms" not in topic.definition(), "the settings of each process decide"
 
 
 def test_a_debounced_topic_has_a_longest_wait() -> None:
@@ -492,10 +492,10 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"CONCURRENCY": 0}, "a whole number from 1 to 10000"),
         ({"CONCURRENCY": 10_001}, "a whole number from 1 to 10000"),
         ({"DEAD_RETENTION": 0}, "at least 1; or None"),
-        ({"KEEP_DONE": 0.5}, "a time from 1 second to 30 days"),
-        ({"KEEP_DONE": "31d"}, "a time from 1 second to 30 days"),
-        ({"KEEP_DONE": "1 h"}, '"1h" or "7d"; or None'),
-        ({"KEEP_DONE": True}, "a time from 1 second to 30 days"),
+        ({"OUTCOME_RETENTION": 0.5}, "a time from 1 second to 30 days"),
+        ({"OUTCOME_RETENTION": "31d"}, "a time from 1 second to 30 days"),
+        ({"OUTCOME_RETENTION": "1 h"}, '"1h" or "7d"; or None'),
+        ({"OUTCOME_RETENTION": True}, "a time from 1 second to 30 days"),
         ({"LISTENER": None}, "True or False"),
     ],
 )

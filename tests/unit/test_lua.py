@@ -95,7 +95,9 @@ class Source:
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
         self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
-        self.second = re.findall(r"^-- include: (\w+) where KEEP_DONE$", "\n".join(lines[end:]), re.MULTILINE)
+        self.second = re.findall(
+            r"^-- include: (\w+) where OUTCOME_RETENTION$", "\n".join(lines[end:]), re.MULTILINE
+        )
         code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
         self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
 
@@ -531,7 +533,7 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
         "outcome_times",
     ]
     assert [each.name for each in second.arguments] == [
-        "keep_done_ms",
+        "outcome_retention_ms",
         *(each.name for each in first.arguments),
     ]
     text = scripts.load(name).text.decode()
@@ -546,10 +548,10 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
 @pytest.mark.parametrize("name", SECOND_FORMS)
 def test_the_first_form_of_a_script_touches_no_key_of_the_second(name: str) -> None:
     text = scripts.load(name.removesuffix(scripts.SECOND)).text.decode()
-    assert not re.search(r"\b(outcomes|outcome_times|keep_done_ms|sha1hex|PEXPIRE)\b", text)
+    assert not re.search(r"\b(outcomes|outcome_times|outcome_retention_ms|sha1hex|PEXPIRE)\b", text)
 
 
-def test_a_topic_without_keep_done_uses_the_first_forms() -> None:
+def test_a_topic_without_outcome_retention_uses_the_first_forms() -> None:
     assert not any(call.script.endswith(scripts.SECOND) for call in CALLS.values())
 
 

@@ -66,13 +66,13 @@ def _copy(pages: Pages, operations: Operations, copy: Copy, back: str) -> dict[s
     may_edit = all(
         operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
     )
-    query = urlencode({"state": copy.state, "back": back})
+    query = urlencode({"state": copy.queue, "back": back})
     return {
         "copy": copy,
         "id": copy.id,
-        "state": copy.state,
-        "state_name": STATES[copy.state],
-        "state_note": STATE_NOTES[copy.state],
+        "state": copy.queue,
+        "state_name": STATES[copy.queue],
+        "state_note": STATE_NOTES[copy.queue],
         "body": None if copy.raw is None else show_body(topic, copy.raw),
         "key": None if copy.key is None else visible(copy.key),
         "slot_basis": visible(copy.slot_basis or ""),
@@ -82,7 +82,7 @@ def _copy(pages: Pages, operations: Operations, copy: Copy, back: str) -> dict[s
         "error": visible(copy.error),
         "error_class": visible(copy.error_class),
         "withheld": copy.raw is None or redacted,
-        "acts": named_acts(operations, topic, copy.state),
+        "acts": named_acts(operations, topic, copy.queue),
         "edit_url": f"{pages.url('edit', quote(topic.name), copy.id)}?{query}"
         if copy.state == "dead" and may_edit
         else "",

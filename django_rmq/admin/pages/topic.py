@@ -13,7 +13,7 @@ from django_rmq.admin.figures import Row, Tab, row_of
 from django_rmq.admin.pages import history, messages, slots
 from django_rmq.admin.pages.answers import Pages, page
 from django_rmq.admin.pages.requests import back_of
-from django_rmq.admin.words import STATES
+from django_rmq.admin.words import PLAIN_STATES, STATES
 from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Operations, Permission
 
@@ -90,6 +90,7 @@ def _tabs(row: Row, current: str) -> list[Tab]:
             state == current,
             count,
             state == "dead" and count > 0,
+            str(PLAIN_STATES.get(state, "")),
         )
         for state, count in counts.items()
     ]

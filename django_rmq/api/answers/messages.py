@@ -10,6 +10,7 @@ from rest_framework import serializers
 from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.fields import Anything
 from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.status import QUEUES
 from django_rmq.operations import Copy, Listing
 from django_rmq.operations.redaction import is_redacted, shown_body
 
@@ -18,7 +19,7 @@ class MessageAnswer(Answer):
     """One copy of a message in one state."""
 
     id = serializers.CharField()
-    state = serializers.ChoiceField(["store", "prepare", "retry", "dead", "claim"])
+    state = serializers.ChoiceField(list(QUEUES))
     slot = serializers.IntegerField()
     at_ms = maybe(help_text="When the message is due, is retried, was delivered or extended, or went to Dead")
     priority = maybe()

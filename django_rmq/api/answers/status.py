@@ -18,7 +18,7 @@ class StatusAnswer(Answer):
     """The status of a message. What is null or empty does not exist, or is not known."""
 
     state = serializers.ChoiceField(
-        STATES, help_text="`done`, `removed` and `cancelled`: only on topics with KEEP_DONE"
+        STATES, help_text="`done`, `removed` and `cancelled`: only on topics with OUTCOME_RETENTION"
     )
     due_ms = maybe(help_text="When it can be delivered next")
     priority = maybe()

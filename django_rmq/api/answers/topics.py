@@ -21,12 +21,12 @@ class TopicAnswer(Answer):
     serial = serializers.BooleanField()
     timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
     max_retries = serializers.IntegerField()
-    store = serializers.IntegerField()
+    waiting = serializers.IntegerField()
     due = serializers.IntegerField(
-        help_text="Messages that can be taken now: in `store`, rested in `retry`, or timed out in `prepare`"
+        help_text="Messages that can be taken now: they wait and are due, have rested, or have timed out"
     )
-    prepare = serializers.IntegerField()
-    retry = serializers.IntegerField()
+    running = serializers.IntegerField()
+    resting = serializers.IntegerField()
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
@@ -83,6 +83,9 @@ def topic(one: TopicFigures) -> dict[str, Any]:
         "serial": declared.serial,
         "timeout": declared.timeout,
         "max_retries": declared.max_retries,
+        "waiting": one.store,
+        "running": one.prepare,
+        "resting": one.retry,
         **{name: getattr(one, name) for name in _FIGURES},
         "partial": one.is_partial,
         "problems": one.troubles,
@@ -105,10 +108,7 @@ def one_topic(one: TopicFigures, body_schema: dict[str, Any] | None) -> dict[str
 
 
 _FIGURES = (
-    "store",
     "due",
-    "prepare",
-    "retry",
     "dead",
     "claimed",
     "oldest_due_ms",
@@ -151,10 +151,10 @@ class SlotAnswer(Answer):
     """The figures of one slot."""
 
     slot = serializers.IntegerField()
-    store = serializers.IntegerField()
+    waiting = serializers.IntegerField()
     due = serializers.IntegerField()
-    prepare = serializers.IntegerField()
-    retry = serializers.IntegerField()
+    running = serializers.IntegerField()
+    resting = serializers.IntegerField()
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
@@ -183,10 +183,10 @@ def slots(found: SlotsFigures, first: int) -> dict[str, Any]:
     rows = [
         {
             "slot": row.slot,
-            "store": row.counts.store,
+            "waiting": row.counts.store,
             "due": row.counts.due,
-            "prepare": row.counts.prepare,
-            "retry": row.counts.retry,
+            "running": row.counts.prepare,
+            "resting": row.counts.retry,
             "dead": row.counts.dead,
             "claimed": row.counts.claimed,
             "oldest_due_ms": row.counts.oldest_due_ms,

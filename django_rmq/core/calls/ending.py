@@ -32,7 +32,7 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
 def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
     """End successfully all ``size`` deliveries that one prepare of a strict slot has handed out.
 
-    Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without KEEP_DONE.
+    Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without OUTCOME_RETENTION.
     """
     return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size), locals())
 
@@ -79,7 +79,7 @@ def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> C
 def progress(
     topic: Topic, slot: int, receipt: int, member: bytes, thousandths: int, said: bytes = b""
 ) -> Call[str]:
-    """Note how far a delivery has got (topics with KEEP_DONE). Answers ok or stale."""
+    """Note how far a delivery has got (topics with OUTCOME_RETENTION). Answers ok or stale."""
     return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word, locals())
 
 

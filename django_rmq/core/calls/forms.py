@@ -8,4 +8,4 @@ from django_rmq.core.words.topics import Topic
 
 def form(script: str, topic: Topic) -> str:
     """Return the name of ``script`` in the form that notes what becomes of messages, if ``topic`` keeps that."""
-    return script + SECOND if topic.keep_done_ms else script
+    return script + SECOND if topic.outcome_retention_ms else script

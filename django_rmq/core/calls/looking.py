@@ -164,7 +164,7 @@ def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
 
 
 def status(topic: Topic, slot: int, member: bytes | None, of: bytes | None = None) -> Call[Found]:
-    """Return where a message is, what failed, and what it has reported or become (topics with KEEP_DONE).
+    """Return where a message is, what failed, and what it has reported or become (topics with OUTCOME_RETENTION).
 
     ``member`` None: only the SHA-1 ``of`` it is known, so only what became of it is returned.
     """

@@ -143,6 +143,6 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "slot_each_us": lambda _, place: place.topic.slot_each_us,
     "strict": lambda _, place: int(place.topic.is_strict),
     "on_duplicate": lambda _, place: place.topic.on_duplicate,
-    "keep_done_ms": lambda _, place: place.topic.keep_done_ms or 0,
+    "outcome_retention_ms": lambda _, place: place.topic.outcome_retention_ms or 0,
 }
 """The arguments of scripts that are facts of the topic, by their names in the headers."""

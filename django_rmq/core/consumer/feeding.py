@@ -84,7 +84,7 @@ class Feeding:
         messages = [Message(place.topic, place.slot, receipt, each, self._holder) for each in deliveries]
         batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
         batch.size = size
-        batch.commits_all = is_plain and place.topic.is_strict and not place.topic.keep_done_ms
+        batch.commits_all = is_plain and place.topic.is_strict and not place.topic.outcome_retention_ms
         if timeout is not None:
             batch.timeout = timeout
         thread = self._room.thread_for(place, self._hand.load)

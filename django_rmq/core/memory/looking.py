@@ -85,9 +85,9 @@ def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
 @on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
 def status(slot: Slot, member: bytes | None, of: bytes | None = None) -> Found:
     found, outcome = digest(member or b"") if of is None else shortened(of), None
-    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.keep_done_ms or 0):
+    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.outcome_retention_ms or 0):
         outcome = slot.outcomes.get(found)
-    if not slot.topic.keep_done_ms:
+    if not slot.topic.outcome_retention_ms:
         outcome = None
     if of is not None or member is None:
         return Found(None, None, None, None, None, None, None, None, "", outcome)

@@ -1,4 +1,4 @@
-"""What became of messages, on topics with KEEP_DONE. ``Slot.write_outcomes`` keeps it, at the end of a transition."""
+"""What became of messages, on topics with OUTCOME_RETENTION. ``Slot.write_outcomes`` keeps it, at the end of a transition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def note_outcome(
     slot: Slot, member: bytes, state: str, reason: str, attempts: int, error: bytes, flight: InFlight | None
 ) -> None:
     """Note how a message ended. ``flight``: the delivery in which it did; None: it ended without one."""
-    if slot.topic.keep_done_ms:
+    if slot.topic.outcome_retention_ms:
         delivered_ms = flight.receipt // 1000 if flight else 0
         worker = slot.control.get(b"owner", b"") if flight and flight.receipt else b""
         head = f"{state} {reason} {attempts} {delivered_ms} {slot.now_ms} {error_class(error.decode(errors='replace'))}\n"

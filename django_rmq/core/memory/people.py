@@ -75,7 +75,7 @@ def score_again(slot: Slot, death: Death | None) -> float:
 
 def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
     """Mark a delivery for its end, which only its holder or the time-out brings; return the state in which it was found."""
-    waits = word in ("waiting", "retry")
+    waits = word in ("waiting", "resting")
     if member in slot.prepare:
         record = slot.flight(member)
         if end == "removed" and record.mark == "cancelled":
@@ -86,7 +86,7 @@ def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
     elif member not in slot.claim:
         # A message that Spark has claimed cannot be marked, and goes on.
         return word
-    return "in_flight_and_waiting" if waits else "in_flight"
+    return "running_and_waiting" if waits else "running"
 
 
 @on(*ENDING, "claim")
@@ -96,7 +96,7 @@ def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
     for member in members:
         word = "dead" if member in slot.dead else "not_found"
         if slot.waits(member):
-            word = "waiting" if member in slot.store else "retry"
+            word = "waiting" if member in slot.store else "resting"
             # A message that Spark holds cannot be marked. If the newer copy has its own body, it stays:
             # otherwise it would be dead before the older one ends.
             if not (member in slot.claim and member in slot.body):
@@ -145,7 +145,7 @@ def remove_waiting(slot: Slot, member: bytes) -> str:
     if not slot.runs(member):
         note_end(slot, member, "removed", slot.failure_of(member), None)
     forget(slot, member)
-    return "waiting" if waited else "retry"
+    return "waiting" if waited else "resting"
 
 
 @on(*ENDING, "claim")
@@ -160,7 +160,7 @@ def cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
             word = "claimed"
         words.append(word)
     note_undrained(slot)
-    if any(word.startswith("in_flight") for word in words):
+    if any(word.startswith("running") for word in words):
         slot.publish(look_again(slot.index))
     return words
 
@@ -199,9 +199,9 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
             continue
         elif slot.waits(member):
             rest_until(slot, member, score)
-            words.append("retry")
+            words.append("resting")
         else:
-            words.append("in_flight" if slot.runs(member) else "not_found")
+            words.append("running" if slot.runs(member) else "not_found")
             continue
         slot.count("rescheduled")
         dues.append(0 if slot.topic.is_priority else due)

@@ -168,7 +168,7 @@ class Slot:
         self.outcome_times.update(dict.fromkeys(self.noted, float(self.now_ms)))
         rows = self.outcome_times.rows()
         over = max(0, len(rows) - MOST)
-        before = self.now_ms - (self.topic.keep_done_ms or 0)
+        before = self.now_ms - (self.topic.outcome_retention_ms or 0)
         gone = [found for found, ms in rows if ms <= before] or [found for found, _ in rows[:over]]
         for found in gone[:2_000]:
             del self.outcomes[found], self.outcome_times[found]

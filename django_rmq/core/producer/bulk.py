@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from django_rmq.core.calls import sending
@@ -17,7 +17,7 @@ from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import basis_bytes
-from django_rmq.core.words.results import SendResult, SendResults
+from django_rmq.core.words.results import SendResult, SendResults, SendStatus
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
@@ -133,7 +133,9 @@ class Bulk:
                 refused.append(len(made))
                 again.append(Outgoing(trip.topic, slot, member, self._score, envelope, crc=crc))
                 sent = Sent("failed", math.nan)
-            made.append(SendResult(trip.topic.name, slot, member, *sent))
+            made.append(
+                SendResult(trip.topic.name, slot, member, cast("SendStatus", sent.status), sent.score)
+            )
         followed, errors = self._follow(again)
         for index, result in zip(refused, followed, strict=True):
             made[index] = result

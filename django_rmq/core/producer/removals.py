@@ -9,6 +9,12 @@ from django_rmq.core.words.results import SendResult
 from django_rmq.exceptions import RmqError, SlotMoved
 
 
+def found_nothing(removed: SendResult) -> bool:
+    """Return whether the result of a removal says that there was no message."""
+    # The words of removals are not in the type of ``status``, which is that of sends.
+    return str(removed.status) == "not_found"
+
+
 def missed(
     messages: Sequence[Outgoing], results: Sequence[SendResult], errors: Mapping[int, RmqError]
 ) -> list[int]:
@@ -24,7 +30,7 @@ def missed(
         if not out.removes:
             if not isinstance(errors.get(index), SlotMoved):
                 accepted.add((out.topic.name, out.member))
-        elif results[index].status == "not_found" and (out.topic.name, out.member) not in accepted:
+        elif found_nothing(results[index]) and (out.topic.name, out.member) not in accepted:
             found.append(index)
     return found
 

@@ -240,7 +240,7 @@ class Producer:
         for at, (index, result) in enumerate(zip(owners, found, strict=True)):
             if index == len(results):
                 results.append(result)
-            elif result.status != "not_found":
+            elif not removals.found_nothing(result):
                 results[index] = result
             if at in failed:
                 errors[index] = failed[at]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from django_rmq.core.calls import people, sending
 from django_rmq.core.calls.broker import Broker, Pipeline
@@ -13,7 +13,7 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.words.results import STORED, Durability, SendResult, SendStatus
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import RmqError, SlotMoved
 
@@ -200,10 +200,8 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
 
 def complete(result: SendResult, answer: str | Sent) -> None:
     """Set a result from a transition's answer: a status and a score, or a word about a removal."""
-    if isinstance(answer, str):
-        result.status = answer
-    else:
-        result.status, result.score = answer
+    word, result.score = (answer, result.score) if isinstance(answer, str) else answer
+    result.status = cast("SendStatus", word)
 
 
 def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -11,8 +11,8 @@ A script's header declares its keys and arguments (`header`). In its code, these
 ``-- include: _name``
     the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has
     bound these names before; those in brackets are nil where it has none of that name.
-``-- include: _name where KEEP_DONE``
-    that fragment in the script's second form, ``"commit+outcomes"``, which topics with KEEP_DONE use. In the first
+``-- include: _name where OUTCOME_RETENTION``
+    that fragment in the script's second form, ``"commit+outcomes"``, which topics with OUTCOME_RETENTION use. In the first
     form the names that the fragment ``offers`` are nil. The keys and arguments of the fragment belong to the second
     form only: the keys follow all others, and the arguments precede them.
 ``-- check: types``
@@ -51,7 +51,7 @@ _OF_ALL = ("_now", "_overdue", "_types")
 SECOND = "+outcomes"
 """The end of the name of a script's second form."""
 
-_DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where KEEP_DONE)?")
+_DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 

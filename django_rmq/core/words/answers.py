@@ -244,7 +244,7 @@ class Found(NamedTuple):
     owner: str
     """The last consumer that took from the slot. Empty: none has."""
     outcome: bytes | None
-    """What was noted last, if it is not older than KEEP_DONE: how far a delivery has got, or what became of the message."""
+    """What was noted last, if it is not older than OUTCOME_RETENTION: how far a delivery has got, or how the message ended."""
 
 
 RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body", "claim_failed")

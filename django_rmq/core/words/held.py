@@ -53,11 +53,11 @@ class Held:
         return await asyncio.to_thread(self.extend)
 
     def progress(self, fraction: float, text: str = "") -> bool:
-        """Report that ``fraction`` (from 0 to 1) of the work is done, for ``status`` and the admin (topics with KEEP_DONE).
+        """Report that ``fraction`` (from 0 to 1) of the work is done, for its status (topics with OUTCOME_RETENTION).
 
         ``text``: what to say about it, of which 200 bytes are kept. At most one report per second is written;
         the others are left out, except one with 1. Returns whether it was written: False also if the delivery
-        has ended, if Redis is unavailable, and on topics without KEEP_DONE.
+        has ended, if Redis is unavailable, and on topics without OUTCOME_RETENTION.
         """
         return self._is_to_report(fraction) and self._report(fraction, text)
 
@@ -70,7 +70,7 @@ class Held:
             raise ValueError(f"the progress of a message must be from 0 to 1, got {shown(fraction)}")
         now = time.monotonic()
         is_soon = now - self._reported_at < PROGRESS_SECONDS
-        if not self.topic.keep_done_ms or (is_soon and fraction < 1):
+        if not self.topic.outcome_retention_ms or (is_soon and fraction < 1):
             return False
         self._reported_at = now
         return True

@@ -32,7 +32,7 @@ key                  type    member -> score, or field -> value
 ``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
                              target, rows, and each row's parts
 ``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
-``outcomes_{K}``     hash    topics with KEEP_DONE: digest of a member -> what became of the message, or its progress
+``outcomes_{K}``     hash    topics with OUTCOME_RETENTION: digest of a member -> what became of the message, or its progress
 ``outcome_times_{K}``  zset  digest -> ms of that
 ``inserting_{K}``    zset    within a transaction: Store, while many messages are inserted
 ``P rmq:topics``     hash    topic -> its definition as JSON

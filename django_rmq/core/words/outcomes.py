@@ -1,4 +1,4 @@
-"""What became of messages, as topics with KEEP_DONE note it."""
+"""What became of messages, as topics with OUTCOME_RETENTION note it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Final, Literal, NamedTuple, cast, overload
 
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.messages import message_id
@@ -25,7 +25,22 @@ STORED = Durability()
 """No durability beyond being stored."""
 
 
-OUTDATED = "outdated"
+SendStatus = Literal[
+    "pending",
+    "stored",
+    "merged",
+    "replaced",
+    "superseded",
+    "present",
+    "refused",
+    "failed",
+    "in_outbox",
+    "outdated",
+    "discarded",
+]
+"""The status of a send; ``SendResult.status`` says what each means."""
+
+OUTDATED: Final = "outdated"
 """The status of a send or removal whose row is gone from the outbox: the relay or a newer send has dealt with it."""
 
 
@@ -54,7 +69,7 @@ class SendResult:
     topic: str
     slot: int
     member: bytes
-    status: str = "pending"
+    status: SendStatus = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
     (the server was unavailable at the commit), in_outbox (it could not be sent at the commit, and the relay of the
     outbox will send it), outdated (it was not sent at the commit, because the relay or a newer send of the same message
@@ -106,7 +121,7 @@ class SendResults(Sequence[SendResult]):
 
     def counts(self) -> Counter[str]:
         """Return the number of messages of each status."""
-        found = Counter(result.status for result in self._made)
+        found = Counter[str](result.status for result in self._made)
         for _, _, sent in self._trips:
             for answers in sent.values():
                 found.update(status for status, _ in answers)
@@ -117,7 +132,7 @@ class SendResults(Sequence[SendResult]):
             answers = {slot: iter(found) for slot, found in sent.items()}
             for slot, member in zip(slots, members, strict=True):
                 status, score = next(answers[slot])
-                self._made.append(SendResult(self._topic, slot, member, status, score))
+                self._made.append(SendResult(self._topic, slot, member, cast("SendStatus", status), score))
         self._trips.clear()
         return self._made
 

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import floor, isfinite
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 from django_rmq.core.words.answers import Found
+from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.failures import Death, FailureRecord, error_class
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.outcomes import Outcome, Progress, parse
 from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidRequest
 
-ENDS = ("dead", "done", "removed", "cancelled")
+MessageState = Literal[
+    "waiting",
+    "running",
+    "running_and_waiting",
+    "resting",
+    "dead",
+    "done",
+    "removed",
+    "cancelled",
+    "unknown",
+]
+"""The state of a message; ``MessageStatus.state`` says what each means."""
+
+ENDS: tuple[MessageState, ...] = ("dead", "done", "removed", "cancelled")
 """The states of messages that have ended."""
 
-STATES = ("waiting", "in_flight", "in_flight_and_waiting", "retry", *ENDS)
+STATES: tuple[MessageState, ...] = ("waiting", "running", "running_and_waiting", "resting", *ENDS)
 """The states of messages of which something is known."""
+
+QUEUES: Mapping[str, str] = MappingProxyType(
+    {"waiting": "store", "running": "prepare", "resting": "retry", "dead": "dead", "claimed": "claim"}
+)
+"""The state of a copy of a message → the queue of its slot that holds it, by the name that the article gave it."""
+
+STATE_OF: Mapping[str, str] = MappingProxyType({queue: state for state, queue in QUEUES.items()})
+"""The same, the other way round."""
+
+
+def queue_of(state: str) -> str:
+    """Return the queue of a state; the name of a queue is taken, too. Raises ``InvalidRequest`` for another word."""
+    queue = QUEUES.get(state, state)
+    if queue not in STATE_OF:
+        raise InvalidRequest(f"unknown state {shown(state)}: it must be one of {', '.join(QUEUES)}")
+    return queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +60,9 @@ class MessageStatus:
     topic: str
     id: str = field(repr=False)
     """The message's id: its slot and its member. It contains what is stored."""
-    state: str
-    """``waiting``, ``in_flight``, ``in_flight_and_waiting``, ``retry`` (it rests after a failure) or ``dead``; on topics
-    with KEEP_DONE also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or what became of it
+    state: MessageState
+    """``waiting``, ``running``, ``running_and_waiting``, ``resting`` (it rests after a failure) or ``dead``; on topics
+    with OUTCOME_RETENTION also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or what became of it
     is not kept."""
     due: datetime | None = None
     """When it can be delivered next. Not known on priority topics, and for a retry that can be delivered at once."""
@@ -45,7 +78,7 @@ class MessageStatus:
     ended: datetime | None = None
     """When it ended: ``done``, ``removed``, ``cancelled`` or ``dead``."""
     progress: float | None = None
-    """The fraction from 0 to 1 that its listener last reported for the delivery in flight (KEEP_DONE). 1 once it is done."""
+    """The fraction from 0 to 1 that its listener reported for the running delivery (OUTCOME_RETENTION). 1 once it is done."""
     progress_text: str = ""
     """What the listener said about its progress."""
     progress_at: datetime | None = None
@@ -76,7 +109,7 @@ def read(topic: Topic, slot: int, member: bytes, found: Found) -> MessageStatus:
         return MessageStatus(
             topic.name,
             name,
-            "retry" if found.store is None else "waiting",
+            "resting" if found.store is None else "waiting",
             **_next(topic, found),
             attempts=failure.times if failure else 0,
             **_failed(failure),
@@ -106,7 +139,7 @@ def from_outcome(topic: Topic, name: str, ended: Outcome) -> MessageStatus:
     return MessageStatus(
         topic.name,
         name,
-        ended.state,
+        cast("MessageState", ended.state),
         attempts=ended.attempts,
         worker=_worker(topic, ended),
         delivered=_instant(ended.delivered_ms),
@@ -127,7 +160,7 @@ def _in_flight(
     return MessageStatus(
         topic.name,
         name,
-        "in_flight_and_waiting" if waits else "in_flight",
+        "running_and_waiting" if waits else "running",
         **(_next(topic, found) if waits else {}),
         attempts=(failure.times if failure else 0) + 1,
         worker=found.owner if topic.serial and found.prepare is not None else "",

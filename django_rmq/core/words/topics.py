@@ -99,8 +99,8 @@ class Topic:
     """Whether each send gives its message an origin, by which a listener with ``once`` recognises it."""
     outbox: bool = False
     """Whether a send in a database transaction is written to that database, too, until Redis has it."""
-    keep_done_ms: int | None = None
-    """For how long it is kept what became of a message that has ended (KEEP_DONE). None: not at all."""
+    outcome_retention_ms: int | None = None
+    """For how long it is kept what became of a message that has ended (OUTCOME_RETENTION). None: not at all."""
 
     # These compare texts, because they are asked for each message, and Python 3.11 takes 80 ns to look up a member of an enum.
 

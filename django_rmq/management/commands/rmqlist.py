@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
+from django_rmq.core.words.status import QUEUES
 from django_rmq.management import RmqCommand, at_least, shown, table
 from django_rmq.management.messages import (
     add_filter,
@@ -16,7 +17,7 @@ from django_rmq.management.messages import (
     filter_of,
     instant,
 )
-from django_rmq.operations import STATES, Copy, Group, Groups
+from django_rmq.operations import Copy, Group, Groups
 from django_rmq.operations.groups import GROUPED, KINDS, MOST_EXAMINED
 from django_rmq.operations.listing import LONGEST_PAGE
 from django_rmq.operations.redaction import shown_body
@@ -26,7 +27,7 @@ LISTED = 20
 
 LONGEST_CELL = 100
 
-_TIMES = {"store": "due", "prepare": "delivered", "retry": "next", "dead": "died", "claim": "due"}
+_TIMES = {"waiting": "due", "running": "delivered", "resting": "next", "dead": "died", "claimed": "due"}
 """State → what the time of its messages is."""
 
 
@@ -41,7 +42,7 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        add_state(parser, *STATES)
+        add_state(parser, *QUEUES)
         add_filter(parser)
         add_priority(parser)
         parser.add_argument(
@@ -88,7 +89,7 @@ class Command(RmqCommand):
         if not copies:
             self.stdout.write("no messages")
             return
-        is_priority = copies[0].topic.is_priority and state in ("store", "claim")
+        is_priority = copies[0].topic.is_priority and state in ("waiting", "claimed")
         head = ("id", "priority" if is_priority else _TIMES[state], "failures", "error", "body")
         rows = [
             (

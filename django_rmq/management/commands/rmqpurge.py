@@ -14,14 +14,14 @@ class Command(RmqCommand):
     """Purge a state of a topic."""
 
     help = (
-        "Delete all messages of one state of a topic, or those that match all filters, permanently. Messages in "
-        "flight are never deleted. "
+        "Delete all messages of one state of a topic, or those that match all filters, permanently. Running "
+        "messages are never deleted. "
         "You must confirm by typing the name of the topic."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        add_state(parser, "store", "retry", "dead")
+        add_state(parser, "waiting", "resting", "dead")
         add_filter(parser)
         add_priority(parser)
         parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")

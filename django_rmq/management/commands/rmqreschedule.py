@@ -45,7 +45,7 @@ class Command(RmqCommand):
         new.add_argument("--at", metavar="WHEN", help="due at 2026-12-24T18:00 (TIME_ZONE, or with +01:00)")
         add_id(parser, many=True)
         parser.add_argument("--all", action="store_true", help="all messages of the state")
-        add_state(parser, "store", "retry", default="store")
+        add_state(parser, "waiting", "resting", default="waiting")
         add_filter(parser)
         add_priority(parser)
         parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")

@@ -104,7 +104,7 @@ def _state(one: ScheduleFigures) -> str:
     state = _punctuality(one)
     if one.outcome == "dead":
         return f"last run died, {state}"
-    return f"last run failed, {state}" if one.outcome == "retry" else state
+    return f"last run failed, {state}" if one.outcome == "resting" else state
 
 
 def _punctuality(one: ScheduleFigures) -> str:

@@ -28,7 +28,7 @@ class Command(RmqCommand):
     """Show figures of topics."""
 
     help = (
-        "Show for every topic how many messages wait, are due, in flight, resting and dead, how long the "
+        "Show for every topic how many messages wait, are due, run, rest and are dead, how long the "
         "oldest has been due (priority topics: how long a slot has not been empty), and the live workers. "
         "--interval repeats it, with rates; JSON is then one line each time. With --id, --key or --body: "
         "what is known about one message, and what keeps it from being delivered now."
@@ -72,7 +72,7 @@ class Command(RmqCommand):
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
         found = operations.status(topic.name, **name_of(topic, options))
-        waits = found.state in ("waiting", "retry")
+        waits = found.state in ("waiting", "resting")
         holds = operations.holds(topic.name, found.id) if waits else []
         if options["json"]:
             self.print_json(as_json(found) | {"held_by": [asdict(hold) for hold in holds]})
@@ -133,10 +133,10 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
         "topic": one.topic.name,
         "type": one.topic.type.value,
         "slots": one.topic.slots,
-        "store": one.store,
+        "waiting": one.store,
         "due": one.due,
-        "prepare": one.prepare,
-        "retry": one.retry,
+        "running": one.prepare,
+        "resting": one.retry,
         "dead": one.dead,
         "claimed": one.claimed,
         "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
@@ -152,8 +152,8 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("topic", "type", "store", "due", "prepare", "retry", "dead"),
-    *("oldest", "undrained", "running", "workers"),
+    *("topic", "type", "waiting", "due", "running", "resting", "dead"),
+    *("oldest", "undrained", "longest", "workers"),
 )
 
 

@@ -58,7 +58,7 @@ class Command(RmqCommand):
             default=0.0,
             metavar="TIME",
             help="wait this long for workers to empty the topics (without --move-to or --delete), or to "
-            "finish messages in flight",
+            "finish running messages",
         )
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"

@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS
 
 from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
 from django_rmq.project.scheduling import registry as scheduled
@@ -29,6 +30,8 @@ from django_rmq.project.tasks import modules
 from django_rmq.project.tasks import running as tasks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+TakesMessage = TypeVar("TakesMessage", bound=Callable[[Message[Any]], object])
+TakesMessages = TypeVar("TakesMessages", bound=Callable[[list[Message[Any]]], object])
 
 
 class DuplicateListener(ConfigurationError):
@@ -88,6 +91,14 @@ _of_tasks: set[str] = set()
 """The topics of tasks that have a listener."""
 
 
+@overload
+def listener(
+    topic: str, *, batch_size: None = None, once: bool | str = False
+) -> Callable[[TakesMessage], TakesMessage]: ...
+@overload
+def listener(
+    topic: str, *, batch_size: int, once: bool | str = False
+) -> Callable[[TakesMessages], TakesMessages]: ...
 def listener(
     topic: str, *, batch_size: int | None = None, once: bool | str = False
 ) -> Callable[[Function], Function]:

@@ -14,14 +14,14 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.results import OUTDATED, STORED, Durability, SendResult
+from django_rmq.core.words.results import OUTDATED, STORED, Durability, SendResult, SendStatus
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.project import connections, outbox
@@ -256,7 +256,7 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
 
 def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
     """Return the result of a message that was not sent anywhere, or of its removal."""
-    status = "not_found" if out.removes else "stored"
+    status = cast("SendStatus", "not_found" if out.removes else "stored")
     reached = wanted.replicas or None, wanted.fsync or None
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
 

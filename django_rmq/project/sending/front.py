@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from asgiref.sync import sync_to_async
-
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.project import connections
+from django_rmq.project.coroutines import coroutine_of
 from django_rmq.project.sending.bulk import Bulk, with_zones
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
 from django_rmq.project.sending.failures import too_full
@@ -152,19 +151,9 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     return result
 
 
-async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
-    """Send like ``send_message``, from a coroutine, in the thread that has its database connections."""
-    return await sync_to_async(send_message)(topic, body, **options)
-
-
-async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> SendResults:
-    """Send like ``send_messages``, from a coroutine."""
-    return await sync_to_async(send_messages)(topic, bodies, **options)
-
-
-async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
-    """Send like ``ensure_message``, from a coroutine."""
-    return await sync_to_async(ensure_message)(topic, body, **options)
+asend_message = coroutine_of(send_message)
+asend_messages = coroutine_of(send_messages)
+aensure_message = coroutine_of(ensure_message)
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

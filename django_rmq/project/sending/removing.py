@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 from zlib import crc32
 
-from asgiref.sync import sync_to_async
-
 from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.removals import found_nothing
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections, outbox
+from django_rmq.project.coroutines import coroutine_of
 from django_rmq.project.ids import ALL_ROUNDS, Identity, find_held, find_moved, identify_for_program
 from django_rmq.project.sending.commit import defer_removal, rows_waiting, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, observers
@@ -34,8 +34,8 @@ def remove_message(
     ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``). The latter is
     searched in its slot at the call: a message that is not there yet is ``not_found``.
 
-    Returns a word for the state in which the message was. ``waiting`` and ``retry``: it is removed.
-    ``in_flight``: it ends with the current delivery, and is not tried again. ``in_flight_and_waiting``: both.
+    Returns a word for the state in which the message was. ``waiting`` and ``resting``: it is removed.
+    ``running``: it ends with the current delivery, and is not tried again. ``running_and_waiting``: both.
     ``not_found``: there was none; a dead message stays.
 
     Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what
@@ -65,21 +65,15 @@ def cancel_message(
     ``message.cancelled`` becomes true, and ``asyncio.CancelledError`` is raised in an async listener. If it
     returns, the message is done; if it fails, it ends as cancelled and is not tried again.
 
-    Returns the words of ``remove_message``, where ``in_flight`` means that the worker is notified. ``claimed``: a
+    Returns the words of ``remove_message``, where ``running`` means that the worker is notified. ``claimed``: a
     Spark consumer has it, and cannot be notified. Only the delivery that runs now is cancelled, no later one.
     """
     named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
     return _take_back("cancel", topic, named, on_commit, using)
 
 
-async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
-    """Remove like ``remove_message``, from a coroutine."""
-    return await sync_to_async(remove_message)(topic, body, **options)
-
-
-async def acancel_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
-    """Cancel like ``cancel_message``, from a coroutine."""
-    return await sync_to_async(cancel_message)(topic, body, **options)
+aremove_message = coroutine_of(remove_message)
+acancel_message = coroutine_of(cancel_message)
 
 
 def _take_back(
@@ -114,7 +108,7 @@ def _take_back(
     connections.present(declared)
     kept = outbox.Direct(declared, [out], using, rows_waiting(using))
     (found_at,), errors = producer.attempt([out], removes=True)
-    if found_at.status == "not_found" and identity is not None:
+    if found_nothing(found_at) and identity is not None:
         # The message is not where its member places it. It may have a basis of its own, and have been moved.
         moved = find_moved(connections.get_broker(), declared, [identity], rounds=ALL_ROUNDS).messages
         if identity in moved:

@@ -10,7 +10,7 @@ back, and there is no callback for a rollback.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Literal, Self, cast
 from weakref import ref
 
 from django_rmq.core.producer.placing import Outgoing
@@ -47,10 +47,26 @@ class DeferredResult(SendResult):
         self.fsynced = outcome.fsynced if self.wanted.fsync else None
 
 
+RemoveStatus = Literal[
+    "pending",
+    "waiting",
+    "resting",
+    "running",
+    "running_and_waiting",
+    "not_found",
+    "claimed",
+    "failed",
+    "in_outbox",
+    "outdated",
+    "discarded",
+]
+"""The status of a removal; ``RemoveResult`` says what each means."""
+
+
 class RemoveResult(str):
     """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
 
-    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was;
+    ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
     for ``cancel_message`` also ``claimed`` (a Spark consumer has it, and cannot be notified).
     In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
     above, ``failed`` (the server was unavailable), ``in_outbox`` (the relay of the outbox will remove it) or
@@ -63,7 +79,7 @@ class RemoveResult(str):
     topic: str
     member: bytes
     """The member in Redis: the encoded body, or the key."""
-    status: str
+    status: RemoveStatus
     """Where the message was; ``pending`` until the commit."""
     _call: ref[Any] | None
 
@@ -72,7 +88,7 @@ class RemoveResult(str):
         result = super().__new__(cls, word)
         result.topic, result.member, result._call = topic, member, call
         if call is None:
-            result.status = word
+            result.status = cast("RemoveStatus", word)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -84,7 +100,7 @@ class RemoveResult(str):
 
     def complete(self, outcome: SendResult) -> None:
         """Set the state in which the message was found at the commit."""
-        self.status = outcome.status
+        self.status = cast("RemoveStatus", outcome.status)
 
 
 def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:

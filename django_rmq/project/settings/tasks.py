@@ -31,7 +31,7 @@ QUEUE_KEYS: Keys = {
     for key in (
         "SLOTS", "SERIAL", "TIMEOUT", "MAX_RETRIES", "BACKOFF", "MAX_RUNTIME", "HARD_TIMEOUT", "PREFETCH",
         "MAX_BODY", "MAX_BACKLOG", "MAX_RATE", "MAX_IN_FLIGHT", "MAX_PREPARED", "FLOW", "CONCURRENCY",
-        "DEAD_RETENTION", "KEEP_DONE", "OUTBOX",
+        "DEAD_RETENTION", "OUTCOME_RETENTION", "OUTBOX",
     )
 }  # fmt: skip
 """What a queue may set of its topics. The rest follows from what a task is."""
@@ -51,7 +51,7 @@ class TaskOptions:
     prefix: str | None = setting(
         optional(matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "1 to 40 of A-Z a-z 0-9 _ -")), None
     )
-    result_ttl: float = setting(seconds(1.0), 86_400.0)
+    result_retention: float = setting(seconds(1.0), 86_400.0)
     """How long the result of a finished task is kept."""
     on_commit: bool | None = setting(optional(boolean), None)
     """Whether a task waits for the commit. None: as ``RMQ["ON_COMMIT"]`` says."""
@@ -154,7 +154,7 @@ class _Reader:
         # It is tried until the queue has room again.
         waiting |= {"TYPE": "fixed_time", "MAX_RETRIES": MAX_RETRIES_LIMIT, "BACKOFF": 10}
         # Defaults of topics whose messages are work. Here a task only changes its topic.
-        waiting |= {"HARD_TIMEOUT": None, "KEEP_DONE": None}
+        waiting |= {"HARD_TIMEOUT": None, "OUTCOME_RETENTION": None}
         later = self._topic(f"{prefix}-later", waiting)
         if len(self._problems) > before or later is None:
             return None

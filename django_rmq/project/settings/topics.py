@@ -127,7 +127,7 @@ TOPIC_KEYS: Keys = {
     "FLOW": ("flow", optional(one_of("auto"))),
     "CONCURRENCY": ("concurrency", whole(1, 10_000)),
     "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
-    "KEEP_DONE": ("keep_done_ms", optional(kept_for)),
+    "OUTCOME_RETENTION": ("outcome_retention_ms", optional(kept_for)),
     "LISTENER": ("listener", boolean),
     "ORIGIN": ("origin", boolean),
     "OUTBOX": ("outbox", boolean),

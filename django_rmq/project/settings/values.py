@@ -74,7 +74,7 @@ _KEPT_AT_MOST = 30 * 86_400
 
 
 def kept_for(value: object) -> int:
-    """Return KEEP_DONE in ms."""
+    """Return OUTCOME_RETENTION in ms."""
     if isinstance(value, str) and (text := re.fullmatch(r"(\d{1,7})([smhd])", value, re.ASCII)):
         value = int(text[1]) * _PERIODS[text[2]]
     try:

@@ -161,7 +161,7 @@ class Attempt:
 
     def _kept(self, stamp: int, record: bytes) -> Call[str]:
         backend = get_config().tasks.get(self.job.backend)
-        keep_ms = round(backend.options.result_ttl * 1000) if backend else LEAST_KEPT_MS
+        keep_ms = round(backend.options.result_retention * 1000) if backend else LEAST_KEPT_MS
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
         return results.keep_result(self.key, stamp, keep_ms, self.message.raw, record)

@@ -71,7 +71,7 @@ class Tasks:
         """Return the result of a task, in whichever state. Raises ``TaskResultDoesNotExist``.
 
         While the task waits or runs, this is what its message says. The result of a finished task is kept for
-        ``OPTIONS["RESULT_TTL"]``. Raises ``UnknownTask`` if no module of this process has the task.
+        ``OPTIONS["RESULT_RETENTION"]``. Raises ``UnknownTask`` if no module of this process has the task.
         """
         found = finding.find(self._declared(), result_id)
         if found is None:

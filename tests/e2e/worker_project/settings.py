@@ -98,7 +98,7 @@ RMQ = {
             "TIMEOUT": TIMEOUT,
             "MAX_RETRIES": 1,
             "BACKOFF": 0,
-            "KEEP_DONE": "1h",
+            "OUTCOME_RETENTION": "1h",
         },
         "hanging": {
             "TYPE": "range_merge",

@@ -1,7 +1,7 @@
--- What became of messages, on topics with KEEP_DONE: collected while the script runs, and written with the ledger at its end.
+-- What became of messages, on topics with OUTCOME_RETENTION: collected while the script runs, and written with the ledger at its end.
 --
 -- keys: outcomes HASH, outcome_times ZSET
--- arguments: keep_done_ms NUMBER
+-- arguments: outcome_retention_ms NUMBER
 -- needs: control failures now_ms text_of
 -- offers: note_receipt note_progress note_outcome note_done write_outcomes
 
@@ -56,13 +56,13 @@ local function write_outcomes()
   redis.pcall('HSET', outcomes, unpack(outcome_fields))
   redis.pcall('ZADD', outcome_times, unpack(outcome_scores))
   -- rule: outcomes_never_go
-  local old = redis.call('ZRANGEBYSCORE', outcome_times, '-inf', text_of(now_ms - keep_done_ms), 'LIMIT', 0, 2000)
+  local old = redis.call('ZRANGEBYSCORE', outcome_times, '-inf', text_of(now_ms - outcome_retention_ms), 'LIMIT', 0, 2000)
   local over = math.min(redis.call('ZCARD', outcome_times) - #old - 10000, 2000)
   if #old == 0 and over > 0 then old = redis.call('ZRANGE', outcome_times, 0, over - 1) end -- rule: outcomes_without_bound
   if #old > 0 then
     redis.call('ZREM', outcome_times, unpack(old))
     redis.call('HDEL', outcomes, unpack(old))
   end
-  redis.call('PEXPIRE', outcomes, keep_done_ms)
-  redis.call('PEXPIRE', outcome_times, keep_done_ms)
+  redis.call('PEXPIRE', outcomes, outcome_retention_ms)
+  redis.call('PEXPIRE', outcome_times, outcome_retention_ms)
 end

@@ -18,7 +18,7 @@
 -- ARGV[4...] members
 -- ARGV[#ARGV] now
 --
--- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
+-- Returns what each member was found as: waiting | resting | running | running_and_waiting | dead | not_found
 
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -27,7 +27,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
 -- include: _numbers
 -- include: _retries
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _join
 -- include: _deaths
@@ -41,7 +41,7 @@ for i = first, last do
   local running, record = redis.call('ZSCORE', prepare, member), redis.call('HGET', inflight, member)
   local word = 'not_found'
   if redis.call('ZSCORE', dead, member) then word = 'dead' end
-  if resting then word = 'retry' end
+  if resting then word = 'resting' end
   if waiting then word = 'waiting' end
   local kept, claimed = redis.call('HGET', body, member), redis.call('ZSCORE', claim, member)
   -- Claimed messages cannot be marked. A newer copy with its own body stays, or it would die before the older one ends.
@@ -53,13 +53,13 @@ for i = first, last do
     if waiting and resting then count('dropped') end
   end
   if running then
-    word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
+    word = (waiting or resting) and 'running_and_waiting' or 'running'
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
     -- rule: bury_forgets_the_newer_death
     local outlived = (waiting or resting or string.find(record or '', ' outlived', 1, true)) and ' outlived' or ''
     mark_delivery(member, receipt_and_score, ' buried' .. outlived) -- rule: bury_lets_it_run
   elseif claimed then
-    word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
+    word = (waiting or resting) and 'running_and_waiting' or 'running'
   end
   words[#words + 1] = word
 end

@@ -59,7 +59,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _own
 -- include: _budget
 -- include: _retry_score
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake
 -- include: _backoff

@@ -75,7 +75,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _own
 -- include: _budget
 -- include: _retry_score
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake
 -- include: _backoff

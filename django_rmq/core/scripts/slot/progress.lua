@@ -1,4 +1,4 @@
--- Note how far a delivery has got, if the caller still holds its receipt (KEEP_DONE).
+-- Note how far a delivery has got, if the caller still holds its receipt (OUTCOME_RETENTION).
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
 -- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
@@ -8,7 +8,7 @@
 -- KEYS[6] outcomes  HASH  digest -> what became of the message
 -- KEYS[7] outcome_times ZSET digest -> ms
 --
--- ARGV[1] keep_done_ms NUMBER
+-- ARGV[1] outcome_retention_ms NUMBER
 -- ARGV[2] receipt
 -- ARGV[3] member
 -- ARGV[4] thousandths  of the work that are done

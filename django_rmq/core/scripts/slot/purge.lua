@@ -25,7 +25,7 @@ limit = math.min(limit, 1000)
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _numbers
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store

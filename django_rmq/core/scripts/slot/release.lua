@@ -28,7 +28,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _now
 -- include: _numbers
 -- include: _retries
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake
 -- include: _join

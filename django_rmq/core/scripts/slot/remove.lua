@@ -18,7 +18,7 @@
 -- ARGV[4...] members
 -- ARGV[#ARGV] now
 --
--- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found,
+-- Returns what each member was found as: waiting | resting | running | running_and_waiting | dead | not_found,
 -- and with `cancel` claimed: Spark has it, and cannot be told
 
 -- check: types
@@ -26,7 +26,7 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _numbers
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _undrained
 -- include: _mark
@@ -39,10 +39,10 @@ for i = first, last do
     local rested = redis.call('ZREM', retry, member)
     local running = redis.call('ZSCORE', prepare, member)
     count('removed', gone + rested)
-    if rested > 0 then word = 'retry' end
+    if rested > 0 then word = 'resting' end
     if gone > 0 then word = 'waiting' end
     if running then
-      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      word = gone + rested > 0 and 'running_and_waiting' or 'running'
       local record = redis.call('HGET', inflight, member) or ''
       local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
       -- rule: remove_forgets_the_newer_death
@@ -55,7 +55,7 @@ for i = first, last do
     elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
       -- Spark continues with claimed messages.
       if not cancels then
-        word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+        word = gone + rested > 0 and 'running_and_waiting' or 'running'
       elseif gone + rested == 0 then
         word = 'claimed'
       end

@@ -13,7 +13,7 @@
 -- ARGV[4...] pairs     score, member
 -- ARGV[#ARGV] now
 --
--- Returns what each member was found as: waiting | retry (both have the new score now) | refused | in_flight | not_found
+-- Returns what each member was found as: waiting | resting (both have the new score now) | refused | running | not_found
 
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
@@ -40,7 +40,7 @@ for i = first, last, 2 do
     if kind == 'fifo' then score = text_of(later_place(tonumber(score), 0)) end
     redis.call('ZADD', store, score, member) -- rule: reschedule_early
   elseif waiting or resting then
-    word = 'retry'
+    word = 'resting'
     if kind == 'priority' then
       word = 'refused'
     else
@@ -52,9 +52,9 @@ for i = first, last, 2 do
     end
   -- rule: reschedule_misses_the_claimed
   elseif redis.call('ZSCORE', prepare, member) or redis.call('ZSCORE', claim, member) then
-    word = 'in_flight'
+    word = 'running'
   end
-  if word == 'waiting' or word == 'retry' then
+  if word == 'waiting' or word == 'resting' then
     count('rescheduled')
     earliest = math.min(earliest, kind == 'priority' and 0 or tonumber(score))
   end

@@ -42,7 +42,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _own
 -- include: _budget
 -- include: _retry_score
--- include: _outcomes where KEEP_DONE
+-- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake
 -- include: _backoff

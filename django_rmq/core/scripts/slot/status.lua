@@ -1,4 +1,4 @@
--- What a slot knows about one message: where it is, its failures, what it has reported, and what became of it (KEEP_DONE).
+-- What a slot knows about one message: where it is, its failures, what it has reported, and what became of it (OUTCOME_RETENTION).
 -- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
@@ -13,7 +13,7 @@
 -- KEYS[10] outcomes HASH  digest -> what became of the message
 -- KEYS[11] outcome_times ZSET digest -> ms
 --
--- ARGV[1] keep_done_ms NUMBER  0: the topic keeps nothing
+-- ARGV[1] outcome_retention_ms NUMBER  0: the topic keeps nothing
 -- ARGV[2] digest          of the member
 -- ARGV[3...] members      the message; none: only its digest is known, so only the outcome is returned
 -- ARGV[#ARGV] now
@@ -24,8 +24,8 @@
 -- check: types
 -- include: _now
 local outcome = false
-local at = keep_done_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
-if at and at > now_ms - keep_done_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
+local at = outcome_retention_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
+if at and at > now_ms - outcome_retention_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
 if last < first then return { false, false, false, false, false, false, false, false, false, outcome } end
 local member = ARGV[first]
 local death = redis.call('HGET', deaths, member)

@@ -1,0 +1,31 @@
+"""The coroutine functions of the public names: the same calls, in the thread that has the database connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def coroutine_of(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return a coroutine function that does the same as ``function``.
+
+    It has the signature of ``function``, so that each parameter is declared once, and type checkers and hovers know all.
+    """
+    called = sync_to_async(function)
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return await called(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    call.__doc__ = f"Do the same as ``{function.__name__}``, from a coroutine, in the thread that has its database connections."
+    return call
+
+
+__all__ = ["coroutine_of"]

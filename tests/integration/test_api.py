@@ -411,6 +411,14 @@ def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) 
     assert counters["ranked"] == {"topic": "ranked", "sent": 1, "done": 0, "failed": 0}
 
 
+@pytest.mark.parametrize("state", ["waiting", "store"])
+def test_a_state_is_named_by_its_word_or_its_queue(program: Program, state: str) -> None:
+    program.ok("POST", "topics/ranked/messages/", {"body": 1, "priority": 50}, 202)
+    (listed,) = program.ok("GET", f"topics/ranked/messages/?state={state}")["results"]
+    assert listed["state"] == "waiting"
+    assert program.ok("POST", "topics/ranked/purge/", {"state": state})["outcomes"] == {"purged": 1}
+
+
 def test_a_list_is_read_page_by_page(program: Program) -> None:
     many = {"messages": [{"body": n, "fixed_time": LATER + n} for n in range(25)]}
     program.ok("POST", "topics/timed/messages/", many, 202)

@@ -332,7 +332,7 @@ def test_rest_acts_by_ids_from_before_a_re_slotting(old: list[str], name: str) -
         return str(program.ok("POST", path, {} if body is None else body)["outcome"])
 
     answer = program.ok("GET", one)
-    assert answer["results"][0]["state"] == "store" and answer["results"][0]["id"] == old[0]
+    assert answer["results"][0]["state"] == "waiting" and answer["results"][0]["id"] == old[0]
     assert outcome(f"{one}reschedule/", {"due": "2100-01-01T00:00:00Z"}) == "rescheduled"
     for path in (one, other, third):
         assert outcome(f"{path}bury/") == "buried"
@@ -367,7 +367,7 @@ def test_the_admin_acts_by_ids_from_before_a_re_slotting(
     admin_client.post(url("edit", old[1]), {"body": json.dumps(body)})
     act("delete", "dead", old[2])
     act("cancel", "store", old[3])
-    assert shell().get(name, old[0])[0].state == "store"
+    assert shell().get(name, old[0])[0].state == "waiting"
     listed = shell().listing(name, "store", limit=100).copies
     assert body in [copy.body() for copy in listed] and len(listed) == len(old) - 2
 

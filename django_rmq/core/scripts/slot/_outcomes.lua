@@ -1,4 +1,4 @@
--- What became of messages, on topics with OUTCOME_RETENTION: collected while the script runs, and written with the ledger at its end.
+-- What became of messages, on topics with OUTCOME_RETENTION: collected by the script, and written with the ledger at its end.
 --
 -- keys: outcomes HASH, outcome_times ZSET
 -- arguments: outcome_retention_ms NUMBER

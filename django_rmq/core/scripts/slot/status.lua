@@ -1,4 +1,4 @@
--- What a slot knows about one message: where it is, its failures, what it has reported, and what became of it (OUTCOME_RETENTION).
+-- What a slot knows about one message: where it is, its failures, what it reported, and what became of it (OUTCOME_RETENTION).
 -- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority

@@ -225,6 +225,14 @@ def ago(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def age_of_oldest(due: float | None, not_empty: float | None) -> str:
+    """Return for how many seconds the oldest message has been due, in readable form.
+
+    Messages of priority topics hold no time. There it is at most the time for which a slot has not been empty.
+    """
+    return ago(due) if not_empty is None else f"≤ {ago(not_empty)}"
+
+
 def duration(text: str) -> float:
     """Read seconds from ``90``, ``90s``, ``15m``, ``2h`` or ``7d``, as an argument's type."""
     match = _DURATION.fullmatch(text)

@@ -596,7 +596,7 @@ def test_rmqstats(broker: Broker, run: Run) -> None:
     assert (rows["orders"]["waiting"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
     text = run("rmqstats", "orders")
     assert text.splitlines()[0].split() == list(COLUMNS)
-    cells = "orders fixed_time 3 0 0 0 2 - - - 0"
+    cells = "orders fixed_time 3 0 0 0 2 - - 0"
     assert text.splitlines()[1].split() == cells.split(" ")
     lines = run("rmqstats", "orders", "--json", "--interval", "0.1", "--count", "2").splitlines()
     assert [json.loads(line)[0]["per_second"]["sent"] for line in lines] == [0.0, 0.0]
@@ -642,10 +642,10 @@ def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker
     waits_for_three_hours(broker)
     [row] = json.loads(run("rmqstats", "renders", "--json"))
     assert row["oldest_due_seconds"] is None and 10_800 <= row["undrained_seconds"] < 10_900
-    assert " 3 h " in run("rmqstats", "renders")
+    assert " ≤ 3 h " in run("rmqstats", "renders")
     [row] = json.loads(run("rmqslots", "renders", "--json"))
     assert [slot["undrained_since"] is None for slot in row["slots"]] == [True, False]
-    assert "3 h" in run("rmqslots", "renders")
+    assert " ≤ 3 h " in run("rmqslots", "renders")
     assert "slot 1 has not been drained for 3 h" in run("rmqaudit", "renders")
     [row] = json.loads(run("rmqaudit", "renders", "--json"))
     assert row["undrained_slot"] == 1 and row["undrained_seconds"] >= 10_800

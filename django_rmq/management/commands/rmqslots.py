@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.core.words.topics import Topic
-from django_rmq.management import RmqCommand, ago, at_least, shown, table
+from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table
 from django_rmq.operations import Operations, SlotFigures
 
 SLOTS_PER_TRIP = 1_000
@@ -71,7 +71,6 @@ class Command(RmqCommand):
                 "resting",
                 "dead",
                 "oldest",
-                "undrained",
                 "longest",
                 "worker",
                 "for",
@@ -93,15 +92,14 @@ class Command(RmqCommand):
                     counts.prepare,
                     counts.retry,
                     counts.dead,
-                    ago(oldest),
-                    ago(undrained),
+                    age_of_oldest(oldest, undrained),
                     ago(running),
                     shown(row.worker)[:8] or "-",
                     ago(since),
                     shown(row.problem) or ("paused" if counts.paused else ""),
                 )
             )
-        for line in table(lines, right=range(1, 9)):
+        for line in table(lines, right=range(1, 8)):
             self.stdout.write(line)
         if len(rows) > limit:
             self.stdout.write(f"  … and {len(rows) - limit} more")

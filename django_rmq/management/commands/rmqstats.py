@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError
-from django_rmq.management import RmqCommand, ago, at_least, shown, table
+from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table
 from django_rmq.management.messages import (
     add_names,
     as_json,
@@ -153,7 +153,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
 
 COLUMNS = (
     *("topic", "type", "waiting", "due", "running", "resting", "dead"),
-    *("oldest", "undrained", "longest", "workers"),
+    *("oldest", "longest", "workers"),
 )
 
 
@@ -167,8 +167,10 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
         str(one.prepare),
         str(one.retry),
         str(one.dead),
-        ago(None if one.age_ms is None else one.age_ms / 1000),
-        ago(None if one.undrained_ms is None else one.undrained_ms / 1000),
+        age_of_oldest(
+            None if one.age_ms is None else one.age_ms / 1000,
+            None if one.undrained_ms is None else one.undrained_ms / 1000,
+        ),
         ago(None if one.running_ms is None else one.running_ms / 1000),
         "?" if one.workers_problem else str(one.consumers),
     )

@@ -54,10 +54,6 @@ STATES = {
 """Value of the label ``state`` → field of ``Depth`` and of the figures."""
 
 
-_OUTBOX = kept.Reader()
-"""The same for all collectors of a process, so that one thread waits for a database that hangs."""
-
-
 class _Looked(NamedTuple):
     config: object
     """The settings with which they were collected; other settings cause a new collection at once."""
@@ -136,7 +132,7 @@ class RmqCollector(Collector):
         schedules = scheduled.schedules(_operations()) if measured is not None else []
         servers = _read_servers() if measured is not None else []
         now = time.monotonic()
-        outbox = _OUTBOX.read(_operations())
+        outbox = kept.waiting(_operations())
         return _Looked(
             config, now + CACHE_SECONDS, measured, workers, outbox, schedules, servers, now - began
         )

@@ -76,7 +76,8 @@ class Operations(Desk):
     cancel_sent = sending.cancel_sent
     spend_sends, once = sending.spend_sends, sending.once
 
-    outbox, outbox_rows, relay_outbox = outboxes.outbox, outboxes.outbox_rows, outboxes.relay_outbox
+    outbox, outbox_as_known, outbox_rows = outboxes.outbox, outboxes.outbox_as_known, outboxes.outbox_rows
+    relay_outbox, relay_duties = outboxes.relay_outbox, outboxes.relay_duties
     retry_outbox, delete_outbox = outboxes.retry_outbox, outboxes.delete_outbox
 
     schedules, schedule, run_schedule = scheduled.schedules, scheduled.schedule, scheduled.run_schedule

@@ -7,15 +7,12 @@ as dead messages and paused topics, unless the caller has set a limit for it. Fi
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
-
-from django.db import connections as databases
 
 from django_rmq.core.calls import workers
 from django_rmq.core.calls.broker import Broker
@@ -27,7 +24,8 @@ from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTro
 from django_rmq.operations import figures, retiring
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
-from django_rmq.operations.outbox import Waiting, needs_this_thread, outbox
+from django_rmq.operations.inquiries import Inquiry
+from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.schedules import ScheduleFigures, schedules
 from django_rmq.project import connections
 
@@ -173,54 +171,22 @@ def check_health(
     desk.actor.require(Permission.VIEW)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
     end = time.monotonic() + seconds
-    parts = [_Part("redis", partial(_check_redis, desk, limits, names, patience))]
+    parts = [Inquiry("redis", partial(_check_redis, desk, limits, names, patience))]
     if desk.config.coordinator == "zookeeper":
-        parts.append(_Part("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
-    if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
-        parts.append(_Part("outbox", partial(_check_outbox, desk, limits, names)))
+        parts.append(Inquiry("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
     for part in parts:
-        if part.name == "outbox" and needs_this_thread():
-            part.run()
-        else:
-            part.start()
+        part.start()
     found = list[Finding]()
+    if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
+        found += _check_outbox(desk, limits, names, seconds)
     for part in parts:
-        found += part.findings(end, seconds)
+        is_complete = part.wait(end)
+        found += part.found
+        if not is_complete:
+            text = f"the check did not end within {seconds:.0f} s"
+            found.append(Finding(part.name, "", Severity.BAD, text))
     order = list(CHECKS)
     return Health(sorted(found, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
-
-
-class _Part(threading.Thread):
-    """Some of the checks, in a thread of their own, so that a server that hangs delays no other check."""
-
-    def __init__(self, name: str, check: Callable[[], Iterator[Finding]]) -> None:
-        super().__init__(name=name, daemon=True)
-        self._check = check
-        self._found: list[Finding] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            for finding in self._check():
-                self._found.append(finding)
-        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
-            self._error = error
-        finally:
-            if threading.current_thread() is self:
-                databases.close_all()  # those of this thread, which nobody uses again
-
-    def findings(self, end: float, seconds: float) -> list[Finding]:
-        """Return what was found until ``end`` (monotonic); raise what the check has raised."""
-        if self.ident is not None:
-            self.join(max(0.0, end - time.monotonic()))
-        if self._error is not None:
-            raise self._error
-        found = list(self._found)
-        if self.is_alive():
-            found.append(
-                Finding(self.name, "", Severity.BAD, f"the check did not end within {seconds:.0f} s")
-            )
-        return found
 
 
 def _check_redis(
@@ -325,16 +291,16 @@ def _flaw(roster: Roster) -> str:
         return "the assignment in Redis cannot be read"
 
 
-def _check_outbox(desk: Desk, limits: Limits, names: Collection[str] | None) -> Iterator[Finding]:
+def _check_outbox(
+    desk: Desk, limits: Limits, names: Collection[str] | None, seconds: float
+) -> Iterator[Finding]:
     """Find for each topic how long its oldest message has been in the outbox."""
-    try:
-        found = outbox(desk, names)
-    except RmqError as error:
-        yield Finding("outbox", "", Severity.BAD, str(error))
-        return
+    found, problems = outbox_as_known(desk, names, seconds=seconds)
+    for problem in problems:
+        yield Finding("outbox", "", Severity.BAD, problem)
     for one in found:
         yield _check_waiting(one, limits)
-    if not found:
+    if not (found or problems):
         yield _ok("outbox", "it is empty")
 
 

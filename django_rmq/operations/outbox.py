@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
 from django.db import connections as databases
 
+from django_rmq.core.consumer.duties import Duties
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
 from django_rmq.operations import redaction
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
+from django_rmq.operations.inquiries import Inquiry
 from django_rmq.operations.named import chosen as chosen_note
 from django_rmq.project.outbox import looking, relaying
-from django_rmq.project.outbox.databases import aliases
+from django_rmq.project.outbox.databases import aliases, threads_of_duties
 from django_rmq.project.outbox.looking import Found, Waiting
 from django_rmq.project.outbox.relaying import Step
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a question about the outbox waits for the databases."""
+
+STEP_SECONDS = 60.0
+"""Seconds in which the relay of a database has to make a step, or it is left alone. A step takes a few."""
+
+_inquiries: dict[tuple[int, str], Inquiry[Any]] = {}
+"""The last inquiry to each database, by process and alias."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +70,98 @@ class OutboxRow:
         return self.due_ms is None
 
 
+class Known(NamedTuple, Generic[T]):
+    """What is known of the outboxes, although some of the databases may not answer."""
+
+    found: list[T]
+    problems: list[str]
+    """A sentence for each database that does not answer."""
+
+
 def outbox(desk: Desk, names: Collection[str] | None = None) -> list[Waiting]:
     """Return how much is in the outbox, by topic; topics that the settings do not have are included.
 
     Raises ``ServerUnavailable`` if a database does not answer.
     """
+    found, problems = outbox_as_known(desk, names)
+    if problems:
+        raise ServerUnavailable("; ".join(problems))
+    return found
+
+
+def outbox_as_known(
+    desk: Desk, names: Collection[str] | None = None, *, seconds: float | None = None
+) -> Known[Waiting]:
+    """Return the same as ``outbox``, from the databases that answer within ``seconds``."""
     desk.actor.require(Permission.VIEW)
-    try:
-        return looking.waiting(names)
-    except Error as error:
-        raise _unavailable(error) from error
-
-
-def needs_this_thread() -> bool:
-    """Return whether the outbox is read by the calling thread.
-
-    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite
-    never hangs like a server does.
-    """
-    chosen = [databases[alias] for alias in aliases()]
-    return any(one.in_atomic_block or one.vendor == "sqlite" for one in chosen)
+    parts, problems = _ask_each(looking.waiting, ANSWER_SECONDS if seconds is None else seconds)
+    found = looking.together(one for part in parts for one in part)
+    return Known([one for one in found if names is None or one.topic in names], problems)
 
 
 def outbox_rows(
     desk: Desk, names: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
-) -> list[OutboxRow]:
+) -> Known[OutboxRow]:
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
     desk.actor.require(Permission.VIEW)
     if names is not None:
         # PostgreSQL refuses the query. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
-    try:
-        found = looking.rows(names, refused=refused, limit=limit)
-    except Error as error:
-        raise _unavailable(error) from error
-    return [_shown(desk, one) for one in found]
+    ask = partial(looking.rows, topics=names, refused=refused, limit=limit)
+    parts, problems = _ask_each(ask, ANSWER_SECONDS)
+    found = [one for part in parts for one in part][:limit]
+    return Known([_shown(desk, one) for one in found], problems)
+
+
+def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
+    """Ask all databases at once; return the answers of those that answer within ``seconds``."""
+    end, inquiries, problems = time.monotonic() + seconds, list[Inquiry[T]](), list[str]()
+    for alias in aliases():
+        key = os.getpid(), alias
+        if (earlier := _inquiries.get(key)) is not None and earlier.hangs:
+            # One thread waits for a database that hangs, and not one for each question.
+            problems.append(_silent(alias, seconds))
+            continue
+        inquiries.append(_begin(alias, partial(_once, ask, alias)))
+        _inquiries[key] = inquiries[-1]
+    found: list[T] = []
+    for one in inquiries:
+        try:
+            if not one.wait(end):
+                problems.append(_silent(one.name, seconds))
+        except Error as error:
+            problems.append(str(_unavailable(error, one.name)))
+        else:
+            found += one.found
+    return Known(found, problems)
+
+
+def _once(ask: Callable[[str], T], alias: str) -> list[T]:
+    return [ask(alias)]
+
+
+def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> Inquiry[T]:
+    """Begin to ask a database."""
+    inquiry = Inquiry(alias, ask)
+    if needs_this_thread(alias):
+        inquiry.run()
+    else:
+        inquiry.start()
+    return inquiry
+
+
+def needs_this_thread(alias: str) -> bool:
+    """Return whether a database is asked by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
+    hangs like a server does.
+    """
+    connection = databases[alias]
+    return connection.in_atomic_block or connection.vendor == "sqlite"
+
+
+def _silent(alias: str, seconds: float) -> str:
+    return f"the database {alias} does not answer within {seconds:g} s"
 
 
 def retry_outbox(desk: Desk, ids: Sequence[str]) -> dict[str, int]:
@@ -102,34 +176,49 @@ def delete_outbox(desk: Desk, ids: Sequence[str]) -> dict[str, int]:
     return _do(desk, "delete from the outbox", ids, "deleted")
 
 
-def relay_outbox(desk: Desk) -> Iterator[Step]:
-    """Send what is due in the outbox of each database, batch by batch. Raises ``ServerTrouble``."""
+def relay_outbox(desk: Desk) -> Known[Step]:
+    """Send what is due in the outboxes of all databases at once; return the steps.
+
+    Raises ``ServerTrouble`` if Redis does not answer.
+    """
     desk.actor.require(Permission.SEND)
-    try:
-        yield from relaying.relay_all()
-    except Error as error:
-        raise _unavailable(error) from error
+    inquiries = [_begin(alias, partial(relaying.relay_all, [alias])) for alias in aliases()]
+    steps, problems = list[Step](), list[str]()
+    for one in inquiries:
+        try:
+            if not one.wait_for_progress(STEP_SECONDS):
+                problems.append(_silent(one.name, STEP_SECONDS))
+        except Error as error:
+            problems.append(str(_unavailable(error, one.name)))
+        steps += one.found
+    return Known(steps, problems)
+
+
+def relay_duties(desk: Desk) -> list[Duties]:
+    """Return a thread for each database that sends what is due in its outbox, again and again."""
+    desk.actor.require(Permission.SEND)
+    return threads_of_duties(relaying.duties())
 
 
 def _do(desk: Desk, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
     chosen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    gone = 0
+    done = gone = 0
+    database = ""
     try:
         for database, number in map(_parsed, ids):
             found = looking.one(database, number)
             if found is None:
                 gone += 1
             else:
-                chosen[found.row.topic, database].append(number)
+                chosen[database, found.row.topic].append(number)
         act_on = looking.retry if word == "retried" else looking.remove
-        done = 0
-        for (topic, database), numbers in chosen.items():
+        for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count
             rows = [f"{database}:{number}" for number in numbers]
             desk.record(act, topic, {word: count}, chosen_note(rows))
     except Error as error:
-        raise _unavailable(error) from error
+        raise _unavailable(error, database) from error
     return {word: done, "gone": gone}
 
 
@@ -174,18 +263,22 @@ def _may_read(desk: Desk, name: str) -> bool:
     return desk.actor.may(Permission.VIEW_BODIES) and not is_withheld
 
 
-def _unavailable(error: Error) -> ServerUnavailable:
-    return ServerUnavailable(f"the database of the outbox cannot be asked: {' '.join(str(error).split())}")
+def _unavailable(error: Error, alias: str) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"the outbox of the database {alias} cannot be read: {' '.join(str(error).split())}"
+    )
 
 
 __all__ = [
+    "Known",
     "OutboxRow",
     "Step",
     "Waiting",
     "delete_outbox",
-    "needs_this_thread",
     "outbox",
+    "outbox_as_known",
     "outbox_rows",
+    "relay_duties",
     "relay_outbox",
     "retry_outbox",
 ]

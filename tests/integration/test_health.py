@@ -24,9 +24,11 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.metrics import collector
 from django_rmq.metrics import outbox as metrics_of_outbox
-from django_rmq.operations import Actor, Operations, figures, health
+from django_rmq.operations import Actor, Operations, figures, health, outbox
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, Limits, Severity
+from django_rmq.operations.outbox import Known
 from django_rmq.project import connections
+from django_rmq.project.outbox import looking
 from django_rmq.project.outbox.looking import Waiting
 from django_rmq.project.settings import get_config
 from tests.servers import RedisServer
@@ -218,7 +220,7 @@ def test_a_slot_of_a_priority_topic_may_be_filled_for_an_hour() -> None:
 def test_rows_of_the_outbox_that_are_old_or_refused(
     monkeypatch: pytest.MonkeyPatch, waiting: Waiting, limits: Limits, severity: Severity
 ) -> None:
-    monkeypatch.setattr(health, "outbox", lambda desk, names: [waiting])
+    monkeypatch.setattr(health, "outbox_as_known", lambda *_, **__: Known([waiting], []))
     with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}, OUTBOX=True):
         (found,) = (one for one in check(limits).findings if one.name == "outbox")
         assert (found.topic, found.severity) == ("work", severity)
@@ -328,13 +330,15 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
     monkeypatch.setattr(connections, "survey_zookeeper", hang)
-    monkeypatch.setattr(health, "outbox", hang)
-    monkeypatch.setattr(health, "needs_this_thread", lambda: False)
+    monkeypatch.setattr(looking, "waiting", hang)
+    monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
+    monkeypatch.setattr(outbox, "_inquiries", {})
     topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
     with in_memory(topics, OUTBOX=True, COORDINATOR="zookeeper", ZOOKEEPER={"HOSTS": "nowhere:1"}):
         found = {one.name: one for one in check().findings}
         assert {name for name, one in found.items() if not one.is_well} == {"coordinator", "outbox"}
         assert "did not end within" in found["coordinator"].text and found["redis"].is_well
+        assert found["outbox"].text == "the database default does not answer within 1 s"
         goes_on.set()
         assert ended.wait(60)
 
@@ -351,8 +355,9 @@ def test_a_database_that_hangs_leaves_out_the_metrics_of_the_outbox_only(
 
     monkeypatch.setattr(metrics_of_outbox, "SECONDS", 0.05)
     monkeypatch.setattr(collector, "CACHE_SECONDS", 0.0)
-    monkeypatch.setattr(metrics_of_outbox, "needs_this_thread", lambda: False)
-    monkeypatch.setattr(metrics_of_outbox, "waiting", hang)
+    monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
+    monkeypatch.setattr(outbox, "_inquiries", {})
+    monkeypatch.setattr(looking, "waiting", hang)
     with in_memory(TOPIC, OUTBOX=True):
         collecting = collector.RmqCollector()
 

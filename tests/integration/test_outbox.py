@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from django.conf import settings
@@ -43,18 +45,19 @@ from django_rmq import (
 from django_rmq.core.redis import pipeline
 from django_rmq.core.words.results import SendResult
 from django_rmq.models import OutboxMessage
-from django_rmq.operations import Actor, Operations, surveys
+from django_rmq.operations import Actor, Operations, outbox, surveys
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases as outbox_databases
 from django_rmq.project.outbox import looking as outbox_looking
 from django_rmq.project.outbox import relaying, statements
-from django_rmq.project.outbox.folding import REFUSALS
+from django_rmq.project.outbox.folding import REFUSALS, Stored
 from django_rmq.project.outbox.relaying import relay
 from django_rmq.project.sending import commit
 from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.brokers import direct
 from tests.servers import TcpProxy
+from tests.workers import eventually
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
@@ -842,6 +845,92 @@ def command(*arguments: str) -> Any:
     return json.loads(out.getvalue())
 
 
+@pytest.fixture
+def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """One of two databases never answers; what was asked of it, and the topics of the other one."""
+    goes_on, asked = threading.Event(), list[str]()
+    row = Stored(1, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, 0, 0, 0)
+
+    def answer(alias: str, found: Any) -> Any:
+        asked.append(alias)
+        if alias == "hangs":
+            assert goes_on.wait(60)
+        return found
+
+    def relay(alias: str) -> relaying.Step:
+        answer(alias, None)
+        return relaying.Step(sent=2, rows=2)
+
+    def rows(alias: str, *_: Any, **__: Any) -> list[outbox_looking.Found]:
+        return answer(alias, [outbox_looking.Found(alias, row, "", None)])
+
+    for module in (outbox, relaying):
+        monkeypatch.setattr(module, "aliases", lambda: ["hangs", "answers"])
+    monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
+    monkeypatch.setattr(outbox, "_inquiries", {})
+    monkeypatch.setattr(outbox, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(outbox, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(
+        outbox_looking, "waiting", lambda alias: answer(alias, [outbox_looking.Waiting("renders", 3)])
+    )
+    monkeypatch.setattr(outbox_looking, "rows", rows)
+    monkeypatch.setattr(relaying, "relay", relay)
+    try:
+        yield asked
+    finally:
+        goes_on.set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), '"messages": 3'),
+        (("--list",), '"id": "answers:1"'),
+        (("--once",), '"sent": 2'),
+    ],
+)
+def test_a_database_that_hangs_does_not_keep_the_command_from_the_others(
+    one_hangs: list[str], arguments: tuple[str, ...], said: str
+) -> None:
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="the database hangs does not answer within 1 s") as raised:
+        call_command("rmqoutbox", *arguments, "--json", stdout=out)
+    assert raised.value.returncode == 3
+    assert said in out.getvalue()
+
+
+def test_one_thread_waits_for_a_database_that_hangs(one_hangs: list[str]) -> None:
+    operations = Operations(Actor("a person", "admin"))
+    for _ in range(3):
+        found, problems = operations.outbox_as_known(seconds=0.2)
+        assert [one.messages for one in found] == [3]
+        assert problems == ["the database hangs does not answer within 0.2 s"]
+    assert one_hangs.count("hangs") == 1
+    with pytest.raises(ServerUnavailable, match="hangs"):
+        operations.outbox()
+
+
+def test_the_relay_of_a_database_that_hangs_delays_that_of_no_other(one_hangs: list[str]) -> None:
+    threads = Operations(Actor("a person", "command")).relay_duties()
+    for thread in threads:
+        thread.start()
+    eventually(lambda: one_hangs.count("answers") > 1, "relaying the other one again")
+    for thread in threads:
+        thread.stop()
+    threads[1].join(60)
+    assert not threads[1].is_alive()
+    assert one_hangs.count("hangs") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_page_shows_what_answers_and_names_the_database_that_does_not(
+    one_hangs: list[str], staff: Callable[..., Client]
+) -> None:
+    page = staff("view_topic").get(reverse("admin:django_rmq_topic_outbox")).content.decode()
+    assert "the database hangs does not answer within 1 s" in page
+    assert "renders" in page and "The outbox is empty" not in page
+
+
 @pytest.mark.django_db(transaction=True)
 def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: str) -> None:
     assert command() == []
@@ -951,7 +1040,7 @@ def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: p
 def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Client]) -> None:
     """PostgreSQL refuses a query with NUL."""
 
-    def refuse(topics: Any, **_: Any) -> list[Any]:
+    def refuse(_alias: str, topics: Any, **_: Any) -> list[Any]:
         if any("\0" in name for name in topics or ()):
             raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return []
@@ -961,7 +1050,7 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
     with mock.patch("django_rmq.project.outbox.looking.rows", side_effect=refuse):
         shown = staff("view_topic").get(url, {"topic": "\0"})
     assert shown.status_code == 200
-    assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == []
+    assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
 
 
 @pytest.mark.django_db(transaction=True)

@@ -37,9 +37,9 @@ def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
         return _act(pages, request, operations)
     state, topic = request.GET.get("state", ""), request.GET.get("topic", "").replace("\0", "")[:100]
     state = state if state in ("waiting", "refused") else ""
-    found = operations.outbox()
+    found, problems = operations.outbox_as_known()
     names = [one.topic for one in found]
-    chosen = operations.outbox_rows(
+    chosen, unread = operations.outbox_rows(
         [topic] if topic else None, refused={"waiting": False, "refused": True}.get(state), limit=ROWS_SHOWN
     )
     oldest = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
@@ -53,6 +53,7 @@ def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
         "is_old": is_old_in_outbox(oldest),
         "lines": [_line(pages, operations, one) for one in chosen],
         "is_cut": len(chosen) == ROWS_SHOWN,
+        "problems": list(dict.fromkeys([*problems, *unread])),
         "state": state,
         "chosen_topic": topic,
         "names": names if topic in names or not topic else [*names, topic],

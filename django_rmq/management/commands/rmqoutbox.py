@@ -9,15 +9,12 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import close_old_connections
 
-from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.logs.safe import safe_logger
-from django_rmq.exceptions import ServerTrouble
 from django_rmq.management import RmqCommand, ago, at_least, ended_by_signals, outcomes_text, shown, table
 from django_rmq.operations import OutboxRow
 
-logger = safe_logger("django_rmq.outbox")
+END_SECONDS = 10.0
+"""Seconds for which --watch waits at its end for the step that each database is in."""
 
 
 class Command(RmqCommand):
@@ -65,10 +62,12 @@ class Command(RmqCommand):
 
     def _relay_once(self, options: dict[str, Any]) -> None:
         operations, done = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
-        for step in operations.relay_outbox():
+        steps, problems = operations.relay_outbox()
+        for step in steps:
             done["sent"] += step.sent
             done["failed"] += step.failed
-        for one in operations.outbox():
+        left, silent = operations.outbox_as_known()
+        for one in left:
             done["waiting"] += one.messages
             done["refused"] += one.refused
         if options["json"]:
@@ -76,35 +75,36 @@ class Command(RmqCommand):
         else:
             told = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
             self.stdout.write(f"outbox: {told.format_map(done)}")
+        self._require_answers(problems or silent)
         if done["failed"]:
             raise CommandError(
                 f"{done['failed']} messages could not be sent; see rmqoutbox --list", returncode=1
             )
 
     def _watch(self) -> None:
-        stopped, complain = threading.Event(), Complaints(logger)
-        operations = self.operations()
-        pause = operations.config.outbox.grace / 4
+        stopped, threads = threading.Event(), self.operations().relay_duties()
+        for thread in threads:
+            thread.start()
         with ended_by_signals(lambda *_: stopped.set()):
-            while not stopped.is_set():
-                began = time.monotonic()
-                try:
-                    for _ in operations.relay_outbox():
-                        if stopped.is_set():
-                            break
-                except ServerTrouble as error:
-                    complain("relay", "The outbox waits for its server: %s", error)
-                finally:
-                    close_old_connections()
-                stopped.wait(max(0.05, began + pause - time.monotonic()))
+            stopped.wait()
+        for thread in threads:
+            thread.stop()
+        # A database that does not answer may keep its thread, and none of the others.
+        until = time.monotonic() + END_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _list(self, options: dict[str, Any]) -> None:
-        found = self.operations().outbox_rows(
+        found, problems = self.operations().outbox_rows(
             options["topics"] or None, refused=options["refused"] or None, limit=options["limit"]
         )
         if options["json"]:
             self.print_json([_row(one) for one in found])
-            return
+        else:
+            self._write_rows(found)
+        self._require_answers(problems)
+
+    def _write_rows(self, found: list[OutboxRow]) -> None:
         now = time.time()
         rows = [("id", "topic", "action", "sent", "attempts", "state", "error")]
         for one in found:
@@ -113,6 +113,11 @@ class Command(RmqCommand):
             rows.append((one.id, one.topic, one.act, sent, str(one.attempts), state, shown(one.error)[:100]))
         for line in table(rows, right=(4,)):
             self.stdout.write(line)
+
+    def _require_answers(self, problems: list[str]) -> None:
+        """Raise ``CommandError`` if a database did not answer; what the others said was printed."""
+        if problems:
+            raise CommandError(shown("; ".join(problems)), returncode=3)
 
     def _act(self, options: dict[str, Any]) -> None:
         operations = self.operations()
@@ -126,19 +131,19 @@ class Command(RmqCommand):
             self.stdout.write(f"outbox: {outcomes_text(outcomes)}")
 
     def _show(self, options: dict[str, Any]) -> None:
-        found = self.operations().outbox(options["topics"] or None)
+        found, problems = self.operations().outbox_as_known(options["topics"] or None)
         if options["json"]:
             self.print_json([asdict(one) for one in found])
-            return
-        if not found:
+        elif found:
+            rows = [("topic", "waiting", "oldest", "refused")]
+            for one in found:
+                oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
+                rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
+            for line in table(rows, right=(1, 2, 3)):
+                self.stdout.write(line)
+        elif not problems:
             self.stdout.write("the outbox is empty")
-            return
-        rows = [("topic", "waiting", "oldest", "refused")]
-        for one in found:
-            oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
-            rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
-        for line in table(rows, right=(1, 2, 3)):
-            self.stdout.write(line)
+        self._require_answers(problems)
 
 
 def _row(one: OutboxRow) -> dict[str, Any]:

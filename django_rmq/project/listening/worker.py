@@ -8,17 +8,14 @@ import socket
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from django.db import InterfaceError, OperationalError
-
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
-from django_rmq.core.consumer.duties import DatabaseTrouble, Duties, Duty, trim_dead
+from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.garbage import collect_less
 from django_rmq.core.consumer.notes import DONE_FOR_GOOD, FORCED, OVERRAN, RECYCLE, Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
@@ -32,6 +29,7 @@ from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.outbox import relaying
+from django_rmq.project.outbox.databases import threads_of_duties
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
@@ -169,10 +167,7 @@ class WorkerProcess:
             *running.duties(),
             self._keep_definitions,
         ]
-        of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
-        for alias, duty in (*self._forgetting(), *self._relaying()):
-            of_databases[alias].append(_naming(alias, duty))
-        return [Duties(of_redis), *(Duties(some, alias) for alias, some in of_databases.items())]
+        return [Duties(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
 
     def _keep_definitions(self) -> Generator[float, None, None]:
         """Look now and then whether Redis still has the definitions of topics, which ``present`` registers again."""
@@ -311,18 +306,6 @@ class WorkerProcess:
             )
             self._max_memory = None
             self.stop()
-
-
-def _naming(alias: str, duty: Duty) -> Duty:
-    """Return the duty, whose error names its database if that is unavailable."""
-
-    def begin() -> Generator[float, None, None]:
-        try:
-            yield from duty()
-        except (OperationalError, InterfaceError) as error:
-            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
-
-    return begin
 
 
 def memory_mib() -> float:

@@ -1,13 +1,23 @@
-"""Databases with an outbox, and the errors of those without."""
+"""Databases with an outbox, the errors of those without, and the threads of what is done for databases again and again."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import DatabaseError, OperationalError, ProgrammingError, connections, router
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+)
 
+from django_rmq.core.consumer.duties import DatabaseTrouble, Duties, Duty
 from django_rmq.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -81,4 +91,33 @@ def has_table(alias: str) -> bool:
     return found
 
 
-__all__ = ["aliases", "check_allowed", "explained", "has_table", "is_allowed", "is_mariadb", "model"]
+def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Duties]:
+    """Return a thread for each database that runs its duties, so that one that hangs delays those of no other."""
+    of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
+    for alias, duty in duties:
+        of_databases[alias].append(_naming(alias, duty))
+    return [Duties(some, alias) for alias, some in of_databases.items()]
+
+
+def _naming(alias: str, duty: Duty) -> Duty:
+    """Return the duty, whose error names its database if that is unavailable."""
+
+    def begin() -> Generator[float, None, None]:
+        try:
+            yield from duty()
+        except (OperationalError, InterfaceError) as error:
+            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
+
+    return begin
+
+
+__all__ = [
+    "aliases",
+    "check_allowed",
+    "explained",
+    "has_table",
+    "is_allowed",
+    "is_mariadb",
+    "model",
+    "threads_of_duties",
+]

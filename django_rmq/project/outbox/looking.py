@@ -41,21 +41,28 @@ class Found:
     failed_ms: int | None
 
 
-def waiting(topics: Collection[str] | None = None) -> list[Waiting]:
-    """Return what is in the outbox, by topic (None: all topics), with one query for each database.
+def waiting(alias: str) -> list[Waiting]:
+    """Return what is in the outbox of a database, by topic. Raises ``DatabaseError``."""
+    now = now_ms()
+    return [
+        Waiting(name, messages, refused, None if oldest is None else max(0, now - oldest))
+        for name, messages, refused, oldest in _asked(alias, _counted(alias))
+    ]
 
-    Raises ``DatabaseError``.
-    """
-    now, found = now_ms(), dict[str, Waiting]()
-    for alias in aliases():
-        for name, messages, refused, oldest in _asked(alias, _counted(alias)):
-            had = found.get(name, Waiting(name))
-            ages = [had.oldest_ms, None if oldest is None else max(0, now - oldest)]
-            known = [age for age in ages if age is not None]
-            found[name] = Waiting(
-                name, had.messages + messages, had.refused + refused, max(known) if known else None
-            )
-    return [found[name] for name in sorted(found) if topics is None or name in topics]
+
+def together(parts: Iterable[Waiting]) -> list[Waiting]:
+    """Return what is in the outboxes of several databases, by topic."""
+    found: dict[str, Waiting] = {}
+    for one in parts:
+        had = found.get(one.topic, Waiting(one.topic))
+        known = [age for age in (had.oldest_ms, one.oldest_ms) if age is not None]
+        found[one.topic] = Waiting(
+            one.topic,
+            had.messages + one.messages,
+            had.refused + one.refused,
+            max(known) if known else None,
+        )
+    return [found[name] for name in sorted(found)]
 
 
 def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
@@ -73,17 +80,13 @@ def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
 
 
 def rows(
-    topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
+    alias: str, topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
 ) -> list[Found]:
-    """Return rows of each database, oldest first, up to ``limit`` in all.
+    """Return up to ``limit`` rows of a database, oldest first.
 
     ``refused``: only those that the relay leaves out, or only the others.
     """
-    found: list[Found] = []
-    for alias in aliases():
-        chosen = _chosen(alias, topics, refused)[: limit - len(found)]
-        found += [_found(alias, row) for row in _asked(alias, chosen)]
-    return found
+    return [_found(alias, row) for row in _asked(alias, _chosen(alias, topics, refused)[:limit])]
 
 
 def one(database: str, number: int) -> Found | None:
@@ -150,4 +153,4 @@ def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
         yield chosen[start : start + BATCH]
 
 
-__all__ = ["Found", "Waiting", "missing", "one", "remove", "retry", "rows", "waiting"]
+__all__ = ["Found", "Waiting", "missing", "one", "remove", "retry", "rows", "together", "waiting"]

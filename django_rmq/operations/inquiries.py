@@ -43,7 +43,7 @@ class Inquiry(threading.Thread, Generic[T]):
         return not self.is_alive()
 
     def wait_for_progress(self, seconds: float) -> bool:
-        """Wait like ``wait``, but for as long as there is more of the answer at least every so many ``seconds``."""
+        """Wait like ``wait``, but for as long as there is more of the answer within each ``seconds``."""
         count = -1
         while count < len(self.found):
             count = len(self.found)

@@ -14,11 +14,10 @@ from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
 from django_rmq import send_message, send_messages
-from django_rmq.core.consumer.duties import Duties
 from django_rmq.models import OutboxMessage
 from django_rmq.project import connections as rmq
-from django_rmq.project.listening.worker import _naming
 from django_rmq.project.outbox import relaying
+from django_rmq.project.outbox.databases import threads_of_duties
 from django_rmq.project.outbox.relaying import relay
 from django_rmq.project.settings import get_config
 from tests.brokers import direct
@@ -247,9 +246,9 @@ def test_a_restart_of_the_database_is_one_line_in_the_log(
     def told() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
-    found = [_naming(alias, duty) for alias, duty in relaying.duties() if alias == ALIAS]
+    found = [(alias, duty) for alias, duty in relaying.duties() if alias == ALIAS]
     with override_settings(RMQ={**_rmq(), "OUTBOX": {"GRACE": 1}}), caplog.at_level("WARNING", "django_rmq"):
-        duties = Duties(found)
+        (duties,) = threads_of_duties(found)
         duties.start()
         try:
             leave_rows(3)

@@ -24,7 +24,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings import get_config
-from django_rmq.project.tasks import frameworks, running
+from django_rmq.project.tasks import finding, frameworks, places, running
 from django_rmq.project.tasks.attempts import Attempt
 from django_rmq.testing import drain, memory_broker
 from tests import errands
@@ -85,6 +85,34 @@ def fail(message: Message, error: BaseException) -> None:
     """End the delivery as a worker does whose listener has raised ``error``."""
     failure = failure_of(message, error)
     connections.get_broker().run(ending.rollback(message.topic, message.slot, message.receipt, [failure]))
+
+
+@pytest.mark.parametrize("attempts_before", [0, 1])
+def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
+    using: Use, monkeypatch: pytest.MonkeyPatch, attempts_before: int
+) -> None:
+    using(MAX_RETRIES=1, BACKOFF=0)
+    result = errands.fails.enqueue()
+
+    def run_once() -> None:
+        message = take(result.id)
+        with pytest.raises(ValueError, match="this task failed") as raised:
+            running.run(message)
+        fail(message, raised.value)
+
+    def look(*given: Any) -> Any:
+        """Look at the message only after both attempts have failed; what is kept of them was read before."""
+        monkeypatch.undo()
+        for _ in range(2 - attempts_before):
+            run_once()
+        return places.look(*given)
+
+    for _ in range(attempts_before):
+        run_once()
+    monkeypatch.setattr(finding, "look", look)
+    result.refresh()
+    assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 2, 2)
+    assert {error.exception_class for error in result.errors} == {ValueError}
 
 
 # --- cancelled

@@ -58,11 +58,14 @@ def find(backend: TaskBackend, key: str) -> Found | None:
     if found is not None and found.record.is_finished:
         return found
     looked = look(broker, backend, key.encode())
+    if looked is None or _is_over(looked):
+        # Attempts may have ended between the two requests. What became of each was kept before its message went on.
+        found = known(broker, key)
+        if found is not None and found.record.is_finished:
+            return found
     if looked is not None:
         return _of_message(looked, found)
-    # Its last attempt may have ended between the two requests.
-    found = known(broker, key)
-    if found is not None and not found.record.is_finished:
+    if found is not None:
         found.record.status = FAILED
         # When it was removed is not known. It was alive when its last attempt began.
         found.record.finished_at = found.record.last_attempted_at
@@ -97,14 +100,19 @@ def _of_message(looked: Looked, kept: Found | None) -> Found | None:
             return None
         kept = Found(Job.of(json.loads(decode_envelope(raw).body)), Record())
     record = kept.record
-    if looked.store is None and looked.prepare is None and looked.retry is None and looked.dead is not None:
+    if _is_over(looked):
         record.status = FAILED
-        record.finished_at = _moment(looked.dead)
+        record.finished_at = None if looked.dead is None else _moment(looked.dead)
         if death is not None:
             record.add(_error(death))
     else:
         record.status = RUNNING if _runs(looked, record) else READY
     return kept
+
+
+def _is_over(looked: Looked) -> bool:
+    """Return whether the message is dead, and was not sent again."""
+    return looked.dead is not None and looked.store is looked.prepare is looked.retry is None
 
 
 def _runs(looked: Looked, record: Record) -> bool:

@@ -277,7 +277,7 @@ requirements: $(INSTALLED) ## pin the requirements, with hashes (needs npm)
 	  --extra openapi --extra prometheus --extra schedules --extra tasks --extra typed pyproject.toml requirements/deploy.in --output-file requirements/deploy.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --resolution lowest-direct --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus --extra schedules --extra tasks --extra typed \
+	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus --extra schedules --extra tasks --extra testing --extra typed \
 	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \

@@ -6,15 +6,17 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django_rmq.core import calls
 from django_rmq.core.calls.call import Call
 from django_rmq.core.cluster import broker as cluster
-from django_rmq.core.memory import broker as memory
-from django_rmq.core.memory import pipeline as memory_pipeline
 from django_rmq.core.redis import broker as redis
+from django_rmq.core.redis import in_memory
 from django_rmq.core.redis import pipeline as redis_pipeline
+from tests.oracle import broker as oracle
+from tests.oracle import pipeline as oracle_pipeline
 
 NOT_METHODS = {"redefine"}
 """Transitions that brokers have methods for, which do more."""
@@ -69,7 +71,7 @@ class _ClusterPipeline(_Collecting, cluster.ClusterPipeline):
     """Collects calls for a Redis Cluster."""
 
 
-class _MemoryPipeline(_Collecting, memory_pipeline.Pipeline):
+class _OraclePipeline(_Collecting, oracle_pipeline.Pipeline):
     """Collects calls for memory."""
 
 
@@ -87,11 +89,32 @@ class ClusterBroker(Methods, cluster.ClusterBroker):
         return _ClusterPipeline(self.client, self.exchange)
 
 
-class InMemoryBroker(memory.InMemoryBroker):
+class _InMemoryPipeline(_Collecting, in_memory._Pipeline):
+    """Collects calls for fakeredis."""
+
+
+class InMemoryBroker(Methods, in_memory.InMemoryBroker):
+    """Runs calls on fakeredis."""
+
+    def pipeline(self) -> _InMemoryPipeline:
+        return _InMemoryPipeline(self.exchange)
+
+
+class OracleBroker(oracle.OracleBroker):
     """Runs calls on dictionaries."""
 
-    def pipeline(self) -> _MemoryPipeline:
-        return _MemoryPipeline(self.run)
+    def pipeline(self) -> _OraclePipeline:
+        return _OraclePipeline(self.run)
+
+
+@contextmanager
+def oracle_broker(clock: Callable[[], int] | None = None) -> Iterator[oracle.OracleBroker]:
+    """Use a new oracle in this block instead of the configured broker."""
+    from django_rmq.project import connections
+
+    broker = oracle.OracleBroker("", clock)
+    with connections.replaced_broker(broker):
+        yield broker
 
 
 class _Direct(Methods):
@@ -125,7 +148,7 @@ def intercept(broker: Any, name: str, instead: Callable[[Call[Any]], Any]) -> Ca
 
 def set_clock(broker: Any, clock: Callable[[], int]) -> None:
     """Give a broker a clock (microseconds since the epoch)."""
-    if isinstance(broker, memory.InMemoryBroker):
+    if isinstance(broker, oracle.OracleBroker):
         broker._clock = clock
     else:
         broker.exchange.clock = clock

@@ -56,7 +56,7 @@ SLOW = {"browser", "clients", "e2e", "spark", "types"}
 """Folders in which every test is slow."""
 
 
-BROKERS = {"redis", "memory", "cluster"}
+BROKERS = {"redis", "memory", "cluster", "fakeredis"}
 """What tests call the brokers that they run on."""
 UNASKED = BROKERS - set(os.environ.get("BROKERS", " ".join(BROKERS)).split())
 

@@ -23,7 +23,7 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
-from tests.brokers import Broker, ClusterBroker, InMemoryBroker
+from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.servers import RedisCluster
 
 LONG = 60.0
@@ -236,4 +236,4 @@ def broker_on(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
         cluster.close()
     else:
-        yield InMemoryBroker("m:")
+        yield OracleBroker("m:")

@@ -87,6 +87,7 @@ from django_rmq.checks.listeners import check_listeners, check_tables
 from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
 from django_rmq.checks.schedules import check_schedules
 from django_rmq.checks.tasks import check_tasks
+from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.core.topics.durability import Flaw
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
@@ -213,6 +214,18 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
         return []
     message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
     return [AppError(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
+
+
+@register(*TAGS)
+def check_broker_in_memory(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Report that a broker in memory lacks what it runs on."""
+    config, _ = read_settings()
+    if config is None or config.broker != "memory" or is_installed():
+        return []
+    message = 'RMQ["TESTING"] or RMQ["BROKER"] = "memory" needs fakeredis, which is not installed.'
+    return [AppWarning(message, hint=f"Install it: {INSTALL}", id="django_rmq.W015")]
 
 
 @register(*TAGS, deploy=True)

@@ -12,8 +12,7 @@ Messages wait for the database commit, which never comes inside ``TestCase``: ru
 (pytest: ``django_capture_on_commit_callbacks(execute=True)``). Importing this module loads no Django.
 """
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
+from django_rmq.core.redis.in_memory import InMemoryBroker
 from django_rmq.testing.captured import (
     CapturedMessage,
     CapturedMessages,
@@ -22,6 +21,7 @@ from django_rmq.testing.captured import (
     captured_messages,
 )
 from django_rmq.testing.cases import RMQTestMixin, clock_from_now, memory_broker
+from django_rmq.testing.clock import Clock
 from django_rmq.testing.draining import adrain, drain
 from django_rmq.testing.scheduling import ScheduleState, schedule_state, start_schedules
 

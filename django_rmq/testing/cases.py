@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
+from django_rmq.core.redis.in_memory import InMemoryBroker
 from django_rmq.testing.captured import (
     CapturedMessage,
     CapturedMessages,
@@ -16,6 +15,7 @@ from django_rmq.testing.captured import (
     assert_no_messages,
     captured_messages,
 )
+from django_rmq.testing.clock import Clock
 from django_rmq.testing.draining import drain
 
 

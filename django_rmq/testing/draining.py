@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from django_rmq.core.calls import ending, looking, taking
 from django_rmq.core.calls.holder import BrokerHolder
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
@@ -51,7 +50,7 @@ def drain(
     served = [(config.topics[name], listeners[name]) for name in listeners if name in config.topics]
     broker: Any = connections.get_broker("worker")
     owner = uuid4().hex
-    if not live and not isinstance(broker, InMemoryBroker):
+    if not live and not broker.in_memory:
         raise ConfigurationError(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from django_rmq.core.calls import schedules as calls
-from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.schedules.stepping import next_run
 from django_rmq.exceptions import UnknownSchedule
 
@@ -50,11 +50,11 @@ def schedule_state(name: str) -> ScheduleState:
     )
 
 
-def send_ticks(broker: object) -> None:
+def send_ticks(broker: Broker) -> None:
     """Send the ticks that are due; on a server that is left to its workers."""
     from django_rmq.project.scheduling import running
 
-    if isinstance(broker, InMemoryBroker):
+    if broker.in_memory:
         running.stepper("worker").settle()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic, TopicType
-from tests.brokers import Broker, ClusterBroker, InMemoryBroker
+from django_rmq.testing.clock import Clock
+from tests.brokers import Broker, ClusterBroker, InMemoryBroker, OracleBroker
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisCluster
@@ -21,12 +21,13 @@ from tests.workers import cluster_of
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let a Cluster run one case of each test: it adds routing to the same scripts, and no rule."""
+    """Let a Cluster and fakeredis run one case of each test: they run the same scripts, and add no rule."""
     routed: set[str] = set()
     kept: list[pytest.Item] = []
     for item in items:
         given = getattr(item, "callspec", None) if "contract" in item.path.parts else None
-        test = item.nodeid.partition("[")[0] if given and given.params.get("broker") == "cluster" else ""
+        broker = given.params.get("broker") if given else None
+        test = f"{broker} {item.nodeid.partition('[')[0]}" if broker in ("cluster", "fakeredis") else ""
         if test not in routed:
             kept.append(item)
         if test:
@@ -47,19 +48,21 @@ def cluster_client(redis_cluster: RedisCluster) -> Iterator[Cluster]:
     client.close()
 
 
-@pytest.fixture(params=os.environ.get("BROKERS", "redis memory cluster").split())
+@pytest.fixture(params=os.environ.get("BROKERS", "redis memory cluster fakeredis").split())
 def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
     if request.param == "memory":
-        return InMemoryBroker("m:", clock)
+        return OracleBroker("m:", clock)
     if request.param == "cluster":
         return ClusterBroker(request.getfixturevalue("cluster_client"), f"t{uuid.uuid4().hex[:12]}:", clock)
+    if request.param == "fakeredis":
+        return InMemoryBroker(f"t{uuid.uuid4().hex[:12]}:", clock)
     client = request.getfixturevalue("redis_client")
     return Broker(client, request.getfixturevalue("prefix"), clock)
 
 
 @pytest.fixture
 def keyspace(broker: Any) -> Keyspace:
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         return MemoryKeyspace(broker)
     if isinstance(broker, ClusterBroker):
         return ClusterKeyspace(broker.client, broker.prefix)

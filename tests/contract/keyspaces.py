@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import redis
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.words.keys import SlotKeys
-from tests.brokers import InMemoryBroker
+from tests.brokers import OracleBroker
+from tests.oracle.keyspace import Hash, SortedSet
 
 Dump = dict[bytes, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")
@@ -39,7 +39,7 @@ class Keyspace(Protocol):
 
 
 class MemoryKeyspace:
-    def __init__(self, broker: InMemoryBroker) -> None:
+    def __init__(self, broker: OracleBroker) -> None:
         self.keys = broker.keyspace
 
     def zset(self, key: bytes) -> dict[bytes, float]:

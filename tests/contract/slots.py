@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, cast
 
 from django_rmq.core.calls import inserting
 from django_rmq.core.calls.broker import run_all
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Delivery, Prepared, Sent
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.testing.clock import Clock
 from tests.contract.keyspaces import Keyspace
 
 START_MS = 1_800_000_000_000

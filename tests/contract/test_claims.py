@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.memory.clock import Clock
-from django_rmq.core.memory.holding import CONSUMERS, TOMBSTONE_MS
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
+from django_rmq.testing.clock import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
+from tests.oracle.holding import CONSUMERS, TOMBSTONE_MS
 
 MakeSlot = Callable[..., Slot]
 A = b"a"

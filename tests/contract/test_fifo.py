@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
+from django_rmq.testing.clock import Clock
 from tests.contract.keyspaces import Keyspace
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.words.topics import TopicType
-from tests.brokers import Broker, InMemoryBroker
+from django_rmq.testing.clock import Clock
+from tests.brokers import Broker, OracleBroker
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 from tests.contract.test_waking import Ear
 
@@ -26,7 +26,7 @@ A, B, C = b"a", b"b", b"c"
 def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
     """Return a broker whose pipelines go to one server."""
     if request.param == "memory":
-        return InMemoryBroker("m:", clock)
+        return OracleBroker("m:", clock)
     return Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"), clock)
 
 

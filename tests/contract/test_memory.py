@@ -10,19 +10,19 @@ import pytest
 
 from django_rmq.core.calls import looking, sending
 from django_rmq.core.calls.broker import Broker, Pipeline
-from django_rmq.core.memory.clock import Clock
-from django_rmq.core.memory.pipeline import Pipeline as MemoryPipeline
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from tests.brokers import FUNCTIONS, InMemoryBroker
+from django_rmq.testing.clock import Clock
+from tests.brokers import FUNCTIONS, OracleBroker
 from tests.contract.slots import START_MS, TYPES, Slot
+from tests.oracle.pipeline import Pipeline as MemoryPipeline
 
 MakeSlot = Callable[..., Slot]
 
 
 def test_it_needs_neither_redis_nor_django() -> None:
     code = (
-        "import sys, django_rmq.core.memory.broker; "
+        "import sys, tests.oracle.broker; "
         "print([name for name in sys.modules if name.split('.')[0] in ('redis', 'django', 'hiredis')])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -32,8 +32,8 @@ def test_it_needs_neither_redis_nor_django() -> None:
 def test_it_runs_every_call_and_has_every_other_method_of_a_broker() -> None:
     # What reads past the scripts, or is written already, is asked for by Spark alone, and never of memory.
     asked = FUNCTIONS.keys() - {"any_in_use", "end_insertion", "rank", "rows", "send_packed"}
-    assert all(callable(getattr(InMemoryBroker, name)) for name in asked)
-    for protocol, ours in ((Broker, InMemoryBroker), (Pipeline, MemoryPipeline)):
+    assert all(callable(getattr(OracleBroker, name)) for name in asked)
+    for protocol, ours in ((Broker, OracleBroker), (Pipeline, MemoryPipeline)):
         asked = {
             name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")
         }
@@ -64,7 +64,7 @@ def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
 
 
 def test_it_runs_calls() -> None:
-    broker, topic = InMemoryBroker(clock=Clock(START_MS)), Topic("t", TopicType.PRIORITY, slots=1)
+    broker, topic = OracleBroker(clock=Clock(START_MS)), Topic("t", TopicType.PRIORITY, slots=1)
     assert broker.run(sending.send_replace(topic, 0, [50], [b"a"])) == [("stored", 50)]
     page = broker.run(looking.peek(topic, 0, "store", limit=5))
     assert [entry.member for entry in page.entries] == [b"a"]

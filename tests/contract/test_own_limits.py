@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.testing.clock import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
 
 KINDS = [

@@ -9,9 +9,9 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.workers import client_of
 
 
@@ -24,7 +24,7 @@ def clock() -> Clock | None:
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]:
     if request.param == "memory":
-        yield InMemoryBroker("m:", clock)
+        yield OracleBroker("m:", clock)
         return
     client = client_of(request.getfixturevalue("redis_url"))
     yield Broker(client, request.getfixturevalue("prefix"), clock)

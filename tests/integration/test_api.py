@@ -21,7 +21,6 @@ from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.view import RmqView
 from django_rmq.core.calls import answers
 from django_rmq.core.calls.call import Call
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.operations import Permission as Needed
@@ -29,6 +28,7 @@ from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker, intercept
+from tests.oracle.broker import OracleBroker
 
 pytestmark = pytest.mark.django_db
 
@@ -46,7 +46,7 @@ LATER = int(time.time() * 1000) + 86_400_000
 
 def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
     """Yield the broker that every purpose uses, which the fixture's parameter names, while the settings are ``rmq``."""
-    url, found = "redis://127.0.0.1:1/0", InMemoryBroker("m:")
+    url, found = "redis://127.0.0.1:1/0", OracleBroker("m:")
     given: Any = found
     if request.param == "redis":
         url = request.getfixturevalue("redis_url")
@@ -386,7 +386,7 @@ def test_the_order_and_the_limits_of_a_topic_are_told(name: str) -> None:
     topics = {"it": {"SLOTS": 1, **given}}
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics}),
-        connections.replaced_broker(InMemoryBroker("m:")),
+        connections.replaced_broker(OracleBroker("m:")),
     ):
         answer = Program(user_with(*ALL)).ok("GET", "topics/it/")
     fields = {"order", "on_duplicate", "max_wait_ms", "accumulate", "max_rate", "slot_rate", "max_in_flight"}

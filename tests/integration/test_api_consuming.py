@@ -15,7 +15,6 @@ from django.contrib.auth.models import User
 from django.test import override_settings
 
 from django_rmq.core.calls import looking
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, Permission, receipts
@@ -23,6 +22,7 @@ from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.testing import clock_from_now
+from django_rmq.testing.clock import Clock
 from tests.brokers import ClusterBroker, direct, set_clock
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster

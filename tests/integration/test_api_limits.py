@@ -17,8 +17,6 @@ from rest_framework.throttling import SimpleRateThrottle
 
 from django_rmq.api import throttles
 from django_rmq.core.calls import people, schedules, sending
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.schedules import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
@@ -28,7 +26,9 @@ from django_rmq.operations.waiting import Seats, seats
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
+from django_rmq.testing.clock import Clock
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db
@@ -84,7 +84,7 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 
 
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
-    broker, actor = InMemoryBroker("m:", Clock()), Actor("somebody", "rest")
+    broker, actor = OracleBroker("m:", Clock()), Actor("somebody", "rest")
     messages, size = Charge("messages", 3, 10, 3600.0), Charge("bytes", 600, 1_000, 3600.0)
     quotas.spend(broker, actor, [messages, size])
     for _ in range(9):

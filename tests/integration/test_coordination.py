@@ -27,14 +27,14 @@ from redis.retry import Retry
 
 from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator, describe, members
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import worker_keys
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
+from django_rmq.testing.clock import Clock
 from tests import party as parties
 from tests.brokers import Broker
 from tests.contract.keyspaces import RedisKeyspace
+from tests.oracle.broker import OracleBroker
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
 from tests.servers import RedisServer, TcpProxy, ask
 from tests.workers import LONG, eventually
@@ -96,7 +96,7 @@ def party(redis_url: str, prefix: str) -> Iterator[Party]:
 @pytest.fixture(params=["redis", "memory"])
 def any_party(request: pytest.FixtureRequest) -> Iterator[Party]:
     if request.param == "memory":
-        memory = InMemoryBroker()
+        memory = OracleBroker()
         party = Party(lambda: memory)
     else:
         url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
@@ -655,7 +655,7 @@ def test_scripts_and_memory_answer_and_keep_the_same(
 ) -> None:
     clock = Clock()
     prefix = f"t{uuid.uuid4().hex[:12]}:"
-    both: list[Any] = [Broker(redis_client, prefix, clock), InMemoryBroker(prefix, clock)]
+    both: list[Any] = [Broker(redis_client, prefix, clock), OracleBroker(prefix, clock)]
     known = ("", "")
     try:
         for step in steps:

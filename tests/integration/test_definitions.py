@@ -29,7 +29,6 @@ from django_rmq import (
 )
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.records import write_record
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer import sending
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.reslotting import begin, finish
@@ -38,6 +37,7 @@ from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker, direct, set_clock
+from tests.oracle.broker import OracleBroker
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
@@ -46,7 +46,7 @@ PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest) -> Any:
     if request.param == "memory":
-        return InMemoryBroker()
+        return OracleBroker()
     return Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
 
 

@@ -17,16 +17,16 @@ from django_rmq.core.consumer import asking, feeding, hand, sweeping
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
-from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
+from django_rmq.testing.clock import Clock
 from tests.brokers import set_clock
+from tests.oracle.broker import OracleBroker
+from tests.oracle.keyspace import Hash, SortedSet
 from tests.workers import (
     LONG,
     Broker,
@@ -66,7 +66,7 @@ def dead(broker: Any, topic: Topic) -> dict[bytes, tuple[str, bytes]]:
 def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: float) -> None:
     """A plain ZADD, as a stranger does it: nobody is woken."""
     key = slot_keys(broker.prefix, topic.name, slot).store
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         with broker.lock:
             store = broker.get(key, SortedSet)
             store[member] = score
@@ -815,7 +815,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
 
 def control_of(broker: Any, topic: Topic, slot: int) -> dict[bytes, bytes]:
     key = slot_keys(broker.prefix, topic.name, slot).control
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         control = broker.keyspace[key]
         assert isinstance(control, Hash)
         return dict(control)

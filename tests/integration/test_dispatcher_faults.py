@@ -16,11 +16,11 @@ import pytest
 
 from django_rmq.core import scripts
 from django_rmq.core.consumer import loop, troubles
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerFull
+from django_rmq.testing.clock import Clock
 from tests.brokers import set_clock
 from tests.servers import RedisServer, TcpProxy
 from tests.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total

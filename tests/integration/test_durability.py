@@ -10,7 +10,6 @@ import pytest
 from redis import Connection
 
 from django_rmq.core.cluster import trips
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis import pipeline
@@ -20,6 +19,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 from tests.brokers import Broker, ClusterBroker
 from tests.e2e.promotions import promotions
+from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
 from tests.workers import LONG, client_of, cluster_of, eventually
 
@@ -139,7 +139,7 @@ def test_each_node_of_a_cluster_confirms_its_own(monkeypatch: pytest.MonkeyPatch
 
 
 def test_in_memory_everything_asked_for_is_reached() -> None:
-    producer = Producer(InMemoryBroker())
+    producer = Producer(OracleBroker())
     (one,) = send(producer, ["a"], Durability(2, True))
     assert (one.replicas, one.fsynced, one.durable) == (2, True, True)
 

@@ -19,7 +19,6 @@ from django.test import override_settings
 
 from django_rmq import send_message, send_messages
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.telling import events
 from django_rmq.core.telling.events import EventStream
 from django_rmq.core.words.messages import message_id
@@ -29,6 +28,7 @@ from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {
@@ -187,7 +187,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = EventStream(InMemoryBroker("m:"), sealed_id)
+    stream = EventStream(OracleBroker("m:"), sealed_id)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     stream.close(0)
     assert not stream._is_closed

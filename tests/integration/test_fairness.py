@@ -12,10 +12,10 @@ from math import sqrt
 import pytest
 import redis
 
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
 
 ROUNDS = 3_000

@@ -10,8 +10,8 @@ import pytest
 
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
-from django_rmq.core.memory.broker import InMemoryBroker
 from tests.flapping import miss_an_assignment
+from tests.oracle.broker import OracleBroker
 from tests.party import SESSION
 
 
@@ -24,4 +24,4 @@ def test_a_worker_that_missed_an_assignment_goes_on_with_its_slots(broker: Any) 
 def test_the_same_with_zookeeper(zookeeper: str) -> None:
     ensemble = Ensemble(zookeeper, f"/t{uuid.uuid4().hex[:12]}", SESSION)
     make = partial(ZooKeeperCoordinator, ensemble, registered=dict, token=uuid.uuid4().hex)
-    miss_an_assignment(InMemoryBroker(), make, 2)
+    miss_an_assignment(OracleBroker(), make, 2)

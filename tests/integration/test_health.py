@@ -20,8 +20,6 @@ from django.test import override_settings
 
 from django_rmq.api.answers import topics
 from django_rmq.api.health import _Ready
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.metrics import collector
 from django_rmq.metrics import outbox as metrics_of_outbox
 from django_rmq.operations import Actor, Operations, figures, health, outbox
@@ -31,6 +29,8 @@ from django_rmq.project import connections
 from django_rmq.project.outbox import looking
 from django_rmq.project.outbox.looking import Waiting
 from django_rmq.project.settings import get_config
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 from tests.servers import RedisServer
 from tests.workers import eventually
 
@@ -41,7 +41,7 @@ MANY = {f"topic-{number:04}": {"TYPE": "fixed_time", "SLOTS": 1} for number in r
 
 @contextlib.contextmanager
 def in_memory(topics: dict[str, Any], clock: Clock | None = None, **rmq: Any) -> Iterator[Any]:
-    broker = InMemoryBroker("m:", clock or Clock(NOW))
+    broker = OracleBroker("m:", clock or Clock(NOW))
     with (
         override_settings(RMQ={"BROKER": "memory", "TOPICS": topics, **rmq}),
         connections.replaced_broker(broker),

@@ -11,11 +11,11 @@ import pytest
 from django.test import AsyncRequestFactory, override_settings
 from health_check.views import HealthCheckView
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},
@@ -25,8 +25,8 @@ NAME = "django_rmq.health_check.RmqHealthCheck"
 
 
 @pytest.fixture
-def broker() -> Iterator[InMemoryBroker]:
-    broker = InMemoryBroker("m:", Clock(1_800_000_000_000))
+def broker() -> Iterator[OracleBroker]:
+    broker = OracleBroker("m:", Clock(1_800_000_000_000))
     with (
         override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
         connections.replaced_broker(broker),
@@ -42,17 +42,17 @@ def asked(**options: Any) -> tuple[int, str]:
     return response.status_code, told
 
 
-def test_all_is_well(broker: InMemoryBroker) -> None:
+def test_all_is_well(broker: OracleBroker) -> None:
     assert asked(topics=("work",), max_age=60.0, max_dead=0) == (200, "OK")
 
 
-def test_no_worker_is_unavailable_and_may_be_allowed(broker: InMemoryBroker) -> None:
+def test_no_worker_is_unavailable_and_may_be_allowed(broker: OracleBroker) -> None:
     status, told = asked()
     assert status == 500 and "Unavailable: heard: no live worker serves it" in told
     assert asked(needs_workers=False) == (200, "OK")
 
 
-def test_what_is_late_or_dead_is_a_warning(broker: InMemoryBroker) -> None:
+def test_what_is_late_or_dead_is_a_warning(broker: OracleBroker) -> None:
     work = get_config().topic("work")
     broker.send_replace(work, 0, [1_799_999_000_000] * 2, [b"1", b"2"])
     broker.bury(work, 0, [b"2"], "test")
@@ -70,7 +70,7 @@ def test_redis_away_says_nothing_of_where_it_is(caplog: pytest.LogCaptureFixture
     assert "127.0.0.1" in caplog.text
 
 
-def test_a_topic_that_is_not_declared_is_unavailable(broker: InMemoryBroker) -> None:
+def test_a_topic_that_is_not_declared_is_unavailable(broker: OracleBroker) -> None:
     assert "Unavailable" in asked(topics=("other",))[1]
 
 

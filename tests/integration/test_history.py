@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from django_rmq.core.calls.call import Call
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
 from django_rmq.core.telling.history import sampler as sampler_of_history
@@ -22,7 +20,9 @@ from django_rmq.core.words.keys import history_keys, slot_keys
 from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker, ClusterBroker
+from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster
 from tests.workers import LONG, Heard, Worker, client_of, cluster_of, send
 
@@ -125,8 +125,8 @@ def test_priorities_have_no_oldest_due_time_but_it_is_known_since_when_something
 def test_a_slot_of_another_type_is_left_out_and_the_others_are_told(broker: Any, clock: Clock) -> None:
     merge(broker, 1, "a", "b")
     key = slot_keys(broker.prefix, TOPIC.name, 0).dead
-    if isinstance(broker, InMemoryBroker):
-        from django_rmq.core.memory.keyspace import Hash
+    if isinstance(broker, OracleBroker):
+        from tests.oracle.keyspace import Hash
 
         broker.keyspace[key] = Hash({b"a": b"b"})
     else:
@@ -306,7 +306,7 @@ def test_48_hours_of_a_topic_take_less_than_a_megabyte(redis_url: str, prefix: s
 def test_both_brokers_keep_the_same(redis_url: str, prefix: str, clock: Clock) -> None:
     kept = []
     with client_of(redis_url) as client:
-        for broker in (Broker(client, prefix, clock), InMemoryBroker(prefix, clock)):
+        for broker in (Broker(client, prefix, clock), OracleBroker(prefix, clock)):
             merge(broker, 0, "a", "b")
             assert broker.claim_minute(TOPIC, 30_000_000)
             broker.note_late(TOPIC, [3, 0, 5] + [0] * 20 + [1])
@@ -314,7 +314,7 @@ def test_both_brokers_keep_the_same(redis_url: str, prefix: str, clock: Clock) -
             for minute in (30_000_000, 30_000_001, 30_000_070):
                 broker.keep_minute(TOPIC, minute, f"r{minute}", 60)
             dumps = [
-                dict(broker.keyspace[key]) if isinstance(broker, InMemoryBroker) else client.hgetall(key)
+                dict(broker.keyspace[key]) if isinstance(broker, OracleBroker) else client.hgetall(key)
                 for key in history_keys(prefix, TOPIC.name)
             ]
             kept.append((dumps, broker.sample(TOPIC, range(4))))
@@ -358,7 +358,7 @@ def test_a_server_that_lost_its_data_shows_no_negative_rates(broker: Any, clock:
     merge(broker, 0, *"abcd")
     sampler.minutes(1)
     key = slot_keys(broker.prefix, TOPIC.name, 0).stats
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         del broker.keyspace[key]
     else:
         broker.client.delete(key)
@@ -386,8 +386,8 @@ def test_several_minutes_are_read_as_one(broker: Any, clock: Clock) -> None:
 def test_what_is_no_record_is_a_gap(broker: Any, clock: Clock, raw: bytes) -> None:
     minute = START_MS // 60_000
     key = history_keys(broker.prefix, TOPIC.name).minutes
-    if isinstance(broker, InMemoryBroker):
-        from django_rmq.core.memory.keyspace import Hash
+    if isinstance(broker, OracleBroker):
+        from tests.oracle.keyspace import Hash
 
         broker.keyspace[key] = Hash({b"%d" % minute: raw})
     else:
@@ -432,9 +432,7 @@ def test_lateness_is_counted_by_class_and_given_away_in_the_end(broker: Any, clo
 
 
 def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
-    broker = (
-        InMemoryBroker("m:") if isinstance(broker, InMemoryBroker) else Broker(broker.client, broker.prefix)
-    )
+    broker = OracleBroker("m:") if isinstance(broker, OracleBroker) else Broker(broker.client, broker.prefix)
     count = TimesCount(broker)
     heard = Heard()
     send(broker, TOPIC, range(100))
@@ -455,7 +453,7 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
 
 
 def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         return
     broker.client.set(history_keys(broker.prefix, TOPIC.name).pending, "foreign")
     count = TimesCount(broker)

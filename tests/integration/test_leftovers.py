@@ -21,7 +21,6 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq import Message, send_message
 from django_rmq import listener as register
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import transactions
 from django_rmq.project.listening import registry
@@ -29,6 +28,7 @@ from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
 from tests.e2e.postgres import postgres
+from tests.oracle.broker import OracleBroker
 from tests.workers import Worker, eventually, send, total
 
 ALIAS = "shop"
@@ -73,8 +73,8 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any)
 
 
 @pytest.fixture
-def broker() -> InMemoryBroker:
-    return InMemoryBroker("m:")
+def broker() -> OracleBroker:
+    return OracleBroker("m:")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def run(
 @pytest.mark.parametrize("kind", ["one", "many", "later"])
 @pytest.mark.parametrize("body", ["leave", "leave and fail", "switch autocommit off"])
 def test_a_transaction_left_open_fails_its_message_and_no_other(
-    broker: InMemoryBroker, listeners: Shop, caplog: pytest.LogCaptureFixture, kind: str, body: str
+    broker: OracleBroker, listeners: Shop, caplog: pytest.LogCaptureFixture, kind: str, body: str
 ) -> None:
     run(broker, getattr(listeners, kind), ["a", body, "b", "c"], 10 if kind == "many" else None)
     assert effects() == ["a", "b", "c"]
@@ -175,7 +175,7 @@ def test_a_transaction_left_open_fails_its_message_and_no_other(
 
 
 def test_of_a_list_only_the_message_that_leaves_a_transaction_open_fails(
-    broker: InMemoryBroker, listeners: Shop
+    broker: OracleBroker, listeners: Shop
 ) -> None:
     run(broker, listeners.many, [["a", "b", "leave", "c"]], 10)
     assert total(broker, TOPIC, "failed") == 1
@@ -183,7 +183,7 @@ def test_of_a_list_only_the_message_that_leaves_a_transaction_open_fails(
 
 
 def test_the_late_end_of_an_open_block_ends_no_transaction_of_another_message(
-    broker: InMemoryBroker, listeners: Shop
+    broker: OracleBroker, listeners: Shop
 ) -> None:
     run(broker, listeners.one, ["leave", "close the generator", "z"])
     assert listeners.late == ["ConnectionDoesNotExist"]
@@ -230,9 +230,7 @@ def change() -> None:
 
 
 @pytest.mark.parametrize("kind", ["one", "many", "later"])
-def test_language_time_zone_and_context_variables_end_with_the_call(
-    broker: InMemoryBroker, kind: str
-) -> None:
+def test_language_time_zone_and_context_variables_end_with_the_call(broker: OracleBroker, kind: str) -> None:
     found: list[tuple[Any, ...]] = []
     threads: set[int] = set()
 
@@ -274,7 +272,7 @@ def test_what_a_listener_changes_ends_with_its_call_in_drain_and_what_the_test_h
     assert found == [before] * 2
 
 
-def test_caches_are_made_once_for_each_thread_and_not_for_each_call(broker: InMemoryBroker) -> None:
+def test_caches_are_made_once_for_each_thread_and_not_for_each_call(broker: OracleBroker) -> None:
     found: list[Any] = []
 
     def listener(message: Message) -> None:
@@ -288,7 +286,7 @@ def test_caches_are_made_once_for_each_thread_and_not_for_each_call(broker: InMe
 @pytest.mark.parametrize("kind", ["one", "later"])
 @pytest.mark.parametrize("debug", [True, False])
 def test_with_debug_the_queries_of_one_message_are_kept_until_the_next(
-    broker: InMemoryBroker, listeners: Shop, kind: str, debug: bool
+    broker: OracleBroker, listeners: Shop, kind: str, debug: bool
 ) -> None:
     kept: list[int] = []
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from django_rmq.core.calls import limits
 from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.limits import Limits, return_permits
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker, intercept, set_clock
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)
@@ -47,7 +47,7 @@ def test_in_no_window_more_is_given_than_the_rate_and_a_tenth_of_a_second(
     rate: float, asks: list[Any]
 ) -> None:
     clock = Clock()
-    broker, topic = InMemoryBroker("m:", clock), replace(TOPIC, max_rate=rate)
+    broker, topic = OracleBroker("m:", clock), replace(TOPIC, max_rate=rate)
     given_at: list[tuple[float, int]] = []
     for worker, tokens, ms in asks:
         clock.advance(ms=ms)
@@ -65,7 +65,7 @@ def test_in_no_window_more_is_given_than_the_rate_and_a_tenth_of_a_second(
 @pytest.mark.parametrize("rate", [0.2, 3, 50, 20_000])
 def test_who_waits_as_told_gets_the_whole_rate(rate: float) -> None:
     clock = Clock()
-    broker, topic = InMemoryBroker("m:", clock), replace(TOPIC, max_rate=rate)
+    broker, topic = OracleBroker("m:", clock), replace(TOPIC, max_rate=rate)
     begun, given_in_all = clock(), 0
     while clock() - begun < 60_000_000:
         allowed = ask(broker, topic, "A", tokens=100_000)
@@ -90,7 +90,7 @@ class Crew:
 
     def __init__(self, limit: int, names: str) -> None:
         self.clock = Clock()
-        self.broker = InMemoryBroker("m:", self.clock)
+        self.broker = OracleBroker("m:", self.clock)
         self.topic = replace(TOPIC, max_in_flight=limit)
         self.running = dict.fromkeys(names, 0)
         self.permits = dict.fromkeys(names, 0)
@@ -388,7 +388,7 @@ def test_a_foreign_key_at_the_limits_stops_the_topic_and_is_named(
 def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
     said: list[str] = []
     clock = Clock()
-    broker: Any = InMemoryBroker("m:", clock)
+    broker: Any = OracleBroker("m:", clock)
 
     def away(call: Call[Any]) -> Any:
         if call.given["topic"].name == "prices":
@@ -415,7 +415,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:
-    limits = Limits(InMemoryBroker("m:"), "A", [TOPIC], lambda topic: 1)
+    limits = Limits(OracleBroker("m:"), "A", [TOPIC], lambda topic: 1)
     assert not limits
     assert limits.room("prices") > 1_000_000
     assert limits.due() == float("inf")

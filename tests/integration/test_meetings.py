@@ -16,7 +16,6 @@ from django.test import override_settings
 from django_rmq import Message, cancel_message, listener, message_status, send_message
 from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
 from django_rmq.core.calls.call import Call
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepping import Stepper
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
@@ -30,6 +29,7 @@ from django_rmq.project.listening.registry import isolated
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from tests.oracle.broker import OracleBroker
 from tests.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
@@ -88,14 +88,14 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
     both = {"a": {"TOPIC": "lost", "EVERY": 10}, "b": {"TOPIC": "found", "EVERY": 10}}
     with configured(both, lost=TIMED, found=TIMED):
         running.declare()
-        real = InMemoryBroker.run
+        real = OracleBroker.run
 
-        def run(self: InMemoryBroker, call: Call[Any]) -> Any:
+        def run(self: OracleBroker, call: Call[Any]) -> Any:
             if call.name == "tick" and call.given["topic"].name == "lost":
                 raise ServerUnavailable("its node is down")
             return real(self, call)
 
-        with mock.patch.object(InMemoryBroker, "run", run):
+        with mock.patch.object(OracleBroker, "run", run):
             stepper = Stepper(broker(), get_config().topics)
             for _ in range(5):
                 clock.advance(seconds=10)
@@ -183,7 +183,7 @@ def test_permits_come_in_lists(is_async: bool) -> None:
     def listen(messages: list[Any]) -> None:
         sizes.append(len(messages))
 
-    memory = InMemoryBroker("m:")
+    memory = OracleBroker("m:")
     send(memory, topic, range(200))
     with Worker(memory, topic, listen_beside if is_async else listen, batch_size=50, threads=2):
         eventually(lambda: live(memory, topic) == 0)

@@ -25,8 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, TimesCount
 from django_rmq.core.words.answers import Delivery
@@ -41,7 +39,9 @@ from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.servers import absent
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
@@ -146,7 +146,7 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
 def test_time_outs_have_a_reason_of_their_own() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         clock = Clock(1_800_000_000_000)
-        broker: Any = InMemoryBroker("m:", clock)
+        broker: Any = OracleBroker("m:", clock)
         with connections.replaced_broker(broker):
             broker.send_merge(topic("work"), 0, 0, [b"1"])
             broker.prepare(topic("work"), 0, "A", None, 1)
@@ -163,7 +163,7 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
 ) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         clock = Clock(1_800_000_000_000)
-        broker: Any = InMemoryBroker("m:", clock)
+        broker: Any = OracleBroker("m:", clock)
         with connections.replaced_broker(broker):
             broker.send_replace(topic("ranked"), 0, [50], [b"1"])
             clock.advance(seconds=10_800)
@@ -182,7 +182,7 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
 def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         clock = Clock(1_800_000_000_000)
-        broker: Any = InMemoryBroker("m:", clock)
+        broker: Any = OracleBroker("m:", clock)
         work = topic("work")
         with connections.replaced_broker(broker):
             broker.send_merge(work, 0, 0, [b"1"])
@@ -210,7 +210,7 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
 ) -> None:
     monkeypatch.setattr(figures, "LIVE_SLOTS", 64)
     clock, client = Clock(1_800_000_000_000), client_of(redis_url)
-    broker: Any = Broker(client, prefix, clock) if where == "redis" else InMemoryBroker("m:", clock)
+    broker: Any = Broker(client, prefix, clock) if where == "redis" else OracleBroker("m:", clock)
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
         found = scraped()
@@ -505,7 +505,7 @@ SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 def told_names() -> set[str]:
     with (
         override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "OUTBOX": True}),
-        connections.replaced_broker(InMemoryBroker("m:")),
+        connections.replaced_broker(OracleBroker("m:")),
     ):
         broker: Any = connections.get_broker()
         broker.servers = lambda: [

@@ -14,7 +14,7 @@ import pytest
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
-from tests.brokers import InMemoryBroker
+from tests.brokers import OracleBroker
 from tests.workers import LONG, Heard, Worker, broker_on, send
 
 FLOOD = 5_000
@@ -31,7 +31,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def shares(tenant: str) -> bool:
     """Return whether a tenant has the slot of the noisy one."""
-    producer = Producer(InMemoryBroker())
+    producer = Producer(OracleBroker())
     noisy, other = (producer.build(TOPIC, {"tenant": name}).slot for name in (NOISY, tenant))
     return noisy == other
 

@@ -14,9 +14,9 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.project import connections
 from tests.integration.test_api import ALL, Program, user_with
+from tests.oracle.broker import OracleBroker
 
 pytestmark = pytest.mark.django_db
 
@@ -43,8 +43,8 @@ HOSTILE = [
 
 
 @pytest.fixture
-def broker() -> Iterator[InMemoryBroker]:
-    found = InMemoryBroker("m:")
+def broker() -> Iterator[OracleBroker]:
+    found = OracleBroker("m:")
     rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": None}}
     with override_settings(RMQ=rmq), connections.replaced_broker(found):
         yield found
@@ -72,7 +72,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_rest_refuses_a_number_out_of_bounds(broker: InMemoryBroker, name: str) -> None:
+def test_rest_refuses_a_number_out_of_bounds(broker: OracleBroker, name: str) -> None:
     program, (path, body) = Program(user_with(*ALL)), REQUESTS[name]
     for number in HOSTILE:
         asked = body.replace("NUMBER", number).replace("CONSUMER", str(uuid.UUID(int=1)))
@@ -87,7 +87,7 @@ def test_rest_refuses_a_number_out_of_bounds(broker: InMemoryBroker, name: str) 
     "query",
     ["older_than=NUMBER", "newer_than=NUMBER", "slot=NUMBER", "page_size=NUMBER"],
 )
-def test_rest_refuses_such_a_number_in_an_address(broker: InMemoryBroker, query: str) -> None:
+def test_rest_refuses_such_a_number_in_an_address(broker: OracleBroker, query: str) -> None:
     program = Program(user_with(*ALL))
     for number in [*HOSTILE, "nan", "inf", "-inf"]:
         asked = query.replace("NUMBER", number)
@@ -102,7 +102,7 @@ ADMIN = {
 
 
 @pytest.mark.parametrize("topic", ADMIN)
-def test_the_admins_forms_refuse_a_number_out_of_bounds(broker: InMemoryBroker, topic: str) -> None:
+def test_the_admins_forms_refuse_a_number_out_of_bounds(broker: OracleBroker, topic: str) -> None:
     client = Client()
     client.force_login(User.objects.create_superuser(f"boss-{topic}"))
     field, hostile = ADMIN[topic]
@@ -135,7 +135,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_commands_refuse_a_number_out_of_bounds(broker: InMemoryBroker, command: tuple[str, ...]) -> None:
+def test_the_commands_refuse_a_number_out_of_bounds(broker: OracleBroker, command: tuple[str, ...]) -> None:
     for number in (NINES, "9" * 5000, "1e400", "nan", "inf", "1e308"):
         with pytest.raises(CommandError) as caught:
             call_command(*command, number, stdout=io.StringIO())
@@ -145,7 +145,7 @@ def test_the_commands_refuse_a_number_out_of_bounds(broker: InMemoryBroker, comm
 
 @pytest.mark.parametrize("name", ["time_range", "priority", "fixed_time", "expires"])
 def test_json_lines_with_a_number_out_of_bounds_are_refused(
-    broker: InMemoryBroker, name: str, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = {"time_range": "merging", "priority": "ranked"}.get(name, "keyed")
     rest = ', "fixed_time": 4000000000000' if name == "expires" else ""

@@ -27,8 +27,6 @@ from django_rmq import (
 )
 from django_rmq.core.calls import ending, looking, people, taking
 from django_rmq.core.consumer import calling
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.envelopes import encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.exceptions import ConfigurationError
@@ -38,7 +36,8 @@ from django_rmq.project import transactions
 from django_rmq.project.listening import once, processed, registry, starting
 from django_rmq.project.listening.processed import row_of
 from django_rmq.project.settings import get_config
-from django_rmq.testing import RMQTestMixin, drain, memory_broker
+from django_rmq.testing import InMemoryBroker, RMQTestMixin, drain, memory_broker
+from django_rmq.testing.clock import Clock
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
 RMQ: dict[str, Any] = {

@@ -17,7 +17,6 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.contents import stored_basis
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure, error_class
@@ -43,6 +42,7 @@ from django_rmq.project.sealing import sealed_id
 from django_rmq.project.sending import Send
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.servers import RedisServer
 from tests.workers import LONG, broker_on, client_of
 
@@ -1031,7 +1031,7 @@ def on_redis(do: Callable[[Operations], Any]) -> Callable[[Operations], None]:
     """What has no meaning without Redis, and says so."""
 
     def ask(operations: Operations) -> None:
-        if not isinstance(operations.broker, InMemoryBroker):
+        if not isinstance(operations.broker, OracleBroker):
             do(operations)
             return
         with (

@@ -17,7 +17,6 @@ from django.urls import reverse
 
 from django_rmq import InvalidMessage, cancel_message, message_status, remove_message, send_message
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.keys import slot_of
@@ -34,6 +33,7 @@ from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.testing import memory_broker
 from tests.integration.test_api import Program, user_with
+from tests.oracle.broker import OracleBroker
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": 3_600_000, "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
@@ -379,7 +379,7 @@ PRICES = Topic("moving", TopicType.RANGE_MERGE, slots=1, time_range_ms=3_600_000
 
 @pytest.fixture
 def broker() -> Broker:
-    return InMemoryBroker("m:")
+    return OracleBroker("m:")
 
 
 def stale(broker: Broker, slots: int = 4) -> Producer:

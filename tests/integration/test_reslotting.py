@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.reslotting import Progress
@@ -23,6 +22,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
 from tests.brokers import Broker, ClusterBroker
+from tests.oracle.broker import OracleBroker
 from tests.workers import Worker, cluster_of, eventually
 
 LATE = 3_600_000
@@ -40,7 +40,7 @@ KINDS = [
 @pytest.fixture(params=["redis", "cluster", "memory"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "memory":
-        yield InMemoryBroker("m:")
+        yield OracleBroker("m:")
     elif request.param == "redis":
         yield Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
     else:
@@ -191,7 +191,7 @@ class Unlucky:
 @pytest.mark.parametrize("slots", [8, 1])
 def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) -> None:
     for at in itertools.count(1):
-        broker: Any = InMemoryBroker()
+        broker: Any = OracleBroker()
         filled = Filled(broker, TopicType.PRIORITY, "key", "shop", slots=2)
         filled.fill(40)
         before = filled.entries(2)
@@ -317,7 +317,7 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
 
 
 def test_a_slot_with_hidden_bases_is_shut_only_when_it_is_empty() -> None:
-    broker: Any = InMemoryBroker()
+    broker: Any = OracleBroker()
     filled = Filled(broker, TopicType.PRIORITY, "body", None, slots=1)
     broker.note_slot_basis(filled.topic)
     found = reslotting.begin(broker, filled.topic, 4)

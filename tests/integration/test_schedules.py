@@ -24,8 +24,6 @@ from rich.console import Console
 from django_rmq import UnknownSchedule, listener, schedule
 from django_rmq.core.calls import ending, schedules, taking
 from django_rmq.core.calls.broker import run_all
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.schedules import stepping, timing
 from django_rmq.core.schedules.declarations import ENDED_SECONDS, GONE_SECONDS, Declarations
 from django_rmq.core.words.envelopes import decode_envelope
@@ -48,7 +46,15 @@ from django_rmq.project.listening.registry import isolated
 from django_rmq.project.listening.starting import check_start, chosen_topics
 from django_rmq.project.scheduling import registry, running
 from django_rmq.project.settings import get_config
-from django_rmq.testing import ScheduleState, drain, memory_broker, schedule_state, start_schedules
+from django_rmq.testing import (
+    ScheduleState,
+    drain,
+    schedule_state,
+    start_schedules,
+)
+from django_rmq.testing.clock import Clock
+from tests.brokers import oracle_broker
+from tests.oracle.broker import OracleBroker
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
 TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5_000}}
@@ -82,16 +88,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def broker(clock: Clock) -> Iterator[InMemoryBroker]:
-    with memory_broker(clock) as found:
+def broker(clock: Clock) -> Iterator[OracleBroker]:
+    with oracle_broker(clock) as found:
         yield found
 
 
-def records(broker: InMemoryBroker) -> dict[str, Record]:
+def records(broker: OracleBroker) -> dict[str, Record]:
     return {one.name: one for one in broker.run(schedules.read_schedules())}
 
 
-def waiting(broker: InMemoryBroker, topic: str = "reports") -> dict[str, str]:
+def waiting(broker: OracleBroker, topic: str = "reports") -> dict[str, str]:
     """Return what waits: the key, and when it is due."""
     return {
         member.decode(): datetime.fromtimestamp(score / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -101,7 +107,7 @@ def waiting(broker: InMemoryBroker, topic: str = "reports") -> dict[str, str]:
     }
 
 
-def take(broker: InMemoryBroker, topic: str = "reports") -> list[Any]:
+def take(broker: OracleBroker, topic: str = "reports") -> list[Any]:
     """Take and commit what is due; return its messages."""
     found: list[Any] = []
     declared = get_config().topic(topic)
@@ -122,7 +128,7 @@ def operations(*permissions: Permission) -> Operations:
 # --- declaring
 
 
-def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broker: InMemoryBroker) -> None:
+def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broker: OracleBroker) -> None:
     running.declare()
     assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
     record = records(broker)["nightly"]
@@ -132,7 +138,7 @@ def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broke
     assert {key: dict(value) for key, value in broker.keyspace.items()} == before
 
 
-def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: InMemoryBroker, clock: Clock) -> None:
+def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: OracleBroker, clock: Clock) -> None:
     running.declare()
     clock.advance(seconds=13 * 3600)
     (delivery,) = take(broker)
@@ -140,7 +146,7 @@ def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: InMemoryBroker,
     assert b'"headers":{"schedule":"nightly","tick":"2026-03-29T01:00:00Z"}' in delivery.envelope
 
 
-def test_a_decorator_declares_a_schedule_beside_its_listener(broker: InMemoryBroker) -> None:
+def test_a_decorator_declares_a_schedule_beside_its_listener(broker: OracleBroker) -> None:
     @schedule("hourly", topic="merged", every=timedelta(hours=1), body={"a": 1})
     @listener("merged")
     def count(message: Any) -> None: ...
@@ -171,7 +177,7 @@ def test_a_decorator_refuses_options_that_cannot_be_used(name: Any, options: Any
         schedule(name, **{"topic": "reports", **options})
 
 
-def test_two_different_schedules_of_one_name_are_refused(broker: InMemoryBroker) -> None:
+def test_two_different_schedules_of_one_name_are_refused(broker: OracleBroker) -> None:
     def one() -> None: ...
 
     schedule("a", topic="reports", every=60)(one)
@@ -202,7 +208,7 @@ def test_two_different_schedules_of_one_name_are_refused(broker: InMemoryBroker)
     ],
 )  # fmt: skip
 def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
-    broker: InMemoryBroker, caplog: pytest.LogCaptureFixture, options: Any, problem: str, told: str
+    broker: OracleBroker, caplog: pytest.LogCaptureFixture, options: Any, problem: str, told: str
 ) -> None:
     topics = {
         **TOPICS,
@@ -255,7 +261,7 @@ def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) ->
     assert told in str(caught.value)
 
 
-def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: InMemoryBroker) -> None:
+def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: OracleBroker) -> None:
     with settings():
         running.declare()
         (begin,) = running.duties()
@@ -264,7 +270,7 @@ def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: InMe
     assert next(begin()) == 0.0
 
 
-def test_the_start_of_a_worker_declares(broker: InMemoryBroker) -> None:
+def test_the_start_of_a_worker_declares(broker: OracleBroker) -> None:
     listener("reports")(print)
     check_start(chosen_topics())
     assert "nightly@2026-03-29T01:00:00Z" in waiting(broker)
@@ -274,7 +280,7 @@ def test_the_start_of_a_worker_declares(broker: InMemoryBroker) -> None:
 
 
 def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_the_clock(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     running.declare()
     seen: list[str] = []
@@ -303,7 +309,7 @@ def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_th
     [("none", ["10"]), ("last", ["10", "13"]), ("all", ["10", "11", "12", "13"])],
 )
 def test_what_was_missed_is_sent_as_the_schedule_says(
-    broker: InMemoryBroker, clock: Clock, catch_up: str, sent: list[str]
+    broker: OracleBroker, clock: Clock, catch_up: str, sent: list[str]
 ) -> None:
     with settings(hourly={"TOPIC": "reports", "EVERY": 3600, "CATCH_UP": catch_up}):
         turn(clock, ms("2026-05-05T09:30:00Z"))
@@ -318,7 +324,7 @@ def test_what_was_missed_is_sent_as_the_schedule_says(
 
 @pytest.mark.parametrize("catch_up", ["none", "last"])
 def test_a_tick_that_is_a_little_late_is_not_missed(
-    broker: InMemoryBroker, clock: Clock, catch_up: str
+    broker: OracleBroker, clock: Clock, catch_up: str
 ) -> None:
     with settings(quick={"TOPIC": "reports", "EVERY": 10, "CATCH_UP": catch_up}):
         running.declare()
@@ -328,7 +334,7 @@ def test_a_tick_that_is_a_little_late_is_not_missed(
 
 
 def test_a_tick_waits_while_its_slot_is_full(
-    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
     declared = {"a": {"TOPIC": "reports", "EVERY": 60}, "b": {"TOPIC": "reports", "EVERY": 60}}
@@ -352,7 +358,7 @@ def test_a_tick_waits_while_its_slot_is_full(
 # --- deployments
 
 
-def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: InMemoryBroker, clock: Clock) -> None:
+def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: OracleBroker, clock: Clock) -> None:
     running.declare()
     clock.advance(seconds=60)
     with settings(nightly={**NIGHTLY, "CRON": "30 4 * * *", "BODY": "new"}):
@@ -366,9 +372,7 @@ def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: InMemoryBr
 class Version:
     """A worker of one version of the project, whose duty looks every few seconds."""
 
-    def __init__(
-        self, broker: InMemoryBroker, clock: Clock, *, starts: bool = True, **scheduled: Any
-    ) -> None:
+    def __init__(self, broker: OracleBroker, clock: Clock, *, starts: bool = True, **scheduled: Any) -> None:
         self.broker, self.clock = broker, clock
         with settings(**scheduled):
             declared, topics = registry.schedules(), get_config().topics
@@ -397,7 +401,7 @@ HOURLY = {"TOPIC": "reports", "EVERY": 3600}
 
 
 def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
-    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
     Version(broker, clock, nightly=NIGHTLY)
@@ -415,7 +419,7 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
 
 
 def test_an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     new = Version(broker, clock, nightly=NIGHTLY, added=HOURLY)
     operations().pause_schedule("added")
@@ -432,7 +436,7 @@ def test_an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_dec
 
 
 def test_versions_side_by_side_do_not_change_a_schedule_back_and_forth(
-    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
     changed = {**NIGHTLY, "CRON": "30 4 * * *"}
@@ -454,7 +458,7 @@ def test_versions_side_by_side_do_not_change_a_schedule_back_and_forth(
 
 
 def test_a_worker_that_ends_says_so_and_others_that_are_alive_say_that_they_are(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     one, two = (Version(broker, clock, nightly=NIGHTLY) for _ in range(2))
     other = Version(broker, clock)
@@ -471,7 +475,7 @@ def test_a_worker_that_ends_says_so_and_others_that_are_alive_say_that_they_are(
     assert records(broker)["nightly"].declared.cron == "30 4 * * *"
 
 
-def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: InMemoryBroker, clock: Clock) -> None:
+def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: OracleBroker, clock: Clock) -> None:
     one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
     live([one, other], 60)
     before = records(broker)["nightly"].generation
@@ -481,7 +485,7 @@ def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: InMemoryBroker
     assert records(broker)["nightly"].generation == before
 
 
-def test_a_step_that_fails_does_not_put_off_a_removal(broker: InMemoryBroker) -> None:
+def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> None:
     """The duty begins again after each failure, and has still seen what it saw before."""
     running.declare()
     seconds = [0.0]
@@ -499,7 +503,7 @@ def test_a_step_that_fails_does_not_put_off_a_removal(broker: InMemoryBroker) ->
         assert records(broker)["nightly"].is_removed
 
 
-def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: InMemoryBroker, clock: Clock) -> None:
+def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: OracleBroker, clock: Clock) -> None:
     one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
     live([other], GONE_SECONDS)
     stale = broker.run(schedules.read_schedules())
@@ -514,7 +518,7 @@ def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: InMemory
 
 
 def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
-    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     running.declare()
     (begin,) = running.duties()
@@ -533,7 +537,7 @@ def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
 
 
 def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     """Its key and its slots are on different nodes of a cluster, so one can fail over and lose what the other has."""
     one_slot = {"reports": {**REPORTS, "SLOTS": 1}}
@@ -553,7 +557,7 @@ def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_sa
         assert records(broker)["nightly"].generation == broker.now_ms()
 
 
-def test_a_tick_that_is_written_again_has_the_same_origin(broker: InMemoryBroker, clock: Clock) -> None:
+def test_a_tick_that_is_written_again_has_the_same_origin(broker: OracleBroker, clock: Clock) -> None:
     """Redis was restored from an older state, which does not have what was planned and done since."""
 
     def origins(at: str) -> dict[str, str]:
@@ -591,7 +595,7 @@ YEARLY = {**NIGHTLY, "CRON": "0 12 1 1 *"}
 
 @pytest.mark.parametrize(("hours", "due"), [(3, "2027-01-01T09:00:00Z"), (1, "2027-01-01T11:00:00Z")])
 def test_new_rules_of_a_time_zone_move_the_tick_that_waits_and_it_runs_once(
-    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture, hours: float, due: str
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture, hours: float, due: str
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
     with rules(2):
@@ -610,7 +614,7 @@ def test_new_rules_of_a_time_zone_move_the_tick_that_waits_and_it_runs_once(
 
 @pytest.mark.parametrize("starts", [True, False], ids=["at its start", "while it runs"])
 def test_a_worker_compares_what_waits_with_the_rules(
-    broker: InMemoryBroker, clock: Clock, starts: bool
+    broker: OracleBroker, clock: Clock, starts: bool
 ) -> None:
     with rules(2):
         Version(broker, clock, yearly=YEARLY)
@@ -623,7 +627,7 @@ def test_a_worker_compares_what_waits_with_the_rules(
 
 @pytest.mark.parametrize("before", [2, 1], ids=["set forward", "set back"])
 def test_new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out(
-    broker: InMemoryBroker, clock: Clock, before: int
+    broker: OracleBroker, clock: Clock, before: int
 ) -> None:
     with rules(before):
         old = Version(broker, clock, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
@@ -646,7 +650,7 @@ def test_new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out(
 
 
 def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     """It is another time of day, which the people who changed it want."""
     Version(broker, clock, nightly=NIGHTLY)
@@ -658,7 +662,7 @@ def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(
     assert list(waiting(broker)) == ["nightly@2026-03-29T07:00:00Z"]
 
 
-def test_a_schedule_of_another_project_stays(broker: InMemoryBroker, clock: Clock) -> None:
+def test_a_schedule_of_another_project_stays(broker: OracleBroker, clock: Clock) -> None:
     running.declare()
     others = {"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": {"other": REPORTS}, "SCHEDULES": {}}
     with override_settings(RMQ=others):
@@ -673,7 +677,7 @@ def test_a_schedule_of_another_project_stays(broker: InMemoryBroker, clock: Cloc
 
 
 def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     running.declare()
     turn(clock, ms("2026-03-29T01:00:00Z"))
@@ -687,7 +691,7 @@ def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(
         assert take(broker) == []
 
 
-def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: InMemoryBroker) -> None:
+def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: OracleBroker) -> None:
     running.declare()
     assert operations().edit_schedule("nightly", {"cron": "0 5 * * *"}) == "changed"
     assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
@@ -703,7 +707,7 @@ def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: InMe
 
 
 def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
-    broker: InMemoryBroker, clock: Clock
+    broker: OracleBroker, clock: Clock
 ) -> None:
     running.declare()
     call_command("rmqreslot", "reports", "16", stdout=io.StringIO(), stderr=io.StringIO())
@@ -726,7 +730,7 @@ def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
 # --- people
 
 
-def test_people_pause_resume_and_run(broker: InMemoryBroker, clock: Clock) -> None:
+def test_people_pause_resume_and_run(broker: OracleBroker, clock: Clock) -> None:
     running.declare()
     who = operations()
     assert [who.pause_schedule("nightly"), who.pause_schedule("nightly")] == ["paused", "unchanged"]
@@ -744,7 +748,7 @@ def test_people_pause_resume_and_run(broker: InMemoryBroker, clock: Clock) -> No
     assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
 
 
-def test_people_edit_with_the_rules_of_the_settings(broker: InMemoryBroker) -> None:
+def test_people_edit_with_the_rules_of_the_settings(broker: OracleBroker) -> None:
     running.declare()
     who = operations()
     assert who.edit_schedule("nightly", {"every": 3600, "catch_up": "all"}) == "changed"
@@ -766,7 +770,7 @@ def test_people_edit_with_the_rules_of_the_settings(broker: InMemoryBroker) -> N
             who.edit_schedule("nightly", changes)
 
 
-def test_what_cannot_be_done_says_why(broker: InMemoryBroker) -> None:
+def test_what_cannot_be_done_says_why(broker: OracleBroker) -> None:
     who = operations()
     for act in (who.schedule, who.pause_schedule, who.resume_schedule, who.run_schedule, who.reset_schedule):
         with pytest.raises(UnknownSchedule, match="no schedule 'nightly' is known"):
@@ -791,7 +795,7 @@ def test_what_cannot_be_done_says_why(broker: InMemoryBroker) -> None:
             act(operations(*others))
 
 
-def test_run_now_says_that_a_slot_is_full(broker: InMemoryBroker) -> None:
+def test_run_now_says_that_a_slot_is_full(broker: OracleBroker) -> None:
     full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
     with override_settings(
         RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": {"nightly": NIGHTLY}}
@@ -807,7 +811,7 @@ def command(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: InMemoryBroker, clock: Clock) -> None:
+def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: OracleBroker, clock: Clock) -> None:
     def monitor(*topics: str) -> str:
         out = io.StringIO()
         call_command("rmqmonitor", *topics, "--count", "1", stdout=out)
@@ -834,7 +838,7 @@ def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: InMemoryBroker, cl
     assert "nightly" not in monitor("merged")
 
 
-def test_the_table_of_rmqmonitor_has_every_schedule(broker: InMemoryBroker) -> None:
+def test_the_table_of_rmqmonitor_has_every_schedule(broker: OracleBroker) -> None:
     running.declare()
     console = Console(file=io.StringIO(), width=200)
     console.print(rmqmonitor._schedules(operations().schedules()))
@@ -842,7 +846,7 @@ def test_the_table_of_rmqmonitor_has_every_schedule(broker: InMemoryBroker) -> N
     assert "nightly" in text and "2026-03-29 01:00:00" in text and "on time" in text
 
 
-def test_a_test_runs_schedules_by_its_clock(broker: InMemoryBroker, clock: Clock) -> None:
+def test_a_test_runs_schedules_by_its_clock(broker: OracleBroker, clock: Clock) -> None:
     heard: list[str] = []
     listener("reports")(lambda message: heard.append(message.headers["tick"]))
     drain()
@@ -862,7 +866,7 @@ def test_a_test_runs_schedules_by_its_clock(broker: InMemoryBroker, clock: Clock
     assert schedule_state("nightly") == ScheduleState(None, first, is_paused=True)
 
 
-def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> None:
+def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
     with settings():
         assert command() == "no worker has declared a schedule\n"
     assert command().splitlines()[1].endswith("not in Redis: no worker declares it")
@@ -891,7 +895,7 @@ def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> Non
             command(*arguments)
 
 
-def test_the_admin_shows_and_acts(broker: InMemoryBroker, staff: Callable[..., Client]) -> None:
+def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
     running.declare()
     url = reverse("admin:django_rmq_topic_schedules")
     edit = reverse("admin:django_rmq_topic_schedule", args=["nightly"])
@@ -925,7 +929,7 @@ def test_the_admin_shows_and_acts(broker: InMemoryBroker, staff: Callable[..., C
     assert ("reports", "Pause (schedule nightly): 1 paused (admin)") in notes
 
 
-def test_rest_lists_and_acts(broker: InMemoryBroker, staff: Callable[..., Client]) -> None:
+def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
     running.declare()
     person = staff("view_topic", "pause_topic", "send_messages")
     root = reverse("rmq_api:schedules")
@@ -955,7 +959,7 @@ def test_rest_lists_and_acts(broker: InMemoryBroker, staff: Callable[..., Client
     assert staff("view_topic").post(f"{root}nightly/run/").status_code == 403
 
 
-def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, clock: Clock) -> None:
+def test_metrics_and_health_tell_how_late_a_schedule_is(broker: OracleBroker, clock: Clock) -> None:
     from django_rmq.metrics.collector import RmqCollector
 
     def collected() -> dict[tuple[str, ...], float]:
@@ -1001,7 +1005,7 @@ def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, 
     assert collected()["rmq_schedule_paused", *of] == 1
 
 
-def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: InMemoryBroker) -> None:
+def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: OracleBroker) -> None:
     running.declare()
     record = records(broker)["nightly"]
     broken = record.declared.text.replace("0 3 * * *", "x y")
@@ -1012,7 +1016,7 @@ def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: I
     assert "has 2 fields" in command()
 
 
-def end_runs(broker: InMemoryBroker, reason: str | None, slots: range = range(4)) -> None:
+def end_runs(broker: OracleBroker, reason: str | None, slots: range = range(4)) -> None:
     """Take what is due; let it succeed, or end with this failure."""
     topic = get_config().topic("reports")
     for slot in slots:
@@ -1026,7 +1030,7 @@ def end_runs(broker: InMemoryBroker, reason: str | None, slots: range = range(4)
 
 
 def test_a_schedule_whose_runs_die_is_seen(
-    broker: InMemoryBroker, clock: Clock, staff: Callable[..., Client]
+    broker: OracleBroker, clock: Clock, staff: Callable[..., Client]
 ) -> None:
     from django_rmq.metrics.collector import RmqCollector
 
@@ -1080,7 +1084,7 @@ def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(
     clock: Clock,
 ) -> None:
     """While their latest runs have ended; another one for each run further back."""
-    with memory_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
+    with oracle_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
         running.declare()
         turn(clock, ms("2026-03-28T13:00:00Z"))
         running.stepper().settle()

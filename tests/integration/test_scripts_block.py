@@ -20,16 +20,16 @@ from redis.retry import Retry
 from django_rmq.core import scripts
 from django_rmq.core.calls import inserting
 from django_rmq.core.calls.broker import run_all
-from django_rmq.core.memory.clock import Clock
-from django_rmq.core.memory.holding import UPKEEP
-from django_rmq.core.memory.moving import MOVED
 from django_rmq.core.words.answers import Area
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
+from tests.oracle.holding import UPKEEP
+from tests.oracle.moving import MOVED
 from tests.servers import RedisServer
 
 PLAIN = """

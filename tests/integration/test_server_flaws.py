@@ -12,7 +12,6 @@ from django.test import override_settings
 
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.redis.errors import translate
 from django_rmq.core.redis.servers import _parse_info
 from django_rmq.core.topics.durability import flaws
@@ -24,6 +23,7 @@ from django_rmq.project.listening import starting
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker, ClusterBroker
 from tests.contract.keyspaces import RedisKeyspace
+from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of
 
@@ -243,6 +243,6 @@ def test_of_memory_nothing_is_said() -> None:
         starting.check_start(get_config().topics.values())
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}),
-        connections.replaced_broker(InMemoryBroker()),
+        connections.replaced_broker(OracleBroker()),
     ):
         assert connections.server_flaws([]) == []

@@ -15,7 +15,6 @@ from django.test import override_settings
 from django_rmq import send_messages, signals
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.settling import Settlement
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
@@ -26,6 +25,7 @@ from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
@@ -37,7 +37,7 @@ NAMES = ("started", "committed", "failed", "dead", "replayed")
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     with ExitStack() as stack:
         if request.param == "memory":
-            broker: Any = InMemoryBroker("m:")
+            broker: Any = OracleBroker("m:")
         else:
             client = client_of(request.getfixturevalue("redis_url"))
             stack.callback(client.close)

@@ -18,8 +18,6 @@ from django.utils import timezone
 
 from django_rmq import remove_message
 from django_rmq.core.calls import looking, results, taking
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -33,8 +31,10 @@ from django_rmq.project.tasks.attempts import Attempt
 from django_rmq.project.tasks.jobs import place
 from django_rmq.project.tasks.running import release, run
 from django_rmq.testing import drain, memory_broker
+from django_rmq.testing.clock import Clock
 from tests import errands
 from tests.newsletter.tasks import count, publish
+from tests.oracle.broker import OracleBroker
 from tests.servers import absent
 
 FRAMEWORK = frameworks.framework()
@@ -423,7 +423,7 @@ def _wake(key: str, name: str) -> None:
     broker = connections.get_broker()
     rest = broker.run(looking.look(topic(name), 0, [key.encode()]))[0].retry
     assert rest is not None
-    if isinstance(broker, InMemoryBroker):
+    if isinstance(broker, OracleBroker):
         waiting = broker.keyspace[slot_keys(broker.prefix, name, 0).retry]
         waiting[key.encode()] = 1000 + rest % 1  # type: ignore[assignment]
     else:
@@ -552,7 +552,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None], request: py
     kept = connections.get_broker().run(results.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
-    if not isinstance(broker, InMemoryBroker):
+    if not isinstance(broker, OracleBroker):
         left = broker.client.pttl(f"result_{{{broker.prefix}rmq:result:{result.id}}}")
         assert 4_000 < left <= 5_000
 

@@ -29,6 +29,7 @@ from django_rmq import (
     send_message,
     send_messages,
 )
+from django_rmq.core.calls import looking
 from django_rmq.project.connections import get_broker
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.settings import get_config
@@ -351,7 +352,7 @@ class InTestCases(RMQTestMixin, TestCase):
 
     def test_each_test_begins_with_nothing(self) -> None:
         self.assertNoMessages()
-        assert self.rmq_broker.count(get_config().topic("orders"), 0).store == 0
+        assert self.rmq_broker.run(looking.count(get_config().topic("orders"), 0)).store == 0
         with pytest.raises(AssertionError):
             self.assertMessageSent("orders")
 

@@ -29,11 +29,11 @@ from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
 
 # Threads die here as they would.
@@ -43,8 +43,8 @@ MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, backoff
 
 
 @pytest.fixture
-def broker() -> InMemoryBroker:
-    return InMemoryBroker("m:")
+def broker() -> OracleBroker:
+    return OracleBroker("m:")
 
 
 # --- log calls
@@ -173,7 +173,7 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, serial: bool, begun: int
 ) -> None:
     clock, topic, heard = Clock(), replace(MERGE, serial=serial), Heard()
-    broker = InMemoryBroker("m:", clock)
+    broker = OracleBroker("m:", clock)
     send(broker, topic, range(40))
     died = dying_once(monkeypatch, begun)
     with Worker(broker, topic, heard, threads=1, poll_seconds=0.2) as worker:
@@ -193,7 +193,7 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
 
 def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     extended: list[object] = []
-    monitored: Any = InMemoryBroker()
+    monitored: Any = OracleBroker()
 
     def note(call: object) -> list[str]:
         extended.append(call)

@@ -14,11 +14,11 @@ from drf_spectacular.validation import validate_schema
 from jsonschema import Draft202012Validator
 
 from django_rmq.api.typed import components
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from tests.brokers import direct
 from tests.integration.test_api import ALL, Program, kill, user_with
+from tests.oracle.broker import OracleBroker
 
 pytestmark = pytest.mark.django_db
 
@@ -38,8 +38,8 @@ SEND = "v1/topics/prices/messages/"
 
 
 @pytest.fixture
-def broker() -> Iterator[InMemoryBroker]:
-    found = InMemoryBroker("m:")
+def broker() -> Iterator[OracleBroker]:
+    found = OracleBroker("m:")
     with (
         override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": TOPICS}),
         connections.replaced_broker(found),
@@ -48,23 +48,21 @@ def broker() -> Iterator[InMemoryBroker]:
 
 
 @pytest.fixture
-def program(broker: InMemoryBroker) -> Program:
+def program(broker: OracleBroker) -> Program:
     return Program(user_with(*ALL))
 
 
-def held(broker: InMemoryBroker, state: str = "store") -> list[Any]:
+def held(broker: OracleBroker, state: str = "store") -> list[Any]:
     entries = direct(broker).peek(get_config().topic("prices"), 0, state).entries
     return [json.loads(entry.member) for entry in entries]
 
 
-def test_rest_validates_and_stores_what_the_type_makes_of_it(
-    program: Program, broker: InMemoryBroker
-) -> None:
+def test_rest_validates_and_stores_what_the_type_makes_of_it(program: Program, broker: OracleBroker) -> None:
     program.ok("POST", SEND, {"body": {**PLAIN, "shop": "7"}, "priority": 50}, 202)
     assert held(broker) == [{**PLAIN, "note": None, "batch": None, "extra": {}}]
 
 
-def test_rest_says_what_is_wrong_where(program: Program, broker: InMemoryBroker) -> None:
+def test_rest_says_what_is_wrong_where(program: Program, broker: OracleBroker) -> None:
     bad = {**PLAIN, "lines": [{"sku": "secret", "price": 0}]}
     many = {"messages": [{"body": PLAIN, "priority": 50}, {"body": bad, "priority": 50}]}
     answer = program.refused(400, "invalid_body", "POST", SEND, many).json()
@@ -93,7 +91,7 @@ def test_a_topic_whose_type_cannot_be_used_is_shown_all_the_same(program: Progra
 
 
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
-def test_the_schema_of_the_project_has_the_bodies(broker: InMemoryBroker, version: str) -> None:
+def test_the_schema_of_the_project_has_the_bodies(broker: OracleBroker, version: str) -> None:
     spectacular_settings.apply_patches({"OAS_VERSION": version})
     try:
         schema: Any = SchemaGenerator().get_schema(public=True)
@@ -119,14 +117,14 @@ def test_the_schema_of_the_project_has_the_bodies(broker: InMemoryBroker, versio
     assert "Body_plain" not in schemas
 
 
-def test_a_project_without_types_has_the_schema_of_before(broker: InMemoryBroker) -> None:
+def test_a_project_without_types_has_the_schema_of_before(broker: OracleBroker) -> None:
     with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": {"plain": TOPICS["plain"]}}):
         schema: Any = SchemaGenerator().get_schema(public=True)
     assert "anyOf" not in schema["components"]["schemas"]["SendFields"]["properties"]["body"]
     assert not [name for name in schema["components"]["schemas"] if name.startswith("Body_")]
 
 
-def test_what_openapi_3_0_lacks_is_rewritten(broker: InMemoryBroker) -> None:
+def test_what_openapi_3_0_lacks_is_rewritten(broker: OracleBroker) -> None:
     found = components(get_config().topics, is_3_0=True)
     shapes = found["Body_views.all"]["properties"]
     assert shapes["const"] == {"enum": ["x"], "title": "Const", "type": "string"}
@@ -152,7 +150,7 @@ def test_what_openapi_3_0_lacks_is_rewritten(broker: InMemoryBroker) -> None:
 
 
 def test_the_form_shows_the_schema_and_errors_by_field(
-    broker: InMemoryBroker, staff: Callable[..., Client]
+    broker: OracleBroker, staff: Callable[..., Client]
 ) -> None:
     client = staff("view_topic", "send_messages")
     place = "/admin/django_rmq/topic/prices/send/"
@@ -172,7 +170,7 @@ def test_the_form_shows_the_schema_and_errors_by_field(
 
 
 def test_an_edited_body_has_to_fit(
-    broker: InMemoryBroker, program: Program, staff: Callable[..., Client]
+    broker: OracleBroker, program: Program, staff: Callable[..., Client]
 ) -> None:
     program.ok("POST", SEND, {"body": PLAIN, "priority": 50}, 202)
     kill(direct(broker), "prices")

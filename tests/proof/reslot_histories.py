@@ -16,9 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
-from django_rmq.core.memory.pipeline import Pipeline
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.bodies import decode_body
@@ -27,6 +24,9 @@ from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import LostRace, SlotMoved
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
+from tests.oracle.pipeline import Pipeline
 
 COUNTS = (1, 2, 4, 8)
 ENTITIES = 5
@@ -39,7 +39,7 @@ class MoverDied(Exception):
 class Door:
     """A broker between whose calls other things happen."""
 
-    def __init__(self, broker: InMemoryBroker, happen: Callable[[], None]) -> None:
+    def __init__(self, broker: OracleBroker, happen: Callable[[], None]) -> None:
         self._broker, self._happen = broker, happen
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ class History:
         self.random = chance = random.Random(seed)
         # Producers compare fixed times with the time of the machine, too.
         self.clock = Clock(4_000_000_000_000)
-        self.broker = InMemoryBroker("", self.clock)
+        self.broker = OracleBroker("", self.clock)
         keyed, basis = chance.random() < 0.4, chance.random() < 0.5
         self.topic = Topic(
             "t",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.slot import opened
 from django_rmq.core.topics.reslotting import moving
 from django_rmq.core.words.answers import Handover
 from django_rmq.core.words.topics import slot_counts
+from tests.oracle.broker import OracleBroker
+from tests.oracle.slot import opened
 from tests.proof import reslot_histories
 
 SLICE = 100
@@ -21,15 +21,15 @@ MUTANT = 1_500
 
 Patch = pytest.MonkeyPatch
 WHOLE: dict[str, Callable[..., Any]] = {
-    name: getattr(InMemoryBroker, name) for name in ("prepare", "move_out", "move_in", "reopen", "survey")
+    name: getattr(OracleBroker, name) for name in ("prepare", "move_out", "move_in", "reopen", "survey")
 }
 
 
 def nothing_is_in_flight(patch: Patch) -> None:
-    def survey(self: InMemoryBroker, **given: Any) -> Any:
+    def survey(self: OracleBroker, **given: Any) -> Any:
         return WHOLE["survey"](self, **given)._replace(in_flight=0)
 
-    def move_out(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Handover:
+    def move_out(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Handover:
         with opened(self, topic, slot, ["prepare"]) as s:
             kept = dict(s.prepare)
             s.prepare.clear()
@@ -40,12 +40,12 @@ def nothing_is_in_flight(patch: Patch) -> None:
             with opened(self, topic, slot, ["prepare"]) as s:
                 s.prepare.update(kept)
 
-    patch.setattr(InMemoryBroker, "survey", survey)
-    patch.setattr(InMemoryBroker, "move_out", move_out)
+    patch.setattr(OracleBroker, "survey", survey)
+    patch.setattr(OracleBroker, "move_out", move_out)
 
 
 def the_gate_is_open(patch: Patch) -> None:
-    def prepare(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **given: Any) -> Any:
+    def prepare(self: OracleBroker, topic: Any, slot: int, *args: Any, **given: Any) -> Any:
         with opened(self, topic, slot, ["control"]) as s:
             moving = s.control.pop(b"moving", None)
         try:
@@ -55,26 +55,26 @@ def the_gate_is_open(patch: Patch) -> None:
                 with opened(self, topic, slot, ["control"]) as s:
                     s.control[b"moving"] = moving
 
-    patch.setattr(InMemoryBroker, "prepare", prepare)
+    patch.setattr(OracleBroker, "prepare", prepare)
 
 
 def tickets_are_not_kept(patch: Patch) -> None:
-    def move_in(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Any:
+    def move_in(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Any:
         with opened(self, topic, slot, ["arrived"]) as s:
             s.arrived.clear()
         return WHOLE["move_in"](self, topic, slot, **given)
 
-    patch.setattr(InMemoryBroker, "move_in", move_in)
+    patch.setattr(OracleBroker, "move_in", move_in)
 
 
 def what_left_is_forgotten_at_once(patch: Patch) -> None:
-    def move_out(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Any:
+    def move_out(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Any:
         answer = WHOLE["move_out"](self, topic, slot, **given)
         with opened(self, topic, slot, ["leaving"]) as s:
             s.leaving.clear()
         return answer
 
-    patch.setattr(InMemoryBroker, "move_out", move_out)
+    patch.setattr(OracleBroker, "move_out", move_out)
 
 
 def sources_open_first(patch: Patch) -> None:
@@ -100,10 +100,10 @@ def sources_are_shut_first(patch: Patch) -> None:
 
 
 def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
-    def survey(self: InMemoryBroker, **given: Any) -> Any:
+    def survey(self: OracleBroker, **given: Any) -> Any:
         return WHOLE["survey"](self, **given)._replace(rescheduled=0, revived=0)
 
-    patch.setattr(InMemoryBroker, "survey", survey)
+    patch.setattr(OracleBroker, "survey", survey)
 
 
 def the_new_count_comes_first(patch: Patch) -> None:
@@ -114,7 +114,7 @@ def the_new_count_comes_first(patch: Patch) -> None:
 
 def an_older_re_slotting_may_still_move(patch: Patch) -> None:
     def mend(name: str) -> Callable[..., Any]:
-        def call(self: InMemoryBroker, topic: Any, slot: int, reslot: int, **given: Any) -> Any:
+        def call(self: OracleBroker, topic: Any, slot: int, reslot: int, **given: Any) -> Any:
             with opened(self, topic, slot, ["control"]) as s:
                 s.control.setdefault(b"moving", b"1")
                 present = int(s.control.get(b"reslot", 0))
@@ -122,7 +122,7 @@ def an_older_re_slotting_may_still_move(patch: Patch) -> None:
 
         return call
 
-    patch.setattr(InMemoryBroker, "move_in", mend("move_in"))
+    patch.setattr(OracleBroker, "move_in", mend("move_in"))
 
 
 MUTANTS = [

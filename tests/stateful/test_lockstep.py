@@ -26,7 +26,6 @@ from hypothesis.stateful import (
 
 from django_rmq.core.calls import inserting
 from django_rmq.core.calls.broker import run_all
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Area, Delivery, Found, Looked, Page, Prepared, Sent
 from django_rmq.core.words.bounds import MAX_PRIORITY
 from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
@@ -35,7 +34,8 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.outcomes import Outcome, parse
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
-from tests.brokers import Broker, InMemoryBroker
+from django_rmq.testing.clock import Clock
+from tests.brokers import Broker, OracleBroker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace, in_one_form
 from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises
 
@@ -108,7 +108,7 @@ class Lockstep(RuleBasedStateMachine):
         self.clock = Clock(START_MS)
         self.latest_ms = START_MS
         self.redis = Broker(self.client, self.prefix, self.clock)
-        self.memory = InMemoryBroker(self.prefix, self.clock)
+        self.memory = OracleBroker(self.prefix, self.clock)
         self.redis_keys = RedisKeyspace(self.client, self.prefix)
         self.memory_keys = MemoryKeyspace(self.memory)
         self.promises = Promises()

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.checks import (
     check_durability,
     check_fixed_time,
@@ -27,6 +26,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits
 from django_rmq.operations.deliveries import Deliveries, Outcome, Settled
+from tests.oracle.broker import OracleBroker
 
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
 TIMED = Topic("timed", TopicType.FIXED_TIME, slots=1)
@@ -62,7 +62,7 @@ anything = st.one_of(
 
 
 def consumed() -> Deliveries:
-    return Deliveries(Actor("somebody", "rest"), TIMED, InMemoryBroker("m:"))
+    return Deliveries(Actor("somebody", "rest"), TIMED, OracleBroker("m:"))
 
 
 REFUSALS: dict[str, Any] = {

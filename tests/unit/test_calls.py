@@ -12,11 +12,11 @@ from django_rmq.core import scripts
 from django_rmq.core.calls import ending, looking, sending, topics, workers
 from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.calls.headers import signature
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
+from django_rmq.testing.clock import Clock
 from tests.brokers import FUNCTIONS, Broker
+from tests.oracle.broker import OracleBroker
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 
@@ -48,7 +48,7 @@ def test_every_header_can_be_read(name: str) -> None:
 
 
 def test_the_arguments_of_a_call_are_those_that_its_transition_takes() -> None:
-    memory: Any = InMemoryBroker(clock=Clock())
+    memory: Any = OracleBroker(clock=Clock())
     calls: list[Call[Any]] = [
         sending.send_merge(TOPIC, 0, 0, [b"a"]),
         looking.heads(TOPIC, [0, 1], upkeep=True),

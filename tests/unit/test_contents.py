@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.answers import Delivery
@@ -30,6 +28,8 @@ from django_rmq.core.words.contents import (
 from django_rmq.core.words.envelopes import Envelope, body_of, decode_envelope, encode_envelope
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 
 LINES = Topic("lines", TopicType.FIFO, slots=8, identity="key", body="text")
 ENTITIES = Topic("entities", TopicType.FIFO, slots=8, identity="key", slot_basis="shop")
@@ -38,7 +38,7 @@ PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, body="by
 
 
 def build(topic: Topic, body: Any, **options: Any) -> Outgoing:
-    return Producer(InMemoryBroker(clock=Clock())).build(topic, body, **options)
+    return Producer(OracleBroker(clock=Clock())).build(topic, body, **options)
 
 
 @given(
@@ -100,7 +100,7 @@ def test_a_large_message_is_beside_its_member(extra: int, held: bool) -> None:
     body = "x" * (LARGEST_HELD - len(head) + extra)
     alone = build(LINES, body)
     assert (alone.envelope is None) is held
-    broker = InMemoryBroker(clock=Clock())
+    broker = OracleBroker(clock=Clock())
     (result,) = Producer(broker).send_bodies(LINES, [body])
     assert (len(result.member) > WIDTH) is held
 

@@ -8,14 +8,14 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.fences import Fences
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.coordination import StaticCoordinator, Worker
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.oracle.broker import OracleBroker
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 
 
 def fences() -> Fences:
-    broker: Any = InMemoryBroker()
+    broker: Any = OracleBroker()
     return Fences(broker, "me", lambda: float("-inf"))
 
 

@@ -9,11 +9,11 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
@@ -62,7 +62,7 @@ def test_both_brokers_share_alike(
 ) -> None:
     topic, clock = replace(TOPIC, max_rate=rate, max_in_flight=permits), Clock()
     redis_client.delete(limits_key("alike:", "topic"))
-    brokers: list[Any] = [Broker(redis_client, "alike:", clock), InMemoryBroker("alike:", clock)]
+    brokers: list[Any] = [Broker(redis_client, "alike:", clock), OracleBroker("alike:", clock)]
     for worker, tokens, in_use, wanted, ms in history:
         clock.advance(ms=ms)
         one, other = (

@@ -22,14 +22,14 @@ from django_rmq.core.consumer.notes import (
     mark_of,
     settle,
 )
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.listening import processes
 from django_rmq.project.sealing import sealed_id
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
@@ -107,7 +107,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     notes: Notes,
 ) -> None:
     clock = Clock(1_000_000)
-    broker = InMemoryBroker("", clock)
+    broker = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(PLAIN, {"n": n}) for n in range(20)])
     clock.advance(seconds=1)
@@ -137,7 +137,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
 
 def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(notes: Notes) -> None:
     clock = Clock(1_000_000)
-    broker: Any = InMemoryBroker("", clock)
+    broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": n}) for n in range(3)])
     clock.advance(seconds=1)
@@ -163,7 +163,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(1_000_000)
-    broker: Any = InMemoryBroker("", clock)
+    broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": n}) for n in range(20)])
     producer.send([producer.build(PLAIN, {"n": n}) for n in range(3)])
@@ -203,7 +203,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
 def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Notes) -> None:
     topic = replace(OTHER, max_retries=0)
     clock = Clock(1_000_000)
-    broker: Any = InMemoryBroker("", clock)
+    broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(topic, {"n": 1})])
     clock.advance(seconds=1)
@@ -217,7 +217,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Not
 
 def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     clock = Clock(1_000_000)
-    broker = InMemoryBroker("", clock)
+    broker = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": 1})])
     clock.advance(seconds=1)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
@@ -26,6 +25,7 @@ from django_rmq.project.outbox.folding import (
 )
 from django_rmq.project.outbox.rows import identity_of
 from tests.brokers import direct
+from tests.oracle.broker import OracleBroker
 
 NOW = 1_790_000_000_000
 TOPICS = [
@@ -67,7 +67,7 @@ def score_of(topic: Topic, number: int) -> int:
 
 
 def state_after(topic: Topic, before: list[Outgoing], messages: list[Outgoing]) -> list[Any]:
-    broker = InMemoryBroker("", lambda: NOW)
+    broker = OracleBroker("", lambda: NOW)
     producer = Producer(broker)
     producer.attempt(before)
     results, errors = producer.attempt(messages, removes=True)

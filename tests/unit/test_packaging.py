@@ -86,6 +86,7 @@ def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
         "schedules",
         "spark",
         "tasks",
+        "testing",
         "typed",
     }
     assert set(metadata.get_all("Provides-Extra", [])) == extras

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.producer.trips import ROUND_TRIP, TRIP_BYTES, batched
@@ -27,6 +25,8 @@ from django_rmq.exceptions import (
     ServerUnavailable,
     SlotMoved,
 )
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)
@@ -37,12 +37,12 @@ TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture
-def broker() -> InMemoryBroker:
-    return InMemoryBroker(clock=Clock())
+def broker() -> OracleBroker:
+    return OracleBroker(clock=Clock())
 
 
 @pytest.fixture
-def producer(broker: InMemoryBroker) -> Producer:
+def producer(broker: OracleBroker) -> Producer:
     return Producer(broker)
 
 
@@ -319,7 +319,7 @@ def test_a_basis_that_is_no_text_cannot_be_kept_with_a_keyed_body(producer: Prod
 
 
 def test_a_basis_of_its_own_is_noted_once_when_the_first_such_message_is_sent(
-    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[str] = []
     monkeypatch.setattr(broker, "note_slot_basis", lambda topic: noted.append(topic.name))
@@ -331,7 +331,7 @@ def test_a_basis_of_its_own_is_noted_once_when_the_first_such_message_is_sent(
 
 
 def test_nothing_is_sent_while_the_basis_cannot_be_noted(
-    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(topic: Topic) -> None:
         raise ServerUnavailable("away")
@@ -378,7 +378,7 @@ def test_topics_and_manners_may_be_mixed(producer: Producer) -> None:
 
 
 def test_sends_of_one_member_keep_their_order_whatever_is_grouped(
-    producer: Producer, broker: InMemoryBroker
+    producer: Producer, broker: OracleBroker
 ) -> None:
     # Another member of the slot opens a group of the shorter range first.
     topic = replace(MERGE, slots=1)
@@ -397,7 +397,7 @@ def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
     bodies: list[Any] = [b"%d" % (n % 7) for n in range(20)]
     if topic.body == "json":
         bodies = [{"shop": n % 2, "sku": n % 3} for n in range(20)]
-    bulk, single = (Producer(InMemoryBroker(clock=Clock())) for _ in range(2))
+    bulk, single = (Producer(OracleBroker(clock=Clock())) for _ in range(2))
     results = bulk.send_bodies(topic, bodies)
     assert list(results) == [single.send([single.build(topic, body)])[0] for body in bodies]
     assert results.counts() == {
@@ -411,7 +411,7 @@ def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
 )
 def test_fifo_messages_sent_in_bulk_are_those_sent_one_by_one(topic: Topic) -> None:
     bodies = [{"shop": n % 3, "n": n} for n in range(20)]
-    bulk, single = (InMemoryBroker(clock=Clock()) for _ in range(2))
+    bulk, single = (OracleBroker(clock=Clock()) for _ in range(2))
     results = Producer(bulk).send_bodies(topic, bodies)
     sent = [Producer(single).send([Producer(single).build(topic, body)])[0] for body in bodies]
     assert [one.status for one in results] == [one.status for one in sent] == ["stored"] * 20
@@ -435,7 +435,7 @@ def test_bulk_sends_in_line_stop_behind_a_lost_reply() -> None:
     assert broker.made == 2  # the second one was packed meanwhile
 
 
-class Watched(InMemoryBroker):
+class Watched(OracleBroker):
     """Counts its pipelines, those that are under way at once, and the bytes of each."""
 
     def __init__(self) -> None:
@@ -527,7 +527,7 @@ def test_a_topic_with_keys_takes_no_bodies_in_bulk(producer: Producer) -> None:
     ],
 )
 def test_bulk_sends_name_the_bad_item_before_anything_is_written(topic: Topic, bad: Any) -> None:
-    broker = InMemoryBroker()
+    broker = OracleBroker()
     good: Any = b"x" if topic.body == "bytes" else {"shop": 1}
     with pytest.raises(InvalidMessage, match=r"^item 2: "):
         Producer(broker).send_bodies(topic, [good, good, bad, good])
@@ -535,7 +535,7 @@ def test_bulk_sends_name_the_bad_item_before_anything_is_written(topic: Topic, b
 
 
 def test_many_messages_take_few_round_trips(
-    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips = []
     pipeline = broker.pipeline
@@ -552,7 +552,7 @@ def test_many_messages_take_few_round_trips(
     assert {result.status for result in results} == {"stored"}
 
 
-class Failing(InMemoryBroker):
+class Failing(OracleBroker):
     """Loses the replies of every pipeline from the nth on, or answers with an error for a topic."""
 
     lost_from = 10**9
@@ -578,7 +578,7 @@ class Failing(InMemoryBroker):
         return super().send_merge(topic, *args, **options)
 
 
-def attempt(broker: InMemoryBroker, messages: list[Outgoing]) -> tuple[list[str], dict[int, RmqError]]:
+def attempt(broker: OracleBroker, messages: list[Outgoing]) -> tuple[list[str], dict[int, RmqError]]:
     results, errors = Producer(broker).attempt(messages)
     return [result.status for result in results], errors
 
@@ -605,7 +605,7 @@ def test_a_lost_reply_fails_its_own_round_trip_and_those_not_sent() -> None:
 
 
 def test_a_server_that_cannot_be_reached_fails_everything_without_a_result_of_ok() -> None:
-    class Away(InMemoryBroker):
+    class Away(OracleBroker):
         def pipeline(self) -> Any:
             raise ServerUnavailable("away")
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import answer_key, bucket_key, limits_key, result_key
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
+from tests.oracle.broker import OracleBroker
 from tests.unit import test_lua as rules
 
 NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend", "results/keep"]
@@ -105,7 +105,7 @@ passing = st.sampled_from([0, 1, 17, 250, 1_999, 4_001, 30_000, 3_600_000, -5_00
 def pair(client: redis.Redis, key: bytes) -> tuple[list[Any], Clock]:
     clock = Clock()
     client.delete(key)
-    return [Broker(client, "alike:", clock), InMemoryBroker("alike:", clock)], clock
+    return [Broker(client, "alike:", clock), OracleBroker("alike:", clock)], clock
 
 
 def check_alike(client: redis.Redis, memory: Any, key: bytes) -> None:

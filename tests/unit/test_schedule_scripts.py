@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core import scripts
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import schedules_key
 from django_rmq.core.words.schedules import Record, Schedule, Wall, walls_text
 from django_rmq.exceptions import ServerRefused, Unreadable
-from tests.brokers import Broker, InMemoryBroker
+from django_rmq.testing.clock import Clock
+from tests.brokers import Broker, OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
@@ -66,7 +66,7 @@ def test_a_script_reads_no_unknown_global(source: rules.Source, redis_client: re
 def pair(client: redis.Redis) -> tuple[list[Any], Clock]:
     clock = Clock(1_800_000_000_000)
     client.delete(KEY)
-    return [Broker(client, "alike:", clock), InMemoryBroker("alike:", clock)], clock
+    return [Broker(client, "alike:", clock), OracleBroker("alike:", clock)], clock
 
 
 def answer(broker: Any, name: str, *args: Any, **options: Any) -> Any:
@@ -324,7 +324,7 @@ def test_what_an_older_version_leaves_of_a_schedule_is_no_schedule(redis_client:
     for broker in pair(redis_client)[0]:
         written(broker)
         redis_client.hdel(KEY, "s:spec")
-        if isinstance(broker, InMemoryBroker):
+        if isinstance(broker, OracleBroker):
             del broker.keyspace[KEY][b"s:spec"]
         assert broker.read_schedules() == []
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.keyspace import Hash
 from django_rmq.core.words import stored
 from django_rmq.core.words.stored import Definitions
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import WrongType
+from tests.oracle.broker import OracleBroker
+from tests.oracle.keyspace import Hash
 
 KEY = b"shop:rmq:topics"
 
@@ -51,7 +51,7 @@ def test_what_is_no_definition_is_told_apart_and_nobody_writes_over_it(text: byt
         with pytest.raises(WrongType, match="field 'spoilt' of the hash 'shop:rmq:topics'"):
             call()
     assert "shop:rmq:topics" in found.problem("spoilt")
-    broker = InMemoryBroker()
+    broker = OracleBroker()
     broker.keyspace[b"rmq:topics"] = Hash({b"spoilt": text})
     with pytest.raises(WrongType):
         broker.define(Topic("spoilt", TopicType.PRIORITY), replace=True)

@@ -71,6 +71,10 @@ class Broker(Protocol):
     def prefix(self) -> str:
         """The text in front of every key."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether everything is in the memory of this process, so that no other process can use it."""
+
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
 

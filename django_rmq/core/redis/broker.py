@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -45,6 +45,8 @@ class RedisBroker:
 
     ``client`` is a redis-py client that does not retry and does not decode. ``clock`` is for tests.
     """
+
+    in_memory: ClassVar[bool] = False
 
     def __init__(self, client: Any, prefix: str = "", clock: Clock | None = None) -> None:
         self.client = client

@@ -140,8 +140,7 @@ def close() -> None:
     if built is not None and built.events is not None:
         built.events.close()
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
-        if isinstance(broker, RedisBroker):
-            broker.close()
+        broker.close()
 
 
 def begin_test() -> None:
@@ -153,7 +152,7 @@ def begin_test() -> None:
 
 def in_memory() -> bool:
     """Return whether the broker exists only in this process, so that no other process can use it."""
-    return not isinstance(get_broker(), RedisBroker)
+    return get_broker().in_memory
 
 
 @contextmanager
@@ -171,7 +170,7 @@ def _build(config: Config, purpose: str) -> Broker:
     if _replacement is not None:
         return _replacement
     if config.broker == "memory":
-        from django_rmq.core.memory.broker import InMemoryBroker
+        from django_rmq.core.redis.in_memory import InMemoryBroker
 
         return InMemoryBroker(config.key_prefix)
     assert config.redis is not None

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from django.test import override_settings
 
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.project import connections
+from django_rmq.testing.clock import Clock
+from tests.oracle.broker import OracleBroker
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, clock: Clock) -> Iterator[InMemoryBroker]:
-    broker = InMemoryBroker("m:", clock)
+def broker(request: pytest.FixtureRequest, clock: Clock) -> Iterator[OracleBroker]:
+    broker = OracleBroker("m:", clock)
     with override_settings(RMQ=request.module.RMQ), connections.replaced_broker(broker):
         yield broker

@@ -17,14 +17,14 @@ from opentelemetry.semconv.attributes import error_attributes, server_attributes
 
 from django_rmq import Message, Reject, TopicFull, send_message, send_messages
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config, values
 from django_rmq.project.watching import announcing, telemetry
 from django_rmq.project.watching.telemetry import instruments, names
+from django_rmq.testing.clock import Clock
 from example_project.embedded_server import free_port
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
@@ -92,7 +92,7 @@ def test_the_names_are_those_of_the_conventions() -> None:
     }
 
 
-def test_sends_are_counted_and_timed(broker: InMemoryBroker, reader: InMemoryMetricReader) -> None:
+def test_sends_are_counted_and_timed(broker: OracleBroker, reader: InMemoryMetricReader) -> None:
     send_message("work", 1)
     send_messages("work", [1, 2, 3])
     send_messages("full", range(5))
@@ -113,7 +113,7 @@ def test_sends_are_counted_and_timed(broker: InMemoryBroker, reader: InMemoryMet
 
 @pytest.mark.django_db(transaction=True)
 def test_what_waits_for_a_commit_is_counted_when_it_is_sent(
-    broker: InMemoryBroker, reader: InMemoryMetricReader
+    broker: OracleBroker, reader: InMemoryMetricReader
 ) -> None:
     with transaction.atomic():
         send_message("work", 1)
@@ -156,7 +156,7 @@ def test_sends_that_fail_are_counted_with_their_error(reader: InMemoryMetricRead
 
 
 def test_a_worker_records_what_it_processes_and_settles(
-    broker: InMemoryBroker, clock: Clock, reader: InMemoryMetricReader
+    broker: OracleBroker, clock: Clock, reader: InMemoryMetricReader
 ) -> None:
     def listen(messages: list[Message]) -> None:
         if messages[0].body == "bad":
@@ -178,7 +178,7 @@ def test_a_worker_records_what_it_processes_and_settles(
     assert found[PROCESS] == {("process", "work", None): 1, ("process", "work", reject): 1}
 
 
-def test_off_nothing_is_made(broker: InMemoryBroker, reader: InMemoryMetricReader) -> None:
+def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader) -> None:
     with override_settings(RMQ={**RMQ, "METRICS": {}}), connections.replaced_broker(broker):
         send_message("work", 1)
         assert telemetry.around(get_config().topic("work"), print) is print

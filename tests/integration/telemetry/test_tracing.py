@@ -16,8 +16,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from django_rmq import Message, Reject, Send, ensure_message, remove_message, send_message, send_messages
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project import connections
@@ -26,7 +24,9 @@ from django_rmq.project.settings import get_config, values
 from django_rmq.project.watching import announcing, telemetry
 from django_rmq.project.watching.telemetry import names, sends
 from django_rmq.testing import captured_messages, drain
+from django_rmq.testing.clock import Clock
 from example_project.embedded_server import free_port
+from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
@@ -64,7 +64,7 @@ def consumed(
 
 
 def test_processing_is_linked_to_its_send_where_the_identity_is_a_key(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = send_message("keyed", {"n": 1}, key="k", headers={"mine": "1"})
     sent = one(spans)
@@ -100,7 +100,7 @@ def test_processing_is_linked_to_its_send_where_the_identity_is_a_key(
 
 
 def test_where_the_body_is_the_identity_nothing_travels_and_merging_stays(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert send_message("plain", {"iban": "secret"}).status == "stored"
     assert send_message("plain", {"iban": "secret"}).status == "merged"
@@ -117,7 +117,7 @@ def test_where_the_body_is_the_identity_nothing_travels_and_merging_stays(
 
 
 def test_a_keyed_message_merges_whatever_trace_it_came_from(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert send_message("keyed", 1, key="k").status == "stored"
     assert send_message("keyed", 2, key="k").status == "merged"
@@ -131,7 +131,7 @@ def test_a_keyed_message_merges_whatever_trace_it_came_from(
 
 
 def test_many_messages_are_one_span_and_a_batch_links_to_each_sender(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_messages("keyed", [Send(1, key="a"), Send(2, key="b", headers={"h": "x"})])
     sent = one(spans)
@@ -165,7 +165,7 @@ def test_many_messages_are_one_span_and_a_batch_links_to_each_sender(
 
 @pytest.mark.parametrize("how", ["raises", "rejects", "returns", "decides"])
 def test_a_failure_is_an_error_of_its_span(
-    broker: InMemoryBroker,
+    broker: OracleBroker,
     clock: Clock,
     spans: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ def test_a_failure_is_an_error_of_its_span(
 
 
 def test_what_cannot_be_sent_is_an_error_and_says_so_as_ever(
-    broker: InMemoryBroker, spans: InMemorySpanExporter
+    broker: OracleBroker, spans: InMemorySpanExporter
 ) -> None:
     for topic, options in (
         ("plain", {"headers": {"a": "b"}}),
@@ -211,7 +211,7 @@ def test_what_cannot_be_sent_is_an_error_and_says_so_as_ever(
 
 
 def test_headers_of_a_sender_win_and_full_ones_stay_as_they_are(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = {"a": "x" * (MAX_HEADER_BYTES - 10)}
     send_message("keyed", 1, key="full", headers=full)
@@ -227,14 +227,14 @@ def test_headers_of_a_sender_win_and_full_ones_stay_as_they_are(
     assert [span.links for span in spans.get_finished_spans()] == [(), ()]
 
 
-def test_tests_of_projects_see_what_they_sent(broker: InMemoryBroker, spans: InMemorySpanExporter) -> None:
+def test_tests_of_projects_see_what_they_sent(broker: OracleBroker, spans: InMemorySpanExporter) -> None:
     with captured_messages() as sent:
         send_message("keyed", 1, key="k", headers={"a": "b"})
     assert sent[0].options == {"key": "k", "headers": {"a": "b"}}
 
 
 def test_a_context_that_the_sender_gave_is_linked_to_by_the_send(
-    broker: InMemoryBroker, spans: InMemorySpanExporter
+    broker: OracleBroker, spans: InMemorySpanExporter
 ) -> None:
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     send_message("keyed", 1, key="k", headers={"traceparent": given})
@@ -244,7 +244,7 @@ def test_a_context_that_the_sender_gave_is_linked_to_by_the_send(
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_transaction_the_call_creates_and_the_commit_sends(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with transaction.atomic():
         send_message("keyed", 1, key="k")
@@ -273,7 +273,7 @@ def test_in_a_transaction_the_call_creates_and_the_commit_sends(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_commit_that_sends_to_one_topic_names_it_and_a_removal_alone_is_no_send(
-    broker: InMemoryBroker, spans: InMemorySpanExporter
+    broker: OracleBroker, spans: InMemorySpanExporter
 ) -> None:
     with transaction.atomic():
         send_message("plain", 1)
@@ -324,7 +324,7 @@ def test_spans_say_where_redis_is(server: Any, told: dict[str, Any]) -> None:
 
 
 def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
-    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter
 ) -> None:
     def listen(message: Message) -> None:
         if message.body == 2:
@@ -353,7 +353,7 @@ def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
 
 
 def test_without_an_sdk_everything_works_and_nothing_travels(
-    broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    broker: OracleBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert send_message("keyed", 1, key="k").status == "stored"
     seen: list[dict[str, str]] = []
@@ -362,7 +362,7 @@ def test_without_an_sdk_everything_works_and_nothing_travels(
 
 
 def test_off_there_is_no_span_and_the_listener_itself_is_called(
-    broker: InMemoryBroker, spans: InMemorySpanExporter
+    broker: OracleBroker, spans: InMemorySpanExporter
 ) -> None:
     def listen(message: Message) -> None: ...
 
@@ -389,7 +389,7 @@ def hide(topic: str, body: Any) -> str:
 
 @pytest.mark.parametrize("error", [ValueError("S3CRET"), Reject("S3CRET"), SystemExit("S3CRET")])
 def test_spans_of_a_redacted_topic_tell_the_class_of_an_error_alone(
-    broker: InMemoryBroker,
+    broker: OracleBroker,
     clock: Clock,
     spans: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,0 +1,31 @@
+"""Requests that must run only once."""
+
+from __future__ import annotations
+
+from django_rmq.core.words.keys import answer_key
+from tests.oracle.keyspace import Memory
+
+
+def begin_answer(memory: Memory, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+    with memory.hash(answer_key(memory.prefix, request)) as answer:
+        now_ms, known = memory.now_ms(), answer.get(b"print")
+        if known is not None and known != content.encode():
+            return "other", b""
+        if b"kept" in answer:
+            return "done", answer[b"kept"]
+        if known is not None and now_ms < int(answer.get(b"ends", b"0")) <= now_ms + lease_ms:
+            return "running", b""
+        ends = b"%d" % (now_ms + lease_ms)
+        answer |= {b"print": content.encode(), b"token": token.encode(), b"ends": ends}
+        return "new", b""
+
+
+def keep_answer(memory: Memory, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+    with memory.hash(answer_key(memory.prefix, request)) as answer:
+        if answer.get(b"token") != token.encode():
+            return "stale"
+        for name in (b"token", b"ends") if kept else (b"print", b"token", b"ends"):
+            answer.pop(name, None)
+        if kept:
+            answer[b"kept"] = kept
+        return "ok"

@@ -1,0 +1,189 @@
+"""Claims, which hold messages for a Spark consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_rmq.core.words.answers import Claimed, ClaimRead
+from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
+from django_rmq.core.words.failures import Failure, cut_error
+from tests.oracle.choosing import as_they_are, free_to_claim
+from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
+from tests.oracle.holding import (
+    close_claim,
+    forget_claimed,
+    make_room_for,
+    newest_claim,
+    note_claim,
+    return_claimed,
+)
+from tests.oracle.numbers import score_text
+from tests.oracle.ordering import Entry, due_entries
+from tests.oracle.refusing import check_batch, check_lease
+from tests.oracle.slot import CLAIMING, ENDING, Slot, on
+from tests.oracle.upkeep import keep_up
+from tests.oracle.waking import note_undrained, wake_at_gate
+
+
+@on(*ENDING, *CLAIMING, "inserting")
+def claim(
+    slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max_bytes: int = 16_777_216
+) -> Claimed:
+    check_lease(lease_ms, number)
+    if slot.moved_to is not None:
+        return Claimed("moved")
+    limit = max(1, limit)
+    upkeep = keep_up(slot, limit)
+    wake_at_gate(slot, upkeep.due, ended=upkeep.expired > 0)
+    note_undrained(slot)
+    word = may_claim(slot, consumer, number)
+    if word != "ok":
+        return Claimed(word)
+    ours = consumer.encode() in slot.claimants
+    taken, more = choose(slot, limit, max_bytes, ours=ours)
+    for member, score in taken:
+        del slot.store[member]
+        supersede_resting(slot, member)
+        slot.claim[member] = score
+        if member in slot.body:
+            slot.claim_body[member] = slot.body.pop(member)
+    if taken:
+        if number > newest_claim(slot, consumer)[0]:
+            note_claim(slot, consumer, number, "open")
+        slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
+        slot.control[b"owner"] = consumer.encode()
+        slot.count("claimed", len(taken))
+    note_undrained(slot)
+    return Claimed("ok", len(taken), len(slot.claim), more)
+
+
+def may_claim(slot: Slot, consumer: str, number: int) -> str:
+    """Return ok, or the reason why claim ``number`` of the consumer takes nothing."""
+    make_room_for(slot, consumer)
+    newest, state = newest_claim(slot, consumer)
+    ours = consumer.encode() in slot.claimants
+    if number < newest or (number == newest and state != "open"):
+        return "stale"
+    if ours and number > newest:
+        return "busy" if state in ("lost", "returned") else "unfinished"
+    holding = bool(slot.claimants)
+    held_up = slot.topic.is_strict and bool(slot.prepare or slot.retry)
+    # While a re-slotting moves messages, nothing is handed out.
+    if (holding and not ours) or (slot.topic.serial and slot.prepare) or b"moving" in slot.control or held_up:
+        return "busy"
+    return "paused" if b"paused" in slot.control else "ok"
+
+
+def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[Entry], bool]:
+    """Apply the limit and the size limit, and find the expired messages for Dead. Also return whether there is more."""
+    due = due_entries(slot)
+    fit = as_they_are(slot, due, limit, max_bytes)
+    if fit is not None:
+        return due[:fit], fit == limit or fit < len(due)
+    free, more = free_to_claim(slot, due, limit, max_bytes, ours=ours)
+    max_bytes = min(max_bytes, CLAIM_STEP_BYTES)
+    taken: list[Entry] = []
+    lapsed: list[Entry] = []
+    size = 0
+    for member, score in free:
+        envelope = slot.body.get(member)
+        if has_lapsed(slot, envelope):
+            lapsed.append((member, score))
+            continue
+        size += len(member) + len(envelope or b"")
+        if taken and size > max_bytes:
+            more = True
+            break
+        taken.append((member, score))
+    for member, score in lapsed:
+        bury_lapsed(slot, member, score)
+    return taken, more
+
+
+@on("stats", "control", "claimants", "claim", "claims")
+def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool = False) -> int | None:
+    check_lease(lease_ms)
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state not in ("open", "sealed"):
+        slot.count("stale")
+        return None
+    if seal and state == "open":
+        note_claim(slot, consumer, number, "sealed")
+    slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
+    return len(slot.claim)
+
+
+@on("stats", "control", "claim", "claims", "claim_failed")
+def fail_claimed(slot: Slot, consumer: str, number: int, failures: Sequence[Failure]) -> list[str]:
+    check_batch(failures)
+    newest, state = newest_claim(slot, consumer)
+    words: list[str] = []
+    for member, what, _, error in failures:
+        word = "ok"
+        if newest != number or state not in ("open", "sealed"):
+            word = "stale"
+            slot.count("stale")
+        elif state == "open":
+            word = "open"
+        elif member not in slot.claim:
+            word = "not_found"
+        elif member in slot.claim_failed:
+            word = "again"
+        else:
+            slot.claim_failed[member] = b"%s\n%s" % (what.encode(), cut_error(error))
+        words.append(word)
+    return words
+
+
+@on(*ENDING, *CLAIMING)
+def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state not in ("open", "sealed", "acked"):
+        slot.count("stale")
+        return "stale", 0
+    if state == "open":
+        return "open", len(slot.claim)
+    if consumer.encode() not in slot.claimants:
+        return "ok", 0
+    if state == "sealed":
+        note_claim(slot, consumer, number, "acked")
+    due = forget_claimed(slot, min(limit, BATCH))
+    left = close_claim(slot, consumer)
+    if due is not None:
+        note_undrained(slot)
+    wake_at_gate(slot, due, ended=left == 0)
+    return "ok", left
+
+
+@on(*ENDING, *CLAIMING)
+def return_claim(
+    slot: Slot, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+) -> tuple[str, int]:
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state == "acked":
+        slot.count("stale")
+        return "stale", 0
+    if consumer.encode() not in slot.claimants:
+        return "ok", 0
+    # A claim whose return was begun as lost or as returned ends as that.
+    if state in ("open", "sealed"):
+        state = "lost" if spent else "returned"
+        note_claim(slot, consumer, number, state)
+    due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
+    left = close_claim(slot, consumer)
+    note_undrained(slot)
+    wake_at_gate(slot, due, ended=left == 0)
+    return "ok", left
+
+
+@on("claim", "claims", "claim_body")
+def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limit: int = 0) -> ClaimRead:
+    newest, state = newest_claim(slot, consumer)
+    if number > 0 and number != newest:
+        return ClaimRead("none", newest, 0, [], [])
+    if state not in ("open", "sealed"):
+        return ClaimRead(state, newest, 0, [], [])
+    rows = slot.claim.rows()[offset : offset + min(limit, BATCH)] if state == "sealed" else []
+    flat = [part for member, score in rows for part in (member, score_text(score).encode())]
+    kept = [slot.claim_body.get(member) for member, _ in rows] if slot.claim_body else []
+    return ClaimRead(state, newest, len(slot.claim), flat, kept)

@@ -1,0 +1,224 @@
+"""The end of a delivery that did not succeed: waiting or resting again, dead, or dropped for a newer send."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from django_rmq.core.words.failures import FailureRecord
+from tests.oracle.collecting import collects, dead_body, join, joined_death, joined_if
+from tests.oracle.numbers import score_text
+from tests.oracle.outcomes import note_end, note_outcome
+from tests.oracle.owning import own_retries
+from tests.oracle.scores import first_score, keeps_first, retry_score
+from tests.oracle.slot import InFlight, Slot
+
+_EXPIRES = re.compile(rb"(\d+) ")
+
+
+class Copy(NamedTuple):
+    """A copy of a message that was taken out of its place, and what is known about it."""
+
+    member: bytes
+    origin: float
+    """The score before its first failure."""
+    failure: FailureRecord | None
+    """The last failure before this end."""
+    kept: bytes | None
+    """The body stored in its place."""
+    is_outdated: bool = False
+    """Whether a newer copy waits with a body of its own."""
+    flight: InFlight | None = None
+    """The delivery that ended, if there was one."""
+
+    @classmethod
+    def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
+        failure = slot.failure_of(member)
+        return cls(member, first_score(slot, score, failure), failure, kept)
+
+
+def backoff_ms(slot: Slot, failures: int, index: int) -> int:
+    """Return the topic's exponential back-off, jittered by up to half. ``index`` spreads a batch."""
+    base, cap = slot.topic.backoff.base_ms, slot.topic.backoff.cap_ms
+    delay = min(cap, base * 2.0 ** min(failures, 40))
+    if cap > base:
+        delay *= 1 - (slot.micros + index * 7919) % 1000 / 2000
+    return math.floor(delay)
+
+
+def note_failure(slot: Slot, copy: Copy, kind: str, error: bytes) -> None:
+    """Record how often the member has failed, and its last failure."""
+    known = copy.failure
+    times, first_ms = (known.times + 1, known.first_ms) if known else (1, slot.now_ms)
+    head = f"{kind} {times} {first_ms} {slot.now_ms} {score_text(copy.origin)}\n"
+    slot.failures[copy.member] = head.encode() + error
+
+
+def land(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
+    """Move the body of a delivery to where the message goes, unless a newer body is there.
+
+    Return it, and whether a newer one is there.
+    """
+    delivered, is_outdated = slot.prepare_body.pop(member, None), member in slot.body
+    if delivered is not None:
+        slot.body.setdefault(member, delivered)
+    return delivered, is_outdated
+
+
+def forget(slot: Slot, member: bytes) -> None:
+    """Delete body and diagnosis of a member, unless it is still live. A member in flight or claimed has its own body."""
+    if not slot.waits(member):
+        slot.body.pop(member, None)
+        if not slot.runs(member):
+            slot.failures.pop(member, None)
+
+
+def forget_ended(slot: Slot, member: bytes) -> None:
+    """Forget a member whose delivery, or life, has ended.
+
+    On fifo topics a copy that waits is a message of its own, which has not failed.
+    """
+    if slot.topic.is_fifo and slot.waits(member):
+        slot.failures.pop(member, None)
+    forget(slot, member)
+
+
+def supersede_resting(slot: Slot, member: bytes) -> None:
+    """Drop the resting retry of a member that a foreign ZADD has sent again."""
+    if slot.retry.pop(member, None) is not None:
+        slot.count("dropped")
+
+
+def give_back(slot: Slot, member: bytes, score: float) -> float | None:
+    """Return messages to Store without using a retry; return when they can be taken again, or None.
+
+    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent, and on fifo
+    topics with the earlier place.
+    """
+    waiting = slot.store.get(member)
+    if slot.waits(member):
+        slot.count("dropped")
+        if not keeps_first(slot, score) or waiting is None or score >= waiting:
+            return None
+    slot.store[member] = score
+    return 0 if slot.topic.is_priority else score
+
+
+def release_one(slot: Slot, member: bytes) -> float | None:
+    """Give back a delivery that has not begun; see ``give_back``."""
+    score = slot.flight(member).score
+    del slot.prepare[member], slot.inflight[member]
+    kept, is_outdated = land(slot, member)
+    if is_outdated:
+        join(slot, member, kept)
+    slot.count("released")
+    return give_back(slot, member, score)
+
+
+def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
+    """Put a copy into Dead with its record. ``failed``: 1 if this end is one more failure."""
+    member, known, kept = copy.member, copy.failure, copy.kept
+    if member in slot.dead:
+        slot.count("dead_merged")
+        kept = joined_if(dead_body(slot.deaths.get(member)), kept)
+    slot.dead[member] = float(slot.now_ms)
+    times, first_ms = (known.times, known.first_ms) if known else (0, slot.now_ms)
+    head = (
+        f"{reason} {times + failed} {first_ms} {slot.now_ms} {score_text(copy.origin)}"
+        f" {len(error)} {int(kept is not None)}\n"
+    )
+    slot.deaths[member] = head.encode() + error + (kept or b"")
+    note_outcome(slot, member, "dead", reason, times + failed, error, copy.flight)
+    forget_ended(slot, member)
+    slot.count("lapsed" if reason == "lapsed" else "died")
+
+
+def go_on(
+    slot: Slot, copy: Copy, left: int, what: str, error: bytes, delay_ms: int | None, index: int
+) -> float | None:
+    """Drop a failed message for a newer copy, move it to Dead, or make it a retry.
+
+    Returns when the member can be taken again (ms), or None. ``delay_ms`` None: the topic's back-off.
+    """
+    absorbs = copy.is_outdated and collects(copy.kept) and collects(slot.body.get(copy.member))
+    if absorbs and left > 0:
+        # With the retries of its newer copy a collecting message would never die.
+        join(slot, copy.member, copy.kept)
+        slot.count("dropped")
+        slot.store.pop(copy.member, None)
+        slot.retry.pop(copy.member, None)
+    elif slot.waits(copy.member) and not absorbs:
+        slot.count("dropped")
+        if slot.topic.is_fifo:
+            forget_ended(slot, copy.member)
+        else:
+            note_failure(slot, copy, what, error)
+        return None
+    if left <= 0:
+        die(slot, copy, what, error, 1)
+        return None
+    if delay_ms is None:
+        delay_ms = backoff_ms(slot, own_retries(slot, copy.kept) - left, index)
+    note_failure(slot, copy, what, error)
+    if delay_ms > 0:
+        slot.retry[copy.member] = slot.now_ms + delay_ms + left / 1024
+        return slot.now_ms + delay_ms
+    slot.store[copy.member] = retry_score(slot, left, copy.origin)
+    return slot.now_ms
+
+
+def end_failed(
+    slot: Slot, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
+) -> float | None:
+    """End a failed delivery: as a person has marked it, dead, dropped for a newer send, or tried again; see ``go_on``."""
+    record = InFlight.parse(slot.inflight.pop(member, None))
+    slot.prepare.pop(member, None)
+    kept, is_outdated = land(slot, member)
+    copy = Copy.of(slot, member, record.score, kept)._replace(is_outdated=is_outdated, flight=record)
+    if record.mark in ("removed", "buried"):
+        slot.count("ended_marked")
+    if record.mark == "removed":
+        slot.count("removed")
+        note_end(slot, member, "removed", copy.failure, record)
+        forget_ended(slot, member)
+    elif record.mark == "buried" and record.outlived and member in slot.dead:
+        # The newer copy that was buried with it is the one that stays.
+        slot.count("dropped")
+        slot.deaths[member] = joined_death(slot.deaths.get(member, b""), kept)
+        forget_ended(slot, member)
+    elif record.mark == "buried":
+        die(slot, copy, "buried", error, 1)
+    elif "cancelled" in (record.mark, what):
+        slot.count("cancelled")
+        note_end(slot, member, "cancelled", copy.failure, record)
+        forget_ended(slot, member)
+    elif what == "rejected":
+        slot.count("rejected")
+        die(slot, copy, "rejected", error, 1)
+    else:
+        slot.count("expired" if what == "timed_out" else "failed")
+        slot.count("overran", int(what == "overran"))
+        return go_on(slot, copy, left, what, error, delay_ms, index)
+    return None
+
+
+def end_marked(slot: Slot, member: bytes, index: int) -> bool:
+    """End a delivery as a person has marked it, whatever its holder reports; return whether it was marked."""
+    if not slot.flight(member).mark:
+        return False
+    end_failed(slot, member, 0, "failed", b"", None, index)
+    return True
+
+
+def has_lapsed(slot: Slot, envelope: bytes | None) -> bool:
+    """Return whether the message has expired."""
+    match = _EXPIRES.match(envelope or b"")
+    return match is not None and 0 < int(match[1]) < slot.now_ms
+
+
+def bury_lapsed(slot: Slot, member: bytes, score: float) -> None:
+    """Move an expired message to Dead."""
+    del slot.store[member]
+    supersede_resting(slot, member)
+    die(slot, Copy.of(slot, member, score, slot.body.get(member)), "lapsed", b"", 0)

@@ -1,0 +1,138 @@
+"""Lists one state of a slot, page by page; changes nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast
+
+from django_rmq.core.words.answers import Entry, Page
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
+from tests.oracle.keyspace import Memory
+from tests.oracle.numbers import score_text
+from tests.oracle.ordering import Cursor, is_behind
+from tests.oracle.slot import Slot, Transition, opened
+
+STATES = {
+    "store": ("store", "failures", "body"),
+    "prepare": ("prepare", "inflight", "prepare_body"),
+    "retry": ("retry", "failures", "body"),
+    "dead": ("dead", "deaths", "body"),
+    "claim": ("claim", "failures", "claim_body"),
+}
+"""The keys of a state: its members, their records, their bodies."""
+
+_RECORD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+[^\n]*\n")
+_DEATH_HEAD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+ (\d+) [01]\n")
+_CLASS = re.compile(rb"\s*([A-Za-z_][A-Za-z0-9_.<>]*)\s*")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Rule = Callable[Concatenate[Slot, str, _P], _T]
+
+
+class Stretch(TypedDict, total=False):
+    """The range of entries of a state to list. Default: all."""
+
+    after: Cursor | None
+    descending: bool
+    min_score: float
+    max_score: float
+
+
+def on_state(keys: int) -> Callable[[_Rule[_P, _T]], Transition[Concatenate[str, _P], _T]]:
+    """Turn a rule into a transition, like ``slot.on``, that opens the first ``keys`` of the requested state."""
+
+    def transition(rule: _Rule[_P, _T]) -> Transition[Concatenate[str, _P], _T]:
+        @wraps(rule)
+        def run(
+            memory: Memory, topic: Topic, slot: int, state: str, *args: _P.args, **kwargs: _P.kwargs
+        ) -> _T:
+            with opened(memory, topic, slot, STATES[state][:keys]) as s:
+                return rule(s, state, *args, **kwargs)
+
+        return cast("Transition[Concatenate[str, _P], _T]", run)
+
+    return transition
+
+
+@on_state(3)
+def peek(
+    slot: Slot, state: str, *, limit: int = 100, max_bytes: int = 4_194_304, **stretch: Unpack[Stretch]
+) -> Page:
+    limit = min(limit, BATCH)
+    rows = entries(slot, state, **stretch)
+    size = 0
+    for i, entry in enumerate(rows[:limit], 1):
+        size += size_of(entry)
+        if (size >= max_bytes or i == limit) and i < len(rows):
+            return Page(rows[:i], (score_text(entry.score), entry.member))
+    return Page(rows, None)
+
+
+@on_state(3)
+def find(
+    slot: Slot,
+    state: str,
+    text: bytes,
+    *,
+    limit: int = 100,
+    scan: int = 1000,
+    max_bytes: int = 4_194_304,
+    where: str = "anywhere",
+    **stretch: Unpack[Stretch],
+) -> Page:
+    scan = min(scan, BATCH)
+    rows = entries(slot, state, **stretch)
+    found: list[Entry] = []
+    size = 0
+    for i, entry in enumerate(rows[:scan], 1):
+        places = (entry.member, entry.envelope or b"", entry.record or b"")
+        if any(text in place for place in places) if where == "anywhere" else is_of_class(entry, text):
+            found.append(entry)
+        size += size_of(entry)
+        if i < len(rows) and (len(found) >= limit or size >= max_bytes or i == scan):
+            return Page(found, (score_text(entry.score), entry.member))
+    return Page(found, None)
+
+
+def entries(
+    slot: Slot,
+    state: str,
+    after: Cursor | None = None,
+    descending: bool = False,
+    min_score: float = -math.inf,
+    max_score: float = math.inf,
+) -> list[Entry]:
+    """Return all entries of a state after ``after`` with scores in bounds, in order."""
+    members, records, bodies = STATES[state]
+    details, kept = slot.records(records), slot.records(bodies)
+    return [
+        Entry(member, score, kept.get(member), details.get(member))
+        for member, score in slot.members(members).rows(descending=descending)
+        if min_score <= score <= max_score and is_behind(member, score, after, descending)
+    ]
+
+
+def is_of_class(entry: Entry, name: bytes) -> bool:
+    """Return whether the last error of an entry has a class, given as its whole name or its last part."""
+    match = _RECORD.match(entry.record or b"")
+    if not match:
+        return False
+    length = _DEATH_HEAD.fullmatch(match[0])
+    error = (entry.record or b"")[match.end() :][: int(length[1]) if length else 1024]
+    head, colon, _ = error.partition(b"\n")[0].partition(b":")
+    found = _CLASS.fullmatch(head) if colon else None
+    return found is not None and len(found[1]) <= 200 and (found[1] == name or found[1].endswith(b"." + name))
+
+
+def size_of(entry: Entry) -> int:
+    """Return the size of the entry in an answer."""
+    return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
+
+
+@on_state(1)
+def between(slot: Slot, state: str, min_score: float = -math.inf, max_score: float = math.inf) -> int:
+    return sum(min_score <= score <= max_score for score in slot.members(state).values())

@@ -1,0 +1,154 @@
+"""Reads the contents of a slot, as a whole and of single members; changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django_rmq.core.words import stored
+from django_rmq.core.words.answers import RECORDS, Counts, Found, Looked
+from django_rmq.core.words.bounds import GATE
+from django_rmq.core.words.failures import Death
+from django_rmq.core.words.keys import SlotKeys, slot_keys
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.outcomes import digest, shortened
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import ServerRefused
+from tests.oracle.holding import newest_claim
+from tests.oracle.keyspace import Hash, Memory, SortedSet
+from tests.oracle.listing import on_state
+from tests.oracle.numbers import ceil, floor
+from tests.oracle.slot import Slot, on
+
+_LIVES = ("store", "prepare", "retry", "dead", "claim")
+
+
+@on("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
+def count(slot: Slot) -> Counts:
+    rested = [math.floor(score) for score in slot.retry.values() if score < slot.now_ms + 1]
+    first_stamp = (slot.now_s - slot.timeout) * 1000
+    late = [
+        (score // 1000 + slot.timeout + 1) * 1000 for score in slot.prepare.values() if score < first_stamp
+    ]
+    others = [max(0, int(at)) for at in (*rested, *late, *_lapsed_claim(slot))]
+    due, oldest = len(slot.store), None
+    if not slot.topic.is_priority:
+        due = sum(score <= slot.now_ms for score in slot.store.values())
+        times = (int(score) for score in slot.store.values() if 999 < score <= slot.now_ms)
+        oldest = min([*times, *others], default=None)
+    runs = (member for member, score in slot.prepare.items() if score >= first_stamp)
+    running = [receipt // 1000 for member in runs if (receipt := slot.flight(member).receipt)]
+    owner = slot.control.get(b"owner", b"").decode(errors="backslashreplace")
+    noted = slot.control.get(b"undrained_since") if slot.topic.is_priority and slot.store else None
+    undrained = [int(noted)] if noted is not None else []
+    if slot.topic.is_priority:
+        undrained += others
+    return Counts(
+        len(slot.store),
+        due + len(others),
+        len(slot.prepare),
+        len(slot.retry),
+        len(slot.dead),
+        len(slot.claim),
+        oldest,
+        owner,
+        b"paused" in slot.control,
+        min(undrained, default=None),
+        min(running, default=None),
+    )
+
+
+def _lapsed_claim(slot: Slot) -> list[float]:
+    """Return for each message that comes back from a claim when its lease ended."""
+    over = [(name, ends) for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
+    if not over or newest_claim(slot, over[0][0].decode())[1] == "acked":
+        return []
+    return [ceil(over[0][1])] * len(slot.claim)
+
+
+@on(*_LIVES, "stats")
+def audit(slot: Slot) -> Ledger:
+    counters = stored.counters(slot.keys.stats, slot.stats.items())
+    return Ledger(
+        counters, len(slot.store), len(slot.prepare), len(slot.retry), len(slot.dead), len(slot.claim)
+    )
+
+
+@on(*_LIVES, *RECORDS)
+def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
+    if len(members) > 100:
+        raise ServerRefused("ERR too many members")
+    names = (*_LIVES, *RECORDS)
+    return [Looked(*(getattr(slot, name).get(member) for name in names)) for member in members]
+
+
+@on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
+def status(slot: Slot, member: bytes | None, of: bytes | None = None) -> Found:
+    found, outcome = digest(member or b"") if of is None else shortened(of), None
+    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.outcome_retention_ms or 0):
+        outcome = slot.outcomes.get(found)
+    if not slot.topic.outcome_retention_ms:
+        outcome = None
+    if of is not None or member is None:
+        return Found(None, None, None, None, None, None, None, None, "", outcome)
+    death = slot.deaths.get(member)
+    return Found(
+        slot.store.get(member),
+        slot.prepare.get(member),
+        slot.retry.get(member),
+        slot.dead.get(member),
+        slot.claim.get(member),
+        slot.inflight.get(member),
+        None if death is None else Death.parse(death)._replace(envelope=None).encode(),
+        slot.failures.get(member),
+        slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
+        outcome,
+    )
+
+
+@on_state(1)
+def ranks(slot: Slot, state: str, members: Sequence[bytes]) -> list[int | None]:
+    if len(members) > 1000:
+        raise ServerRefused("ERR too many members")
+    scores = slot.members(state)
+    alike = {
+        member: sorted(m for m in scores if scores[m] == scores[member]) for member in {*members} & {*scores}
+    }
+    return [alike[member].index(member) if member in alike else None for member in members]
+
+
+def heads(memory: Memory, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        return [_head(memory, topic, slot_keys(memory.prefix, topic.name, slot), upkeep) for slot in slots]
+
+
+def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | None:
+    """Return when a slot can next be taken from.
+
+    0 for a slot with a key of the wrong type, because its prepare names the key.
+    """
+    named = (keys.store, keys.retry, keys.prepare, keys.claimants)
+    found = [memory.keyspace.get(key) for key in named]
+    control = memory.keyspace.get(keys.control)
+    if all(key is None for key in found):
+        return None
+    if any(isinstance(key, Hash) for key in found) or isinstance(control, SortedSet):
+        return 0
+    store, retry, prepare, claimants = (
+        [*key.values()] if isinstance(key, SortedSet) else [] for key in found
+    )
+    dues: list[float] = []
+    if store and not upkeep:
+        dues.append(0 if topic.is_priority else (floor if topic.is_fifo else ceil)(min(store)))
+    if retry and not upkeep:
+        dues.append(floor(min(retry)))
+    if prepare:
+        own = control.get(b"timeout") if isinstance(control, Hash) else None
+        timeout = topic.timeout if own is None else int(own)
+        dues.append((floor(min(prepare) / 1000) + timeout + 1) * 1000)
+    if claimants:
+        dues.append(ceil(min(claimants)))
+    due = min(dues, default=math.inf)
+    return max(0, int(due)) if due < GATE and due > -math.inf else None if due > 0 else 0

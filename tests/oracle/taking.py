@@ -1,0 +1,232 @@
+"""The first phase: who owns a slot, and what a prepare takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
+from django_rmq.core.words.bounds import BATCH, GATE, NEVER
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import ServerRefused, WrongType
+from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
+from tests.oracle.holding import claim_shuts
+from tests.oracle.keyspace import Memory
+from tests.oracle.numbers import score_text
+from tests.oracle.ordering import Candidates, Cursor, Entry, candidates
+from tests.oracle.owning import own_retries, own_timeout, stamp
+from tests.oracle.pacing import pace, spend
+from tests.oracle.scores import budget
+from tests.oracle.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
+from tests.oracle.upkeep import keep_up
+from tests.oracle.waking import earlier, next_due, note_undrained, sleep_until
+
+
+def next_epoch(slot: Slot) -> int:
+    """Acquire the slot: raise its epoch."""
+    epoch = int(slot.control.get(b"epoch", 0)) + 1
+    slot.control[b"epoch"] = b"%d" % epoch
+    return epoch
+
+
+@on("control")
+def acquire(slot: Slot) -> int:
+    try:
+        return next_epoch(slot)
+    except ValueError:
+        raise ServerRefused("ERR hash value is not an integer") from None
+
+
+def acquire_all(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        return [_acquire_one(memory, topic, slot) for slot in slots]
+
+
+def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
+    """Acquire a slot, and fall asleep at once if it is empty."""
+    keys = slot_keys(memory.prefix, topic.name, index)
+    with suppress(WrongType, ValueError), opened(memory, topic, index, ["control"]) as slot:
+        epoch = next_epoch(slot)
+        slots = b"%d" % topic.slots
+        is_open = (
+            not slot.control.keys() & {b"paused", b"moving"} and slot.control.get(b"slots", slots) == slots
+        )
+        holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & memory.keyspace.keys()
+        if holding or not is_open:
+            return Acquired(epoch, is_asleep=False)
+        slot.control[b"slots"] = slots
+        slot.control.setdefault(b"timeout", b"%d" % topic.timeout)
+        slot.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+        sleep_until(slot, NEVER)
+        return Acquired(epoch, is_asleep=True)
+    return Acquired(None, is_asleep=False)
+
+
+@on("prepare", "inflight", "prepare_body", "control")
+def held(slot: Slot, owner: str, offset: int = 0, limit: int = 1000) -> list[Held] | None:
+    holder = slot.control.get(b"owner")
+    if holder != owner.encode():
+        return None if holder is not None and slot.prepare else []
+    found = []
+    for member, score in slot.prepare.rows()[offset : offset + min(limit, BATCH)]:
+        record = slot.flight(member)
+        delivery = Delivery(member, record.score, int(score) % 1000, slot.prepare_body.get(member))
+        found.append(Held(delivery, record.receipt, bool(record.mark), record.timeout))
+    return found
+
+
+class Chosen(NamedTuple):
+    """The candidates that are handed out."""
+
+    taken: list[Delivery]
+    lapsed: list[Entry]
+    refused: bool
+    """Whether the first one has to be alone, and is not."""
+    cut: bool
+    """Whether some free messages were left for the next prepare."""
+
+
+@on(*ENDING, *CLAIMING)
+def prepare(
+    slot: Slot,
+    owner: str,
+    epoch: int | None,
+    limit: int,
+    max_bytes: int = 16_777_216,
+    after: Cursor | None = None,
+) -> Prepared:
+    if slot.moved_to is not None:
+        return Prepared("moved", slots=slot.moved_to)
+    if epoch is not None and epoch < int(slot.control.get(b"epoch", epoch)):
+        slot.count("fenced")
+        return Prepared("fenced")
+    limit = max(1, min(limit, BATCH))
+    is_behind = keep_up(slot, limit).is_behind
+    word = at_the_gate(slot, owner)
+    if word != "open":
+        return idle(slot, word, GATE if word == "busy" else None, at_once=is_behind)
+    if not slot.topic.serial:
+        limit = min(limit, slot.room - len(slot.prepare))
+    if slot.topic.slot_each_us:
+        allowed, refilled = pace(slot)
+        if allowed < 1:
+            return idle(slot, "busy", None, at_once=is_behind, at=refilled)
+        limit = min(limit, allowed)
+    if slot.topic.serial and len(slot.prepare) == 1 and is_suspicious(slot, next(iter(slot.prepare))):
+        return idle(slot, "busy", GATE, at_once=is_behind)
+    receipt = next_receipt(slot)
+    found = candidates(slot, limit, receipt, after)
+    chosen = choose(slot, found.free[:limit], max_bytes)
+    # The bodies of expired messages count, too: they have been read with the others.
+    traits = traits_of(slot, chosen.taken) if chosen.taken else None
+    for member, score in chosen.lapsed:
+        bury_lapsed(slot, member, score)
+    if traits is None:
+        return empty_handed(slot, found, chosen, is_behind)
+    hand_out(slot, owner, receipt, chosen.taken)
+    more = chosen.cut or not found.complete or len(found.free) > limit
+    at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
+    due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
+    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits)
+
+
+def next_receipt(slot: Slot) -> int:
+    """Return a number above all before it, lost ones too: a hybrid logical clock in µs. Odd and even take turns."""
+    receipt = int(slot.control.get(b"deliveries", 0)) + 1
+    ahead = max(0, slot.now_us - receipt)
+    return receipt + ahead + ahead % 2
+
+
+def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool, at: int | None = None) -> Prepared:
+    """Record that the caller sleeps: until its due time, or ``at``, only a wake-up reaches it."""
+    if sleep is not None:
+        sleep_until(slot, sleep)
+    note_undrained(slot)
+    return Prepared(word, earlier(next_due(slot, at_once=at_once), at))
+
+
+def at_the_gate(slot: Slot, owner: str) -> str:
+    """Return open, or the reason why nothing is handed out: busy or paused."""
+    serial, in_flight = slot.topic.serial, len(slot.prepare)
+    shut = in_flight >= slot.room
+    if serial:
+        shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or claim_shuts(slot))
+    if slot.topic.is_strict:
+        shut = shut or bool(in_flight or slot.claimants or slot.retry)
+    # While a re-slotting moves messages, nothing is handed out.
+    if shut or b"moving" in slot.control:
+        return "busy"
+    if b"paused" in slot.control:
+        return "paused"
+    return "open"
+
+
+def traits_of(slot: Slot, taken: Sequence[Delivery]) -> tuple[bool, int | None, bool]:
+    """Return ``is_suspect``, ``timeout`` and ``is_plain`` of what is about to be handed out."""
+    own = [seconds for each in taken if (seconds := own_timeout(each.envelope)) is not None]
+    timeout = min(slot.timeout, *own) if own else None
+    is_plain = not slot.body and all(each.retries_left == slot.topic.max_retries for each in taken)
+    return is_suspicious(slot, taken[0].member), timeout, is_plain
+
+
+def is_suspicious(slot: Slot, member: bytes) -> bool:
+    """Return whether its last delivery timed out. It is then handed out alone, because it may kill its process."""
+    return slot.failures.get(member, b"").startswith((b"timed_out ", b"overran "))
+
+
+def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
+    """Apply the size limit, hand out a suspect alone, and find the expired messages for Dead."""
+    taken: list[Delivery] = []
+    lapsed: list[Entry] = []
+    size = 0
+    for i, (member, score) in enumerate(free):
+        envelope = slot.body.get(member)
+        if has_lapsed(slot, envelope):
+            lapsed.append((member, score))
+            continue
+        alone = is_suspicious(slot, member)
+        size += len(member) + len(envelope or b"")
+        refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
+        if refused or (taken and (alone or size > max_bytes)):
+            return Chosen(taken, lapsed, refused, cut=True)
+        left = budget(slot, score, member, own_retries(slot, envelope))
+        taken.append(Delivery(member, score, left, envelope or None))
+        if alone:
+            return Chosen(taken, lapsed, refused=False, cut=i + 1 < len(free))
+    return Chosen(taken, lapsed, refused=False, cut=False)
+
+
+def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) -> None:
+    """Move the chosen messages to Prepare."""
+    for member, score, left, envelope in taken:
+        timeout = own_timeout(envelope)
+        del slot.store[member]
+        supersede_resting(slot, member)
+        slot.prepare[member] = stamp(slot, timeout, left)
+        slot.inflight[member] = InFlight(receipt, score, timeout=timeout).encode()
+        if member in slot.body:
+            # A delivery has its own copy of the body, because a newer one may arrive while it runs.
+            slot.prepare_body[member] = slot.body.pop(member)
+    slot.control[b"owner"] = owner.encode()
+    slot.control[b"deliveries"] = b"%d" % receipt
+    slot.count("prepared", len(taken))
+    note_undrained(slot)
+
+
+def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool) -> Prepared:
+    """Return why nothing was taken although the gate is open, and when to ask again."""
+    if chosen.refused:
+        return idle(slot, "busy", GATE, at_once=is_behind)
+    if chosen.lapsed:
+        return idle(slot, "empty", None, at_once=True)
+    if found.last is not None and not found.complete:
+        note_undrained(slot)
+        return Prepared("more", slot.now_ms, cursor=(score_text(found.last[1]), found.last[0]))
+    if found.last is not None:
+        return idle(slot, "busy", GATE, at_once=is_behind)
+    due = next_due(slot, at_once=is_behind)
+    return idle(slot, "empty", NEVER if due is None else due, at_once=is_behind)

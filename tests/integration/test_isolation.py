@@ -19,8 +19,7 @@ from django_rmq.project import connections
 from django_rmq.project.isolating import running_test
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.settings import get_config
-from django_rmq.testing import drain
-from tests.oracle.broker import OracleBroker
+from django_rmq.testing import InMemoryBroker, drain
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,7 +211,7 @@ def test_with_testing_no_server_is_reached_whatever_redis_says(server: Any) -> N
     with override_settings(RMQ={"REDIS": server, "TESTING": True, "TOPICS": TOPICS}):
         assert get_config().redis is None
         assert send_message("orders", 1).status == "stored"
-        assert isinstance(connections.get_broker("worker"), OracleBroker)
+        assert isinstance(connections.get_broker("worker"), InMemoryBroker)
         with isolated():
             assert drain() == 0
 

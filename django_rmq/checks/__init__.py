@@ -20,6 +20,7 @@ django_rmq.E011    the Redis database is also that of a cache, whose ``clear()``
 django_rmq.E012    a Redis URL that cannot be used
 django_rmq.E013    RMQ["TESTING"] is True (with ``--deploy``)
 django_rmq.E014    another project's package with the same import name is installed
+django_rmq.W015    a broker in memory lacks fakeredis, on which it runs
 django_rmq.E020    a module of listeners cannot be imported
 django_rmq.E021    two listeners for one topic
 django_rmq.E022    a function that cannot be a listener

@@ -10,7 +10,7 @@ django_rmq.E001    the setting RMQ is missing, or it or a part of it is not a di
 django_rmq.E002    an unknown key
 django_rmq.E003    a value of the wrong type or outside its range
 django_rmq.E004    a topic name that is not allowed, or that no topic has
-django_rmq.E005    a topic without TYPE
+django_rmq.E005    a topic without TYPE has an option that only topics of one type have
 django_rmq.E006    options of a topic that do not go together
 django_rmq.E007    ZOOKEEPER is missing or incomplete
 django_rmq.E008    a dotted path that cannot be imported, or that names another kind of object

@@ -30,6 +30,7 @@ PAGE = Path(__file__).parents[1] / "reference/settings.md"
 LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Example|Registered): .*\n)*\n?", re.MULTILINE)
 TOPIC = "TOPICS: "
 DEFAULTS = {
+    "TYPE": '`"fifo"` with `ORDER` `"loose"`: see below',
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
     "UPCAST": "none",
@@ -85,6 +86,7 @@ EXAMPLES: Mapping[str, Any] = {
     "TOPICS:TIMEOUT": 60,
     "TOPICS:MAX_RETRIES": 5,
     "TOPICS:BACKOFF": 30,
+    "TOPICS:DEFAULT_PRIORITY": 500,
     "TOPICS:RETRY_PRIORITY": "lowest",
     "TOPICS:ORDER": "loose",
     "TOPICS:ON_DUPLICATE": "replace",

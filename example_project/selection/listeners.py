@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from django.utils import timezone
 
 from django_rmq import Message, listener
@@ -26,5 +24,5 @@ def time_has_come(message: Message) -> None:
 
     It is due by the clock of Redis: if ours is slow, it is later than we think.
     """
-    due = datetime.fromtimestamp(message.score / 1000, UTC)
-    turn(message.body["set"], max(due, timezone.now()))
+    now = timezone.now()
+    turn(message.body["set"], max(message.due or now, now))

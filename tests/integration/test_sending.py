@@ -53,6 +53,7 @@ TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
     "renders": {"TYPE": "priority", "SLOTS": 4, "SLOT_BASIS": "shop"},
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
+    "jobs": {"SLOTS": 4},
     "small": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5000, "MAX_BACKLOG": 2},
     "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000, "IDENTITY": "key"},
 }
@@ -122,6 +123,25 @@ def test_each_type_takes_its_own_option() -> None:
     assert 0 <= send_message("orders", {"order": 9}, fixed_time=due).score - due.timestamp() * 1000 < 1
     assert send_message("prices", {"sku": 1}, time_range=timedelta(hours=1)).status == "stored"
     assert send_message("keyed", {"sku": 1}, key="k", headers={"a": "b"}, slot_basis="s").member == b"k"
+
+
+@pytest.mark.parametrize("send", [send_message, ensure_message, send_messages, async_to_sync(asend_message)])
+@pytest.mark.parametrize(
+    ("topic", "option", "wanted"),
+    [
+        ("prices", "debounce", "takes time_range="),
+        ("renders", "prio", "did you mean 'priority'?. Topic renders has the type priority"),
+        ("orders", "eta", "takes fixed_time= (an aware datetime)"),
+        ("jobs", "countdown", "takes delay="),
+        ("nobody", "eta", "has no option 'eta'"),
+    ],
+)
+def test_an_unknown_option_of_a_send_names_the_one_of_the_topic(
+    send: Callable[..., Any], topic: str, option: str, wanted: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        send(topic, [], **{option: 5})
+    assert wanted in str(caught.value)
 
 
 def test_ensure_leaves_alone_what_waits() -> None:

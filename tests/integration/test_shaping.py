@@ -15,6 +15,7 @@ from django_rmq import (
     ConfigurationError,
     InvalidMessage,
     Message,
+    Retry,
     Send,
     TopicFull,
     listener,
@@ -43,6 +44,7 @@ TOPICS = {
     },
     "slow": {"TYPE": "priority", "MAX_RATE": 0.5, "MAX_IN_FLIGHT": 3},
     "line": {"TYPE": "fifo"},
+    "jobs": {"SLOTS": 2},
     "index": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 2_000, "DEBOUNCE": True, "MAX_WAIT": 10_000},
 }
 
@@ -93,6 +95,24 @@ def test_other_topics_have_the_one_body(clock: Clock) -> None:
     clock.advance(seconds=3)
     drain()
     assert heard == [[{"id": 1}]]
+
+
+def test_what_is_sent_to_a_topic_without_a_type_runs_soon_in_order_and_past_a_failure(clock: Clock) -> None:
+    heard: list[int] = []
+
+    @listener("jobs")
+    def work(message: Message) -> None:
+        heard.append(message.body)
+        if message.body == 3 and message.retries_left == get_config().topic("jobs").max_retries:
+            raise Retry("once", delay=1)
+
+    for number in range(10):
+        assert send_message("jobs", number, slot_basis="shop 7").status == "stored"
+    drain()
+    assert heard == list(range(10)), "a failure holds nothing back"
+    clock.advance(seconds=2)
+    drain()
+    assert heard[10:] == [3]
 
 
 def test_each_send_starts_the_wait_again_up_to_the_longest(clock: Clock) -> None:

@@ -111,6 +111,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "TIMEOUT": timedelta(minutes=2),
         "MAX_RETRIES": 3,
         "BACKOFF": 2.5,
+        "DEFAULT_PRIORITY": 500,
         "RETRY_PRIORITY": "lowest",
         "MAX_RUNTIME": 60,
         "HARD_TIMEOUT": timedelta(minutes=2),
@@ -145,6 +146,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "timeout": 120,
         "max_retries": 3,
         "backoff": {"base_ms": 2500, "cap_ms": 2500, "function": None},
+        "default_priority": 500,
         "retry_priority": "lowest",
         "order": "strict",
         "on_duplicate": "keep",
@@ -586,10 +588,35 @@ def test_a_topic_name_that_could_not_be_a_key_is_refused(name: object) -> None:
     assert repr(name) in problem.message
 
 
-def test_a_topic_needs_a_type() -> None:
-    (problem,) = problems(TOPICS={"orders": {"SLOTS": 4}})
-    assert problem.id == "django_rmq.E005"
-    assert "'range_merge', 'priority', 'fixed_time'" in problem.message
+def test_a_topic_without_a_type_runs_soon_and_in_order() -> None:
+    topics = config(TOPICS={"jobs": {}, "line": {"ORDER": "strict"}, "old": {"TYPE": "fifo"}}).topics
+    kinds = {name: (topic.type, topic.order, topic.identity, topic.serial) for name, topic in topics.items()}
+    assert kinds == {
+        "jobs": ("fifo", "loose", "key", True),
+        "line": ("fifo", "strict", "key", True),
+        "old": ("fifo", "strict", "key", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"TIME_RANGE": 1000}, "range_merge"),
+        ({"RETRY_PRIORITY": "lowest"}, "priority"),
+        ({"DEFAULT_PRIORITY": 50}, "priority"),
+    ],
+)
+def test_an_option_of_one_type_needs_that_type(options: dict[str, Any], kind: str) -> None:
+    (problem,) = problems(TOPICS={"jobs": options})
+    assert (problem.id, problem.hint) == ("django_rmq.E005", f'Set TYPE "{kind}".')
+
+
+@pytest.mark.parametrize("priority", [1, 16, 20])
+def test_a_default_priority_is_above_the_numbers_of_retries(priority: int) -> None:
+    (problem,) = problems(
+        TOPICS={"jobs": {"TYPE": "priority", "DEFAULT_PRIORITY": priority, "MAX_RETRIES": 20}}
+    )
+    assert problem.id == "django_rmq.E006" and "at least 21" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -657,7 +684,7 @@ def test_all_problems_are_told_at_once() -> None:
     rmq = {
         "BROKER": "memory",
         "COLOUR": "red",
-        "TOPICS": {"a": {"TYPE": "lifo", "SLOTS": 3}, "b b": {}, "c": {"SLOTS": 2}},
+        "TOPICS": {"a": {"TYPE": "lifo", "SLOTS": 3}, "b b": {}, "c": {"TIME_RANGE": 2000}},
         "CONSUMER": {"THREADS": 0},
     }
     with override_settings(RMQ=rmq), pytest.raises(ConfigurationError) as caught:

@@ -17,6 +17,7 @@ from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.producer.trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, decode_envelope
+from django_rmq.core.words.results import SendResults
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
     InvalidMessage,
@@ -82,6 +83,15 @@ def test_priorities_begin_above_what_reads_as_a_retry(producer: Producer) -> Non
     patient = replace(PRIORITY, max_retries=100)
     assert "from 101 " in refusal(producer, patient, priority=100)
     assert "pass priority=" in refusal(producer, PRIORITY)
+
+
+def test_a_topic_may_say_the_priority_of_a_send_that_gives_none(producer: Producer) -> None:
+    usual = replace(PRIORITY, default_priority=500)
+    assert producer.build(usual, "x").score == 500
+    assert producer.build(usual, "x", priority=17).score == 17
+    results = SendResults(usual.name)
+    producer.send_bodies(usual, ["y"], results=results)
+    assert results[0].score == 500
 
 
 @pytest.mark.parametrize(

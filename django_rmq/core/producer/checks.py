@@ -153,9 +153,13 @@ def check_score(
             return topic.time_range_ms
         return check_time_range(time_range)
     if topic.type is TopicType.PRIORITY:
-        if priority is None:
-            raise InvalidMessage(f"topic {topic.name} has the type priority: pass priority= (an integer)")
-        return check_priority(topic, priority)
+        if priority is not None:
+            return check_priority(topic, priority)
+        if topic.default_priority is None:
+            raise InvalidMessage(
+                f"topic {topic.name} has the type priority: pass priority= (an integer), or set DEFAULT_PRIORITY"
+            )
+        return topic.default_priority
     if fixed_time is None:
         raise InvalidMessage(
             f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
@@ -170,6 +174,19 @@ _OPTIONS = {
     TopicType.FIFO: "delay",
 }
 """The option of a send that says when a message of this type is due, or how urgent it is."""
+
+
+def option_of(topic: Topic) -> str:
+    """Return the option of a send that says when a message of ``topic`` is due or how urgent it is, and what it takes."""
+    return _TAKEN[topic.type]
+
+
+_TAKEN = {
+    TopicType.RANGE_MERGE: "time_range= (how long it waits for others to merge with)",
+    TopicType.PRIORITY: "priority= (an integer)",
+    TopicType.FIXED_TIME: "fixed_time= (an aware datetime)",
+    TopicType.FIFO: "delay= (how long it waits at least)",
+}
 
 
 def _misplaced(topic: Topic, **given: object) -> InvalidMessage:

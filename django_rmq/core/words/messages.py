@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
 from django_rmq.core.words import discretion
@@ -14,6 +15,7 @@ from django_rmq.core.words.contents import content_of, key_of, raw_body
 from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.held import Held, Holder
+from django_rmq.core.words.retries import due_of, priority_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.typed import BodyType
 from django_rmq.exceptions import InvalidBody
@@ -181,8 +183,18 @@ class Message(Held, Generic[Body]):
         return self.delivery.retries_left
 
     @property
+    def due(self) -> datetime | None:
+        """When it was due, in UTC. None on priority topics, and for a retry, which has lost its time."""
+        return due_of(self.topic, self.delivery.score)
+
+    @property
+    def priority(self) -> int | None:
+        """Its priority, also if it failed and kept it. None on other topics, and with RETRY_PRIORITY "lowest" for a retry."""
+        return priority_of(self.topic, self.delivery.score)
+
+    @property
     def score(self) -> float:
-        """The Store score with which it was taken: due ms, priority, or a retry score."""
+        """The number in Redis with which it was taken: due ms, priority, or that of a retry. See ``due`` and ``priority``."""
         return self.delivery.score
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:

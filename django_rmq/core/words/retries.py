@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 from django_rmq.core.words.topics import Topic
+
+LAST_RETRY = 999
+"""The highest score in Store of a retry, on topics ordered by time."""
+
+LAST_INSTANT_MS = 1e14
+"""A score from here on is no time that a message has been given."""
 
 
 def is_retry(topic: Topic, score: float) -> bool:
@@ -12,8 +19,22 @@ def is_retry(topic: Topic, score: float) -> bool:
     if topic.is_fifo:
         return False
     if not topic.is_priority:
-        return score <= 999
+        return score <= LAST_RETRY
     return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
+
+
+def due_of(topic: Topic, score: float) -> datetime | None:
+    """Return when a message with this score in Store was due. None on priority topics, and for a retry."""
+    if topic.is_priority or is_retry(topic, score) or not LAST_RETRY < score < LAST_INSTANT_MS:
+        return None
+    return datetime.fromtimestamp(math.floor(score) / 1000, UTC)
+
+
+def priority_of(topic: Topic, score: float) -> int | None:
+    """Return the priority of a message with this score in Store. None on other topics, and for a retry without it."""
+    if not topic.is_priority or not math.isfinite(score) or score <= topic.min_priority - 1:
+        return None
+    return math.floor(score)
 
 
 def retries_left(topic: Topic, state: str, score: float, failures: int, own: int | None) -> int | None:
@@ -35,4 +56,4 @@ def retries_left(topic: Topic, state: str, score: float, failures: int, own: int
     return None
 
 
-__all__ = ["is_retry", "retries_left"]
+__all__ = ["due_of", "is_retry", "priority_of", "retries_left"]

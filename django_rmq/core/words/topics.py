@@ -68,6 +68,8 @@ class Topic:
     """Seconds from prepare or extend until a delivery counts as timed out."""
     max_retries: int = 16
     backoff: BackOff = field(default_factory=BackOff)
+    default_priority: int | None = None
+    """priority topics: the priority of a send that gives none. None: each must give one."""
     retry_priority: str = "original"
     """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
     order: str = "strict"

@@ -7,11 +7,13 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
-from django_rmq.core.producer.checks import check_durability
+from django_rmq.core.producer.checks import check_durability, option_of
 from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
@@ -20,10 +22,41 @@ from django_rmq.project.coroutines import coroutine_of
 from django_rmq.project.sending.bulk import Bulk, with_zones
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
 from django_rmq.project.sending.failures import too_full
-from django_rmq.project.settings import get_config
+from django_rmq.project.settings import did_you_mean, get_config
 from django_rmq.project.watching import telemetry
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _naming_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the error about an unknown option say which option the topic takes for it."""
+    known = list(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            unknown = next((name for name in kwargs if name not in known), None)
+            if unknown is None:
+                raise
+            raise TypeError(
+                _unknown(function.__name__, unknown, known, args[0] if args else kwargs.get("topic"))
+            ) from None
+
+    return call
+
+
+def _unknown(function: str, option: str, known: Sequence[str], name: object) -> str:
+    text = f"{function}() has no option {option!r}{did_you_mean(option, known)}".removesuffix(".")
+    declared = get_config().topics.get(name) if isinstance(name, str) else None
+    if declared is None:
+        return text
+    return f"{text}. Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
+
+
+@_naming_options
 def send_message(
     topic: str,
     body: Any,
@@ -61,6 +94,7 @@ def send_message(
     return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
 
 
+@_naming_options
 def ensure_message(
     topic: str,
     body: Any,
@@ -85,6 +119,7 @@ def ensure_message(
     return _send_one(topic, body, options, True, check_durability(replicas, fsync), on_commit, using)
 
 
+@_naming_options
 def send_messages(
     topic: str,
     bodies: Iterable[Any],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.utils.module_loading import import_string
 
 from django_rmq.core.producer.checks import check_time_range
-from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_RETRIES_LIMIT, is_number
+from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_PRIORITY, MAX_RETRIES_LIMIT, is_number
 from django_rmq.core.words.keys import check_slots, check_topic_name
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
@@ -113,6 +113,7 @@ TOPIC_KEYS: Keys = {
     "TIMEOUT": ("timeout", whole_seconds),
     "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
     "BACKOFF": ("backoff", back_off),
+    "DEFAULT_PRIORITY": ("default_priority", optional(whole(1, MAX_PRIORITY))),
     "RETRY_PRIORITY": ("retry_priority", one_of("original", "lowest")),
     "ORDER": ("order", one_of("strict", "loose")),
     "ON_DUPLICATE": ("on_duplicate", one_of("keep", "replace")),
@@ -134,6 +135,9 @@ TOPIC_KEYS: Keys = {
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
 
+SOON: Mapping[str, Any] = MappingProxyType({"type": TopicType.FIFO.value, "order": "loose"})
+"""The fields of a topic without TYPE: each send is a message of its own, which runs soon, and those of a slot in order."""
+
 AFTER_HARD_TIMEOUT = 3600.0
 """Seconds by which MAX_RUNTIME exceeds HARD_TIMEOUT unless it is set: until its process has ended, a listener keeps
 its message."""
@@ -143,6 +147,7 @@ _ONLY = (
     ("DEBOUNCE", TopicType.RANGE_MERGE),
     ("MAX_WAIT", TopicType.RANGE_MERGE),
     ("ACCUMULATE", TopicType.RANGE_MERGE),
+    ("DEFAULT_PRIORITY", TopicType.PRIORITY),
     ("RETRY_PRIORITY", TopicType.PRIORITY),
     ("ORDER", TopicType.FIFO),
     ("ON_DUPLICATE", TopicType.FIFO),
@@ -184,33 +189,51 @@ def read_topic(
     before = len(problems)
     own = problems.values(place, options, TOPIC_KEYS)
     values = {**defaults, **own}
-    if "type" not in values and not (isinstance(options, Mapping) and "TYPE" in options):
-        kinds = ", ".join(repr(kind.value) for kind in TopicType)
-        problems.report("E005", f'{place} has no "TYPE": it must be one of {kinds}.')
     if len(problems) > before:
         return None
+    has_type = "type" in values
+    if not has_type:
+        values = {**SOON, **values}
     values["type"] = TopicType(values["type"])
     if isinstance(values.get("max_rate"), PerSlot):
         values["slot_rate"] = values.pop("max_rate").rate
 
-    _check_type(problems, place, own, values)
+    _check_type(problems, place, own, values, has_type)
     typed(problems, place, values, own)
     if values["type"] is TopicType.FIFO:
         fifo(problems, place, values, own)
     merging(problems, place, values, own)
     _check_identity(problems, place, own, values)
     _check_limits(problems, place, values)
-    return None if len(problems) > before else Topic(name, **values)
+    if len(problems) > before:
+        return None
+    topic = Topic(name, **values)
+    if topic.default_priority is not None and topic.default_priority < topic.min_priority:
+        problems.report(
+            "E006",
+            f"{place} has DEFAULT_PRIORITY {topic.default_priority}: it must be at least {topic.min_priority}, because "
+            "lower numbers are reserved for retries.",
+        )
+        return None
+    return topic
 
 
-def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _check_type(
+    problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any], has_type: bool
+) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]
     for key, only in _ONLY:
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)
-            if own.get(name_of_field):
+            if own.get(name_of_field) and not has_type:
+                problems.report(
+                    "E005",
+                    f"{place} has {key}, which only {only.value} topics have, and no TYPE.",
+                    f'Set TYPE "{only.value}".',
+                )
+            elif own.get(name_of_field):
                 problems.report(
                     "E006",
                     f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',

@@ -135,7 +135,7 @@ def test_errors_of_the_settings_come_with_their_hints() -> None:
 
 
 def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
-    assert told(check_listeners, TOPICS={"orders": {}}) == []
+    assert told(check_listeners, TOPICS={"orders": {"TYPE": "lifo"}}) == []
 
 
 def test_no_topics_at_all_is_a_warning() -> None:

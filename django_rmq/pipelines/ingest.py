@@ -9,7 +9,9 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.pieces import Pieces
+from django_rmq.spark.bodies import encoded
 from django_rmq.spark.options import PAST_TIMES
+from django_rmq.spark.session import stored_files
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
@@ -22,9 +24,10 @@ CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", 
 class Ingest(Pipeline):
     """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
 
-    A row becomes the JSON object of its columns. Equal messages are merged before they are sent. If rows are
-    sent again after a failure, messages that still wait merge too. With --checkpoint the messages are first
-    stored there in pieces: an ingest that was stopped or killed goes on with the first piece that was not sent.
+    A row becomes the JSON object of its columns: decimals are text, timestamps have microseconds. Equal messages
+    are merged before they are sent. If rows are sent again after a failure, messages that still wait merge too.
+    With --checkpoint the messages are first stored there in pieces: an ingest that was stopped or killed goes on
+    with the first piece that was not sent.
     """
 
     name = "ingest"
@@ -67,6 +70,11 @@ class Ingest(Pipeline):
         parser.add_argument(
             "--past-times", choices=PAST_TIMES, help="what to do with a --fixed-time that has passed"
         )
+        parser.add_argument(
+            "--bad",
+            metavar="PATH",
+            help="leave out rows that cannot be sent, and store them in this folder, with the reasons",
+        )
         parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 
     def run(self, context: Context, **options: Any) -> None:
@@ -78,7 +86,8 @@ class Ingest(Pipeline):
             self._send(context, topic, given, options)
             return
         pace = {"rate": options["rate"], "max_backlog": options["max_backlog"]}
-        sending = context.sending_options(topic.name, pastTimes=options["past_times"])
+        more = {"pastTimes": options["past_times"], "badRows": options["bad"]}
+        sending = context.sending_options(topic.name, **more)
         pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING}, sending)
         planned = pieces.planned()
         if planned is None:
@@ -89,8 +98,9 @@ class Ingest(Pipeline):
                 if count:
                     pieces.store(kept, count, **pace)
             planned = pieces.planned() or {}
+        left_out = _LeftOut(context, options["bad"])
         pieces.send(planned, **pace)
-        context.say(f"{sum(planned.values())} messages sent to {topic.name}")
+        context.say(left_out.told(sum(planned.values()), topic))
 
     def _send(self, context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
         """Send all at once, or only show it."""
@@ -99,14 +109,34 @@ class Ingest(Pipeline):
         with context.kept(_chosen(context, topic, given, options)) as kept:
             with context.watching():
                 sent = kept.count()
-            context.say(f"{read} rows, {sent} messages after merging equal ones")
+            equal = "equal keys" if topic.keyed else "equal bodies"
+            context.say(f"{read} rows, {sent} messages after merging {equal}")
             if options["dry_run"]:
                 for row in kept.limit(SHOWN).collect():
                     context.say(str(row.asDict()))
                 context.say(f"nothing was sent to {topic.name}")
                 return
-            context.write(kept, topic.name, pastTimes=options["past_times"])
-            context.say(f"{sent} messages sent to {topic.name}")
+            left_out = _LeftOut(context, options["bad"])
+            context.write(kept, topic.name, pastTimes=options["past_times"], badRows=options["bad"])
+            context.say(left_out.told(sent, topic))
+
+
+class _LeftOut:
+    """The rows that ``--bad`` leaves out from now on."""
+
+    def __init__(self, context: Context, path: str | None) -> None:
+        self._context, self._path = context, path
+        self._before = self._count()
+
+    def told(self, messages: int, topic: Topic) -> str:
+        """Return what became of ``messages``."""
+        left = self._count() - self._before
+        more = f"; {left} could not be sent and are in {self._path}" if left else ""
+        return f"{messages - left} messages sent to {topic.name}{more}"
+
+    def _count(self) -> int:
+        found = None if self._path is None else stored_files(self._context.spark, self._path)
+        return 0 if found is None else int(found.count())
 
 
 def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
@@ -140,7 +170,7 @@ def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None
 
 def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> Any:
     """Return the messages, equal ones once."""
-    messages = _messages(_rows(context, options), given, options)
+    messages = encoded(_rows(context, options), given, value=options["value"], select=options["select"])
     return _merged(messages, topic) if options["merge"] else messages
 
 
@@ -164,14 +194,6 @@ def _rows(context: Context, options: dict[str, Any]) -> Any:
     if options["where"]:
         rows = rows.where(options["where"])
     return rows.limit(options["limit"]) if options["limit"] else rows
-
-
-def _messages(rows: Any, given: dict[str, str], options: dict[str, Any]) -> Any:
-    if options["value"]:
-        value = f"cast({options['value']} as string)"
-    else:
-        value = f"to_json(struct({', '.join(options['select']) or '*'}), map('ignoreNullFields', 'false'))"
-    return rows.selectExpr(f"{value} as value", *(f"{sql} as {name}" for name, sql in given.items()))
 
 
 def _merged(messages: Any, topic: Topic) -> Any:

@@ -1,7 +1,8 @@
-"""Bodies as columns; a body that does not fit the schema is kept as it is."""
+"""Bodies as columns, and columns as bodies, by functions of Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_rmq.exceptions import InvalidRequest
@@ -15,6 +16,50 @@ KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as
 BATCH_COLUMNS = ("query", "batch")
 """The columns that identify a batch in files and tables: the query's id, which its checkpoint keeps, and the
 batch number."""
+
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How Spark writes bodies: its own format of times has milliseconds only."""
+
+
+def encoded(rows: Any, options: Mapping[str, str], *, value: str | None, select: Sequence[str]) -> Any:
+    """Return ``value``, a body for each row, and ``options``, all of which are SQL over the rows.
+
+    Without ``value`` a body is the JSON object of the columns ``select``, or of all. Decimals are text: a JSON
+    number would be read as a float. Raises ``InvalidRequest`` if two columns have one name.
+    """
+    from pyspark.sql import functions as sql
+
+    others = [sql.expr(text).alias(name) for name, text in options.items()]
+    if value is not None:
+        return rows.select(sql.expr(value).cast("string").alias("value"), *others)
+    body = sql.expr(f"struct({', '.join(select) or '*'})")
+    kind = rows.select(body.alias("body")).schema["body"].dataType
+    if len(set(kind.names)) < len(kind.names):
+        raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
+    exact = body.cast(_with_text(kind))
+    # In the order of a body that is stored, so that a task has nothing to reorder.
+    columns = [exact.getField(name).alias(name) for name in sorted(kind.names)]
+    return rows.select(sql.to_json(sql.struct(*columns), JSON_OPTIONS).alias("value"), *others)
+
+
+def _with_text(kind: Any) -> Any:
+    """Return a type of Spark with text in place of decimals."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.DecimalType):
+        return types.StringType()
+    if isinstance(kind, types.ArrayType):
+        return types.ArrayType(_with_text(kind.elementType), kind.containsNull)
+    if isinstance(kind, types.MapType):
+        return types.MapType(kind.keyType, _with_text(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, types.StructType):
+        fields = [types.StructField(field.name, _with_text(field.dataType), field.nullable) for field in kind]
+        return types.StructType(fields)
+    return kind
 
 
 def decoded(frame: Any, schema: str) -> Any:

@@ -1,4 +1,4 @@
-"""Rows as columns: whether they can be sent as they are, and what they become.
+"""The columns of a write: which a topic takes, their types, and rows that are sent as columns, as they are.
 
 The messages are those of ``Producer.build``, without Python code for each option of each row.
 """
@@ -11,14 +11,59 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.spark.entries import COLUMNS, METADATA
 from django_rmq.spark.packing import Rows
+
+OPTION_COLUMNS = (
+    "priority",
+    "fixed_time",
+    "time_range",
+    "delay",
+    "slot_basis",
+    "key",
+    "max_retries",
+    "timeout",
+    "headers",
+    "expires",
+)
+"""The columns with the options of a send."""
+
+OF_A_READ, OF_A_READ_ONLY = frozenset(COLUMNS.fieldNames()), frozenset(METADATA.fieldNames())
+"""The columns that each frame has that was read from a topic, and those that it may have."""
+
+WITH_KEYS = frozenset(["key", "headers", "expires", "max_retries", "timeout"])
+"""The options that only messages with keys have."""
+
+_WHOLE = frozenset(["byte", "short", "integer", "long", "decimal", "void"])
+_DURATION = _WHOLE | {"float", "double", "daytimeinterval"}
+_INSTANT = _WHOLE | {"timestamp", "timestamp_ntz"}
+_TEXT = frozenset(["string", "char", "varchar", "binary", "void"])
+_TYPES = {
+    "priority": (_WHOLE, "a whole number, such as cast(priority as bigint)"),
+    "max_retries": (_WHOLE, "a whole number, such as cast(max_retries as int)"),
+    "fixed_time": (_INSTANT, "a timestamp, or a whole number of ms, such as cast(fixed_time as timestamp)"),
+    "expires": (_INSTANT, "a timestamp, or a whole number of ms, such as cast(expires as timestamp)"),
+    "time_range": (_DURATION, "a number of ms, such as cast(time_range as bigint)"),
+    "delay": (_DURATION, "a number of ms, such as cast(delay as bigint)"),
+    "timeout": (_DURATION, "a number of seconds, such as cast(timeout as int)"),
+    "key": (_TEXT, "text, such as cast(key as string)"),
+    "headers": (frozenset(["map", "void"]), "a map<string,string>"),
+    "envelope": (frozenset(["binary", "void"]), "bytes, as they were read"),
+    "value": (_TEXT, "text or bytes, such as to_json(value)"),
+    "topic": (_TEXT, "text"),
+}
+"""Column -> the names of Spark's types that it may have, and what is said of others."""
+
+_IN_JSON = (_TEXT - {"binary"}) | _WHOLE | _DURATION | _INSTANT | {"boolean", "date", "time"}
+"""The names of Spark's types whose values JSON can represent, beside lists, objects and maps."""
 
 _SCORED = {
     TopicType.RANGE_MERGE: "time_range",
@@ -26,6 +71,151 @@ _SCORED = {
     TopicType.FIXED_TIME: "fixed_time",
 }
 """The column that says when a message is due, or how urgent it is."""
+
+MARGIN_MS = 1_000
+"""How long a chunk may take from ``moved_up`` to its check."""
+
+
+class WriteColumns:
+    """The columns of a frame as a write uses them. Raises ``ConfigurationError`` for those that it cannot use.
+
+    The names of columns ignore case, as Spark's do. A frame that was read from a topic may have all columns that
+    a read has: those that a write does not use are ignored.
+    """
+
+    def __init__(
+        self, schema: StructType, body_columns: Sequence[str], what: str, topic: Topic | None
+    ) -> None:
+        known = {*OPTION_COLUMNS, *METADATA.fieldNames()} - set(body_columns)
+        lower = {name: name.lower() for name in schema.fieldNames()}
+        self._ours = {name: low if low in known else name for name, low in lower.items()}
+        types = {self._ours[field.name]: field.dataType for field in schema.fields}
+        if len(types) < len(schema.fields):
+            raise ConfigurationError(
+                f"{what} cannot use two columns with one name: {', '.join(schema.names)}"
+            )
+        wanted = list(body_columns) or ["value"]
+        missing = sorted(set(wanted) - set(types))
+        if missing:
+            raise ConfigurationError(
+                f"{what} needs the column {', '.join(missing)}; there are {', '.join(sorted(types))}"
+            )
+        was_read = set(types) >= OF_A_READ
+        self.options = [name for name in OPTION_COLUMNS if name in types]
+        if was_read and topic is not None:
+            self.options = [name for name in self.options if name in taken_by(topic)]
+        self.has_topics = topic is None
+        """Whether a column names the topic of each row."""
+        self.has_envelopes = was_read and "envelope" in types
+        """Whether the options that a message had when it was read are in a column."""
+        used = {*wanted, *self.options, *(["topic"] if self.has_topics else ())}
+        unused = set(types) - used - (OF_A_READ_ONLY if was_read else frozenset())
+        if self.has_topics and "topic" not in types:
+            raise ConfigurationError(
+                f"{what} needs the option topic, or a column topic; there are {', '.join(sorted(types))}"
+            )
+        if unused:
+            raise ConfigurationError(
+                f"{what} cannot use the columns {', '.join(sorted(unused))}: name them in bodyColumns, or drop them"
+            )
+        for name in sorted(used | ({"envelope"} if self.has_envelopes else set())):
+            if name in body_columns:
+                check_json_type(name, types[name], what)
+            if name in self.options or name in ("value", "topic", "envelope"):
+                _check_type(name, types[name], what)
+
+    def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with our names for their columns, and whole numbers in place of decimals without fraction."""
+        names, columns = [self._ours.get(name, name) for name in batch.schema.names], list(batch.columns)
+        for at, name in enumerate(names):
+            if name in self.options and pa.types.is_decimal(columns[at].type):
+                columns[at] = _whole(columns[at], name)
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def taken_by(topic: Topic) -> set[str]:
+    """Return the option columns that a topic takes."""
+    taken = {_SCORED.get(topic.type, "delay")}
+    taken |= set() if topic.slot_basis is not None else {"slot_basis"}
+    return taken | WITH_KEYS if topic.keyed else taken
+
+
+def needed_by(topic: Topic) -> list[str]:
+    """Return the option columns that no row may leave out."""
+    scored = _SCORED.get(topic.type)
+    has_default = topic.type is TopicType.RANGE_MERGE and topic.time_range_ms is not None
+    needed = [] if scored is None or has_default else [scored]
+    return [*needed, "key"] if topic.keyed and not topic.is_fifo else needed
+
+
+def check_taken(topic: Topic, columns: Sequence[str]) -> None:
+    """Raise ``ConfigurationError`` if a topic does not take one of the columns, or needs another one."""
+    misplaced = [name for name in columns if name not in taken_by(topic)]
+    if misplaced:
+        why = (
+            f"it has SLOT_BASIS {topic.slot_basis!r}"
+            if misplaced == ["slot_basis"]
+            else f"it has IDENTITY {topic.identity!r}, whose messages have no keys"
+            if set(misplaced) <= WITH_KEYS
+            else f"it has the type {topic.type.value}"
+        )
+        raise ConfigurationError(f"topic {topic.name} takes no column {', '.join(misplaced)}: {why}")
+    missing = [name for name in needed_by(topic) if name not in columns]
+    if "key" in missing:
+        raise ConfigurationError(
+            f"topic {topic.name} has IDENTITY 'key': a write needs the column key. Without keys, what a task sends "
+            "twice would be there twice"
+        )
+    if missing and topic.type is not TopicType.RANGE_MERGE:
+        hint = "; in a frame that was read it may be int(score)" if topic.is_priority else ""
+        raise ConfigurationError(
+            f"topic {topic.name} has the type {topic.type.value}: a write needs the column {missing[0]}{hint}"
+        )
+    if missing:
+        raise ConfigurationError(
+            f"topic {topic.name} has the type range_merge: set the option timeRange (ms), or add a column time_range"
+        )
+
+
+def _check_type(name: str, kind: DataType, what: str) -> None:
+    if name not in _TYPES:
+        return
+    names, wanted = _TYPES[name]
+    fits = kind.typeName() in names
+    if isinstance(kind, DecimalType):
+        fits = fits and not kind.scale
+    if isinstance(kind, MapType):
+        fits = kind.simpleString() == "map<string,string>"
+    if not fits:
+        raise ConfigurationError(
+            f"{what}: the column {name} has the type {kind.simpleString()}, it must be {wanted}"
+        )
+
+
+def check_json_type(name: str, kind: DataType, what: str) -> None:
+    """Raise ``ConfigurationError`` for a column whose values JSON cannot represent."""
+    inner: list[tuple[str, DataType]] = []
+    fits = kind.typeName() in _IN_JSON
+    if isinstance(kind, StructType):
+        fits, inner = True, [(f"{name}.{field.name}", field.dataType) for field in kind.fields]
+    elif isinstance(kind, ArrayType):
+        fits, inner = True, [(f"{name}[]", kind.elementType)]
+    elif isinstance(kind, MapType):
+        fits, inner = kind.keyType.typeName() in _TEXT - {"binary"}, [(f"{name}[]", kind.valueType)]
+    if not fits:
+        hint = f"; take to_json({name})" if kind.typeName() == "variant" else "; cast it to text"
+        raise ConfigurationError(
+            f"{what}: the column {name} has the type {kind.simpleString()}, which JSON cannot represent{hint}"
+        )
+    for path, part in inner:
+        check_json_type(path, part, what)
+
+
+def _whole(column: pa.Array, name: str) -> pa.Array:
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidMessage(f"column {name}: {error}") from None
 
 
 def rows_of(
@@ -49,7 +239,7 @@ def rows_of(
         or not bodies
     ):
         return None
-    if topic.keyed != ("key" in given) or not all(bodies) or max(map(len, bodies)) > topic.max_body:
+    if topic.keyed != ("key" in given):
         return None
     members = _keys(batch.column("key")) if topic.keyed else bodies
     column = batch.column(scored) if scored in given else None
@@ -89,7 +279,7 @@ def _bases(
     """Return the slot basis of each row. None: some have none. Raises ``InvalidMessage`` for one that is invalid."""
     if topic.slot_basis is None:
         is_whole = not batch.column("slot_basis").null_count
-        return list(map(basis_bytes, values(batch, "slot_basis"))) if is_whole else None
+        return list(map(basis_bytes, values(batch, "slot_basis", topic))) if is_whole else None
     if parsed is None or "slot_basis" in given:
         return None
     try:
@@ -111,6 +301,7 @@ def _numbers(topic: Topic, column: pa.Array) -> pa.Array | None:
 def _keys(column: pa.Array) -> list[bytes] | None:
     """Return keys as members. None: one is missing or invalid."""
     if column.null_count or not pa.types.is_string(column.type):
+        # Bytes must be text, which is looked at row by row.
         return None
     sizes = pc.min_max(pc.binary_length(column)).as_py()
     if not 0 < sizes["min"] <= sizes["max"] <= MAX_KEY_BYTES:
@@ -136,10 +327,45 @@ def _instants(column: pa.Array) -> pa.Array:
     return pc.divide(pc.add(us, 999), 1000)
 
 
-def values(batch: pa.RecordBatch, name: str) -> list[Any]:
+def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[Any]:
     """Return a column as values for ``Producer.build``; a timestamp without a zone is in UTC, as in Arrow."""
     column = batch.column(name)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", tz="UTC"))
+    if name in ("fixed_time", "expires"):
+        # In ms, because Arrow knows years that Python does not.
+        column = _instants(column)
     found: list[Any] = column.to_pylist()
+    if name == "headers":
+        return [None if pairs is None else dict(pairs) for pairs in found]
+    if name == "key" and pa.types.is_binary(column.type):
+        # On fifo topics the member of a message that was sent without a key begins so.
+        found = [
+            None if key is not None and topic.is_fifo and key.startswith(b"\xff") else key for key in found
+        ]
+        try:
+            return [None if key is None else key.decode() for key in found]
+        except UnicodeDecodeError:
+            raise InvalidMessage("key is not UTF-8") from None
+    return found
+
+
+def moved_up(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows, with each ``fixed_time`` that has passed set to a moment from now.
+
+    A batch that Spark repeats later has the times that it had, and would be refused each time. What was meant
+    in seconds stays wrong, and is refused.
+    """
+    column = batch.column("fixed_time")
+    soon_ms = int(time.time() * 1000) + MARGIN_MS
+    if pa.types.is_timestamp(column.type):
+        instants = column.cast(pa.timestamp("us", column.type.tz))
+        low, soon = (pa.scalar(at * 1000, instants.type) for at in (soon_ms // 10, soon_ms))
+    elif pa.types.is_integer(column.type):
+        instants = column.cast(pa.int64())
+        low, soon = pa.scalar(soon_ms // 10), pa.scalar(soon_ms)
+    else:
+        return batch
+    has_passed = pc.and_(pc.greater(instants, low), pc.less(instants, soon))
+    found: pa.RecordBatch = batch.set_column(
+        batch.schema.get_field_index("fixed_time"), "fixed_time", pc.if_else(has_passed, soon, instants)
+    )
     return found

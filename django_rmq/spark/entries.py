@@ -8,12 +8,51 @@ from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.contents import content_of, raw_body
 from django_rmq.core.words.failures import Death, FailureRecord
 from django_rmq.core.words.retries import is_retry, retries_left
 from django_rmq.core.words.topics import Topic
+
+COLUMNS = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("score", DoubleType()),
+        StructField("topic", StringType()),
+        StructField("slot", IntegerType()),
+    ]
+)
+"""The columns of each frame that is read from a topic."""
+
+METADATA = StructType(
+    [
+        *COLUMNS.fields,
+        StructField("queue", StringType()),
+        StructField("due", TimestampType()),
+        StructField("retries", IntegerType()),
+        StructField("deadline", TimestampType()),
+        StructField("error", StringType()),
+        StructField("died_at", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("failures", IntegerType()),
+        StructField("scored", DoubleType()),
+        StructField("key", BinaryType()),
+        StructField("envelope", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
+    ]
+)
+"""The columns with ``includeMetadata``."""
 
 
 def entry_batch(

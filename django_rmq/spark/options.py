@@ -61,11 +61,12 @@ WRITE = CONNECTION | {
     "maxBacklog",
     "allowOverwrite",
     "pastTimes",
+    "badRows",
 }
 PAST_TIMES = ("refuse", "now")
 """What a write may do with a ``fixed_time`` that has passed."""
 
-SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
+SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
 """Options of Spark itself, which it also passes to sources and sinks."""
 
 
@@ -86,6 +87,10 @@ class Options:
 
     def __init__(self, given: Mapping[str, str], known: set[str], what: str) -> None:
         names = {name.lower(): name for name in known}
+        if "path" in map(str.lower, given):
+            raise ConfigurationError(
+                f"{what} of format rmq takes no path: name the topic by the option topic, got the path {given['path']!r}"
+            )
         unknown = sorted(set(map(str.lower, given)) - set(names) - SPARKS_OWN)
         if unknown:
             raise ConfigurationError(

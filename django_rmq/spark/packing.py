@@ -149,7 +149,7 @@ class Bulk:
         self.counts: Counter[str] = Counter()
         self._producer = producer
         self._topic = topic
-        self._patience = patience
+        self.patience = patience
         self._inserting = Inserting(producer.broker)
         self._under_way: tuple[Pipeline | None, Call] | None = None
         """Without a pipeline: not sent."""
@@ -157,7 +157,7 @@ class Bulk:
     def send(self, rows: Rows) -> None:
         """Send valid rows."""
         topic, bounds, due = self._topic, None, None
-        now_ms = self._patience(self._inserting.now_ms) if self._may_insert(rows) else None
+        now_ms = self.patience(self._inserting.now_ms) if self._may_insert(rows) else None
         if now_ms is not None and rows.scores is None:
             due = now_ms + (topic.time_range_ms or 0)
             bounds = due, due
@@ -187,10 +187,10 @@ class Bulk:
         except ServerUnavailable:
             answers = None
         if answers is None:
-            answers = self._patience(lambda: self._answers(call, self._pipeline(call).execute()))
+            answers = self.patience(lambda: self._answers(call, self._pipeline(call).execute()))
         for group, found in zip(call.groups, answers, strict=True):
             if isinstance(found, SlotMoved):
-                self._patience(partial(self._follow, group, call))
+                self.patience(partial(self._follow, group, call))
             else:
                 self.counts.update(found)
 

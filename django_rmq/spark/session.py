@@ -101,17 +101,16 @@ def open_session(
     ours = signal.getsignal(signal.SIGINT)
     try:
         session = builder.getOrCreate()
-        if remote is not None:
-            # Elsewhere Spark finds it by itself, through pyspark_rmq.
-            session.dataSource.register(RmqDataSource)
+        if remote is None:
+            session.sparkContext.setLogLevel("ERROR")
+        # Spark's own look-up, through pyspark_rmq, gives up on a busy machine and then knows no source of Python.
+        session.dataSource.register(RmqDataSource)
     except (PySparkException, RuntimeError, OSError) as error:
         where = master if remote is None else _without_token(remote)
         raise ConfigurationError(f"Spark does not start ({where}): {error}") from error
     if threading.current_thread() is threading.main_thread():
         # Spark installs its own handler in its place.
         signal.signal(signal.SIGINT, ours)
-    if remote is None:
-        session.sparkContext.setLogLevel("ERROR")
     return session
 
 

@@ -9,49 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.types import (
-    BinaryType,
-    DoubleType,
-    IntegerType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.entries import COLUMNS, METADATA
 from django_rmq.spark.options import READ, STREAM, WRITE, Options
 
 if TYPE_CHECKING:
     from django_rmq.spark.stream_writing import StreamWriter
     from django_rmq.spark.writing import Writer
-
-COLUMNS = StructType(
-    [
-        StructField("value", BinaryType()),
-        StructField("score", DoubleType()),
-        StructField("topic", StringType()),
-        StructField("slot", IntegerType()),
-    ]
-)
-METADATA = StructType(
-    [
-        *COLUMNS.fields,
-        StructField("queue", StringType()),
-        StructField("due", TimestampType()),
-        StructField("retries", IntegerType()),
-        StructField("deadline", TimestampType()),
-        StructField("error", StringType()),
-        StructField("died_at", TimestampType()),
-        StructField("reason", StringType()),
-        StructField("failures", IntegerType()),
-        StructField("scored", DoubleType()),
-        StructField("key", BinaryType()),
-        StructField("envelope", BinaryType()),
-        StructField("headers", MapType(StringType(), StringType())),
-    ]
-)
 
 
 class RmqDataSource(DataSource):

@@ -23,7 +23,8 @@ class StreamWriter(Sending, DataSourceStreamArrowWriter):
         return self.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: the messages are already sent."""
+        """Log what was left out. The messages are already sent."""
+        self.tell_left_out(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: sent messages stay, and merge if they are sent again."""

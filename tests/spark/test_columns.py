@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.spark.columns import _instants
 from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.writing import Sending, Writer
+from django_rmq.spark.writing import Target, Writer
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
@@ -120,13 +120,13 @@ def test_columns_become_the_messages_of_any_other_send(
         expected[place] = (known[0] if first and known else out.score, out.envelope)
 
     alone: list[int] = []
-    built = Sending._built
+    built = Target._built
 
-    def spied(sending: Sending, by: Producer, batch: pa.RecordBatch, found: list[bytes]) -> Any:
+    def spied(target: Target, batch: pa.RecordBatch, found: list[bytes], options: Sequence[str]) -> Any:
         alone.append(len(found))
-        return built(sending, by, batch, found)
+        return built(target, batch, found, options)
 
-    monkeypatch.setattr(Sending, "_built", spied)
+    monkeypatch.setattr(Target, "_built", spied)
     text = [
         row if isinstance(row["value"], str) else {**row, "value": json.dumps(row["value"])} for row in rows
     ]
@@ -157,10 +157,10 @@ def test_columns_become_the_messages_of_any_other_send(
         ("keyed", {"key": "x" * 2_000}, "key has 2000 bytes"),
         ("keyed", {"key": ""}, "non-empty"),
         ("range", {"time_range": 0}, "time_range must be"),
-        ("range", {"time_range": None}, "no TIME_RANGE"),
+        ("range", {"time_range": None}, "column time_range is null"),
         ("time", {"fixed_time": 1_000}, "not in the future"),
         ("time", {"fixed_time": 1 << 52}, "is after"),
-        ("time", {"fixed_time": None}, "pass fixed_time="),
+        ("time", {"fixed_time": None}, "column fixed_time is null"),
         ("priority", {"priority": 3}, "priority must be from"),
         ("field", {"value": "{}"}, "SLOT_BASIS 'shop'"),
         ("entity", {"value": json.dumps({"shop": "x" * 2_000})}, "slot_basis has 2000 bytes"),

@@ -13,8 +13,8 @@ import pytest
 
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.columns import MARGIN_MS, moved_up
 from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.past import MARGIN_MS, moved_up
 from django_rmq.spark.writing import Writer
 from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting

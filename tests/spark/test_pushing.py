@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
+from django_rmq.spark.entries import METADATA
 from django_rmq.spark.options import READ, Options
 from django_rmq.spark.pushing import PushingReader
-from django_rmq.spark.source import METADATA
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]

@@ -15,9 +15,9 @@ from django_rmq.exceptions import ConfigurationError, TopicMismatch
 from django_rmq.pipelines.reaching import connection_options
 from django_rmq.spark.connection import broker_of
 from django_rmq.spark.declaring import declare
+from django_rmq.spark.entries import COLUMNS
 from django_rmq.spark.options import CONNECTION, READ, Options
 from django_rmq.spark.reading import Reader
-from django_rmq.spark.source import COLUMNS
 from tests.servers import RedisServer, SentinelGuard, ask
 
 USER, PASSWORD = "token", "renewed"

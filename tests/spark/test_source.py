@@ -55,6 +55,7 @@ def test_a_round_trip(spark: Any, queue: MakeQueue, identity: str) -> None:
     topic = queue(identity=identity, slots=8)
     rows = [(json.dumps({"n": n, "a": "é"}), 100 + n) for n in range(2_500)]
     frame = spark.createDataFrame(rows, "value string, priority bigint")
+    frame = frame.selectExpr("*", "value as key") if identity == "key" else frame
     frame.write.format("rmq").options(**topic.options).mode("append").save()
     assert topic.total("stored") == 2_500 == topic.depth("store")
     # The same bytes as a send from Python makes.
@@ -146,8 +147,13 @@ def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
     [
         ([("1", 5)], "value string, priority int", {}, "priority must be from 17"),
         ([("{", 50)], "value string, priority int", {}, "row {'value': '{'"),
-        ([(bytearray(b"\xff"), 50)], "value binary, priority int", {}, "row {'value': b'\\xff'"),
-        ([(None, 50)], "value string, priority int", {}, "value is null"),
+        (
+            [(bytearray(b"\xff"), 50)],
+            "value binary, priority int",
+            {},
+            "row {'value': b'\\xff', 'priority': 50}: column value: ",
+        ),
+        ([(None, 50)], "value string, priority int", {}, "column value is null"),
         ([("1",)], "value string", {}, "has the type priority"),
         ([("1", 50, 1)], "value string, priority int, odd int", {}, "odd"),
         ([("1", 50)], "value string, priority int", {"colour": "red"}, "of format rmq: colour"),
@@ -172,8 +178,11 @@ def test_text_that_is_not_utf_8_is_refused(
     topic = queue(TopicType.RANGE_MERGE, body=body, identity="key" if "key" in columns else "body")
     frame = spark.createDataFrame([(bytearray(b'"\xff"'),)], "raw binary")
     texts = frame.selectExpr(*(f"cast(raw as string) as {column}" for column in columns))
+    bad = next(column for column in ("key", "value", "body") if column in columns)
     more = {"bodyColumns": "body"} if columns == ["body"] else {}
-    with pytest.raises(Exception, match=r"text is not UTF-8: In column 0: .*Invalid UTF8"):
+    with pytest.raises(
+        Exception, match=rf"row \{{.*xff.*\}}: column {bad}: text is not UTF-8: .*Invalid UTF8"
+    ):
         texts.write.format("rmq").options(**topic.options, timeRange=1, **more).mode("append").save()
     assert topic.depth("store") == 0
 

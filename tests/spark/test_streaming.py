@@ -19,10 +19,10 @@ from django_rmq.core.topics import reslotting
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
+from django_rmq.spark.entries import COLUMNS, METADATA
 from django_rmq.spark.failing import fail_batch
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.paging import FIRST_PAGE
-from django_rmq.spark.source import COLUMNS, METADATA
 from django_rmq.spark.streaming import StreamReader
 from django_rmq.spark.tasks import Piece, split
 from tests.spark.conftest import Queue

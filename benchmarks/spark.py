@@ -87,6 +87,8 @@ ROWS = (
     Row("write / raw socket", "spark_write", "bare_write", 0.8),
     Row("write / one ZADD each", "spark_write", "each_write", 3.5),
     Row("write, JSON / one ZADD each", "write_json", "each_write", 2.5),
+    Row("write, JSON / write", "write_json", "spark_write", 0.75),
+    Row("write, JSON with keys in order / write", "write_ordered", "spark_write", 0.9),
     Row("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
     Row("write, fixed_time in ms / one ZADD each", "write_ms", "each_write", 1.25),
     Row("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
@@ -101,6 +103,7 @@ WORKS = (
     "bare_consume",
     "each_write",
     "write_json",
+    "write_ordered",
     "write_keyed",
     "write_ms",
     "write_timestamps",
@@ -179,7 +182,15 @@ class Bench:
         for part in range(2):
             values = pa.array(self.raws[part * half : (part + 1) * half], pa.binary())
             pq.write_table(pa.table({"value": values}), folder / f"part-{part}.parquet")
-        self.frame = spark.read.parquet(*(str(folder / f"part-{part}.parquet") for part in range(2)))
+            texts = [
+                json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":"))
+                for raw in values.to_pylist()
+            ]
+            pq.write_table(pa.table({"value": texts}), folder / f"ordered-{part}.parquet")
+        self.frame, self.ordered = (
+            spark.read.parquet(*(str(folder / f"{name}-{part}.parquet") for part in range(2)))
+            for name in ("part", "ordered")
+        )
         due = int(time.time() * 1000)
         groups: defaultdict[int, list[Any]] = defaultdict(list)
         self.commands: list[bytes] = []
@@ -274,6 +285,10 @@ class Bench:
     def write_json(self) -> float:
         """Write to a topic as it is without options: JSON texts, which get their canonical form."""
         return self._write(replace(self.topic, body="json"), self._texts(), timeRange="1")
+
+    def write_ordered(self) -> float:
+        """Write JSON texts whose keys are in order, as `ingest` makes them."""
+        return self._write(replace(self.topic, body="json"), self.ordered, timeRange="1")
 
     def write_keyed(self) -> float:
         frame = self.frame.withColumn("key", self.functions.expr("substring(cast(value as string), 1, 48)"))

@@ -23,8 +23,8 @@ MOST_VALUES, MEAN_SIZE, MOST_SIZE = 12, 40, 4_096
 """The number of values in an object, the mean number of bytes for each, and the size of a text beyond which
 parsing is faster than a pattern."""
 
-SAMPLE = 100
-"""The number of texts of which nearly all must match before the pattern is used for the others."""
+SAMPLE, MOSTLY = 100, 0.9
+"""The number of texts, and the share of them that must match before the pattern is used for the others."""
 
 LARGEST_FLOAT32 = 3.4028235e38
 
@@ -38,6 +38,12 @@ _ESCAPED = r'["\\\x00-\x1f]'
 _REWRITTEN = r"\A-0\z|\A.{300}"
 """Numbers that may not stay as they are: an integer without its sign, and what may be beyond floats."""
 
+_KEPT_NUMBER = r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+|null"
+"""A number that stays as it is, in a text of less than ``LONG`` bytes."""
+
+LONG = 300
+"""From this size on a text may have a number beyond floats."""
+
 
 class Shape(NamedTuple):
     """What texts have in common: a pattern of them, and their canonical form."""
@@ -48,6 +54,9 @@ class Shape(NamedTuple):
     numbers: list[int]
     """Which of the values are numbers."""
     values: int
+    canonical: str | None
+    """A pattern of texts that are canonical already; it takes no values out, which is three times as fast. None: the keys
+    of these texts are in another order."""
 
 
 def shape_of(text: str) -> Shape | None:
@@ -58,10 +67,11 @@ def shape_of(text: str) -> Shape | None:
             return None
         kinds: list[str] = []
         pattern, form = _described(found, kinds)
+        canonical = _canonical_pattern(found)
     except (ValueError, TypeError, RecursionError, InvalidMessage):
         return None
     numbers = [index for index, kind in enumerate(kinds) if kind is _NUMBER]
-    return Shape(rf"\A{pattern}\z", form, numbers, len(kinds))
+    return Shape(rf"\A{pattern}\z", form, numbers, len(kinds), canonical and rf"\A{canonical}\z")
 
 
 def _described(value: object, kinds: list[str]) -> tuple[str, list[str | int]]:
@@ -79,17 +89,37 @@ def _described(value: object, kinds: list[str]) -> tuple[str, list[str | int]]:
         return rf"\{{{pattern}\}}", [*form, "}" if form else "{}"]
     if isinstance(value, list):
         raise TypeError("the length of a list differs from text to text")
-    kind = _FLAG if isinstance(value, bool) else _NUMBER if isinstance(value, (int, float)) else _TEXT
+    kind = _kind(value)
     kinds.append(kind)
     return f"(?P<v{len(kinds)}>{kind})", [len(kinds) - 1]
+
+
+def _kind(value: object) -> str:
+    return _FLAG if isinstance(value, bool) else _NUMBER if isinstance(value, (int, float)) else _TEXT
+
+
+def _canonical_pattern(value: object) -> str | None:
+    """Return the pattern of canonical texts of values like this one. None: its keys are in another order."""
+    if not isinstance(value, dict):
+        kind = _kind(value)
+        return f"(?:{_KEPT_NUMBER if kind is _NUMBER else kind})"
+    parts = [_canonical_pattern(item) for item in value.values()]
+    if None in parts or list(value) != sorted(value):
+        return None
+    names = [re.escape(encode_json(key).decode()) for key in value]
+    return rf"\{{{','.join(f'{name}:{part}' for name, part in zip(names, parts, strict=True))}\}}"
 
 
 def canonical_texts(column: pa.Array) -> pa.Array:
     """Return the canonical form of JSON texts; null for each that has to be parsed."""
     shape = shape_of(column[0].as_py()) if len(column) and _is_valid(column) else None
-    if shape is None or not _pays(column, shape):
+    if shape is None:
         return pa.nulls(len(column), pa.string())
-    return _reshaped(column, shape)
+    if shape.canonical is not None and pc.max(pc.binary_length(column)).as_py() < LONG:
+        is_canonical = pc.match_substring_regex(column, shape.canonical)
+        if pc.sum(is_canonical).as_py() >= MOSTLY * len(column):
+            return pc.if_else(is_canonical, column, None)
+    return _reshaped(column, shape) if _pays(column, shape) else pa.nulls(len(column), pa.string())
 
 
 def _pays(column: pa.Array, shape: Shape) -> bool:
@@ -99,14 +129,18 @@ def _pays(column: pa.Array, shape: Shape) -> bool:
     if not fits or not 0 < shape.values <= MOST_VALUES:
         return False
     sample = column.slice(0, SAMPLE)
-    return bool(_reshaped(sample, shape).null_count <= len(sample) // 10)
+    return bool(_reshaped(sample, shape).null_count <= (1 - MOSTLY) * len(sample))
 
 
 def canonical_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Return each row as a JSON object of some columns. Raises ``InvalidMessage`` for what JSON cannot represent."""
     parts: list[Any] = []
     for name in sorted(set(columns)):
-        parts += [f"{',' if parts else '{'}{encode_json(name).decode()}:", _written(batch.column(name))]
+        try:
+            written = _written(batch.column(name))
+        except (InvalidMessage, ValueError, OverflowError) as error:
+            raise InvalidMessage(f"column {name}: {error}") from None
+        parts += [f"{',' if parts else '{'}{encode_json(name).decode()}:", written]
     return _joined([*parts, "}"])
 
 

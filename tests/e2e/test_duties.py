@@ -82,7 +82,7 @@ def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_li
         "WORKER_SCHEDULES": json.dumps({"every-second": {"TOPIC": "ticks", "EVERY": 1, "CATCH_UP": "none"}}),
     }
     with postgres() as server:
-        options["WORKER_POSTGRES"] = str(server.port)
+        options["WORKER_DATABASE"] = json.dumps(server.settings)
         migrated = manage(environment_of(tmp_path, redis_url, prefix, **options), "migrate", "django_rmq")
         assert migrated.returncode == 0, migrated.stderr
         worker = start("--threads", "2", "ticks", **options)

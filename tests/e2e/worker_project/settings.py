@@ -3,7 +3,8 @@ WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS
 `many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_TIMEOUT (of the topics brief, ledger,
 chaos and kept), WORKER_HARD_TIMEOUT (of the topic hanging), WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and
 metrics are on), WORKER_UPCAST (the path of UPCAST, with WORKER_LISTENERS=typed), WORKER_SCHEDULES (SCHEDULES as JSON, with
-WORKER_LISTENERS=scheduled), WORKER_POSTGRES (the port of a database whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or
+WORKER_LISTENERS=scheduled), WORKER_DATABASE (the entry of DATABASES, as JSON, of
+a server whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or
 RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from pathlib import Path
 
 from django_rmq.project.connections import SOCKET_TIMEOUTS
+from tests.e2e.mariadb import use_driver
 
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 TIMEOUT = int(os.environ.get("WORKER_TIMEOUT", "30"))
@@ -127,16 +129,12 @@ if os.environ.get("WORKER_LISTENERS") == "typed":
 if os.environ.get("WORKER_LISTENERS") == "scheduled":
     RMQ["TOPICS"] = {"ticks": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "ORIGIN": True}}
     RMQ["SCHEDULES"] = json.loads(os.environ["WORKER_SCHEDULES"])
-if "WORKER_POSTGRES" in os.environ:
-    DATABASES["default"] = {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": "shop",
-        "USER": "shop",
-        "HOST": "127.0.0.1",
-        "PORT": os.environ["WORKER_POSTGRES"],
-        "CONN_MAX_AGE": None,
-    }
+if "WORKER_DATABASE" in os.environ:
+    DATABASES["default"] = {**json.loads(os.environ["WORKER_DATABASE"]), "CONN_MAX_AGE": None}
     RMQ["OUTBOX"] = {"GRACE": 1}
+    RMQ["TOPICS"].get("in-line", {})["OUTBOX"] = False
+    if DATABASES["default"]["ENGINE"].endswith("mysql"):
+        use_driver()
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
 if "RMQ_TEST_SENTINELS" in os.environ:

@@ -2,9 +2,11 @@
 
     python -m benchmarks.hostile --admin 20000 --rest 20000 --seed 42
 
-Asks through Django's test client, with the broker in memory and a database in memory. Each request is drawn from the seed and
-its number alone, so that a failure can be asked again: ``--first N --admin 1``. Prints what was answered, and exits with 1
-where an answer was a 500, an exception, or a redirect to another site.
+Asks through Django's test client, with a database in memory and the broker in memory, or with the Redis of ``--redis``. Every
+hundred requests there are again messages in every state, whose ids are among what is drawn; a third of the requests are those of
+somebody who may only look. Each request is drawn from the seed and its number alone, so that a failure can be asked again:
+``--first N --admin 1``. Prints what was answered, and exits with 1 where an answer was a 500, an exception, or a redirect to
+another site, or where a message was lost.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 TOPICS: dict[str, Any] = {
@@ -27,7 +30,30 @@ TOPICS: dict[str, Any] = {
     "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text"},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
     "raw": {"TYPE": "priority", "SLOTS": 1, "BODY": "bytes"},
+    "line": {"TYPE": "fifo", "SLOTS": 2, "SLOT_BASIS": "shop"},
+    "kept": {"TYPE": "priority", "SLOTS": 1, "KEEP_DONE": "1h", "OUTBOX": True},
+    "hidden": {"TYPE": "priority", "SLOTS": 1},
+    "growing": {
+        "TYPE": "range_merge",
+        "SLOTS": 1,
+        "TIME_RANGE": 60_000,
+        "IDENTITY": "key",
+        "ACCUMULATE": 100,
+    },
 }
+SENDS: dict[str, dict[str, Any]] = {
+    "ranked": {"priority": 17},
+    "timed": {"fixed_time": 4_000_000_000_000},
+    "keyed": {"fixed_time": 4_000_000_000_000, "key": "k", "headers": {"a": "1"}},
+    "line": {},
+    "kept": {"priority": 17},
+    "hidden": {"priority": 17},
+    "growing": {"key": "k"},
+}
+"""What a send to each topic needs."""
+
+FURNISHED = 100
+"""The number of requests after which there are messages again."""
 STATES = ("store", "prepare", "retry", "dead", "claim", "slots", "history", "consumers")
 PAGES = (
     "send",
@@ -202,8 +228,13 @@ CHARSETS = ["utf-8", "utf-16", "latin-1", "nothing", "utf-8-sig", "cp037"]
 """Without those that Django itself falls over before it asks any app: rot13, punycode, idna."""
 
 
-def begin() -> None:
-    """Make a project in memory, with a database, users and some messages."""
+def hide(topic: str, body: Any) -> str:
+    """Show nothing of a body."""
+    return "hidden"
+
+
+def begin(redis_url: str | None) -> None:
+    """Make a project in memory, with a database."""
     from django.conf import settings
 
     settings.configure(
@@ -241,8 +272,10 @@ def begin() -> None:
         STATIC_URL="static/",
         USE_TZ=True,
         RMQ={
-            "BROKER": "memory",
+            **({"REDIS": redis_url} if redis_url else {"BROKER": "memory"}),
             "TOPICS": TOPICS,
+            "SCHEDULES": {"nightly": {"TOPIC": "keyed", "EVERY": 60}},
+            "ADMIN": {"FORMATTER": {"hidden": "benchmarks.hostile.hide"}},
             "API": {"SEND_RATE": None, "SEND_BYTES": None, "IDEMPOTENT_RATE": None, "LONG_POLLS": 0},
         },
         LOGGING={"version": 1, "disable_existing_loggers": True},
@@ -289,12 +322,17 @@ class Hostile:
     """Draws requests, and asks them."""
 
     def __init__(self, seed: int) -> None:
-        from django.contrib.auth.models import User
+        from django.contrib.auth.models import Permission, User
         from django.test import Client
 
         self.seed = seed
-        self.client = Client(raise_request_exception=True)
-        self.client.force_login(User.objects.create_superuser("boss"))
+        looker = User.objects.create_user("looker", is_staff=True)
+        looker.user_permissions.set(Permission.objects.filter(codename="view_topic"))
+        self.clients = [Client(raise_request_exception=True) for _ in range(2)]
+        for client, user in zip(self.clients, (User.objects.create_superuser("boss"), looker), strict=True):
+            client.force_login(user)
+        self.client = self.clients[0]
+        self.ids = ["0.MQ"]
         self.admin_pages = [one for one, _ in patterns("admin/") if "django_rmq" in one]
         self.routes = [one for one in patterns("api/rmq/") if not one[0].rstrip("/").endswith("metrics")]
         self.answered: Counter[str] = Counter()
@@ -310,6 +348,10 @@ class Hostile:
                 text = draw.choice([*TOPICS]) if draw.random() < 0.9 else draw.choice(TEXTS)
             elif name == "state" and draw.random() < 0.9:
                 text = draw.choice(STATES)
+            elif name == "id" and draw.random() < 0.7:
+                text = draw.choice(self.ids)
+            elif name == "name" and draw.random() < 0.5:
+                text = "nightly"
             else:
                 text = draw.choice(TEXTS)
             return quote(text.encode("utf-8", "surrogatepass"), safe="")[:2_000] or "x"
@@ -324,13 +366,17 @@ class Hostile:
             )
         )
 
+    def text(self, draw: random.Random) -> str:
+        """Return a text, or the id of a message."""
+        return draw.choice(self.ids if draw.random() < 0.2 else TEXTS)
+
     def query(self, draw: random.Random) -> str:
         """Return a query string, good or bad."""
         from urllib.parse import quote
 
         pairs = draw.randrange(4)
         return "&".join(
-            f"{draw.choice(NAMES)}={quote(draw.choice(TEXTS).encode('utf-8', 'surrogatepass'))[:3_000]}"
+            f"{draw.choice(NAMES)}={quote(self.text(draw).encode('utf-8', 'surrogatepass'))[:3_000]}"
             for _ in range(pairs)
         )
 
@@ -341,7 +387,7 @@ class Hostile:
             return self.client.get(address)
         text = {
             draw.choice(NAMES): [
-                draw.choice(TEXTS).encode("utf-8", "replace").decode() for _ in range(draw.randrange(1, 3))
+                self.text(draw).encode("utf-8", "replace").decode() for _ in range(draw.randrange(1, 3))
             ]
             for _ in range(draw.randrange(6))
         }
@@ -353,7 +399,7 @@ class Hostile:
             return {draw.choice(FIELDS): self.value(draw, depth + 1) for _ in range(draw.randrange(5))}
         if depth < 3 and draw.random() < 0.2:
             return [self.value(draw, depth + 1) for _ in range(draw.randrange(4))]
-        return draw.choice([*JSON, *RECEIPTS])
+        return draw.choice([*JSON, *RECEIPTS, *self.ids[:5]])
 
     def ask_rest(self, draw: random.Random) -> Any:
         """Ask a route of the API, with JSON or with bytes that only look like it."""
@@ -393,10 +439,50 @@ class Hostile:
             method, address, raw, content_type=f"application/json{charset}", headers=headers
         )
 
+    def furnish(self) -> None:
+        """Let there be messages in every state, a schedule, and a row of the outbox."""
+        from django.db import transaction
+
+        from django_rmq import send_message
+        from django_rmq.core.words.failures import Failure
+        from django_rmq.core.words.schedules import Schedule
+        from django_rmq.exceptions import TopicFull
+        from django_rmq.project import connections
+        from django_rmq.project.settings import get_config
+        from tests.brokers import direct
+
+        broker, config = direct(connections.get_broker("web")), get_config()
+        broker.change_schedule("nightly", "spec", Schedule("nightly", "keyed", 1, every=60).text)
+        for name, options in SENDS.items():
+            topic = config.topic(name)
+            for number in range(4):
+                with suppress(TopicFull):
+                    send_message(name, {"n": number, "shop": number}, **options)
+            for slot in range(topic.slots):
+                broker.pause(topic, slot, False)
+                taken = broker.prepare(topic, slot, "hostile", None, 2)
+                if taken.status == "ok":
+                    failures = [
+                        Failure(one.member, "rejected", None, "Boom: bad") for one in taken.deliveries[:1]
+                    ]
+                    broker.rollback(topic, slot, taken.receipt, failures)
+        with transaction.atomic():
+            send_message("kept", {"n": "outbox"}, priority=17)
+            transaction.get_connection().run_on_commit.clear()
+        self.ids = []
+        for name in TOPICS:
+            for state in ("store", "prepare", "dead"):
+                found = self.clients[0].get(f"/api/rmq/v1/topics/{name}/messages/", {"state": state}).json()
+                self.ids += [one["id"] for one in found.get("messages", found.get("results", []))]
+        assert len(self.ids) > 10, found
+
     def run(self, name: str, ask: Callable[[random.Random], Any], first: int, count: int) -> None:
         """Ask so many, and note what was answered."""
         for number in range(first, first + count):
+            if number == first or not number % FURNISHED:
+                self.furnish()
             draw = random.Random(f"{self.seed} {name} {number}")
+            self.client = self.clients[draw.random() < 1 / 3]
             began = time.perf_counter()
             try:
                 answer = ask(draw)
@@ -412,6 +498,15 @@ class Hostile:
             if goes_to.startswith(("http:", "https:", "//")) and "testserver" not in goes_to:
                 self.wrong.append(f"{name} {number}: a redirect to {goes_to[:100]!r}")
 
+    def audit(self) -> None:
+        """Compare the counts of what was sent and ended with what there is: a message that is gone without an end was lost."""
+        from django.core.management import CommandError, call_command
+
+        try:
+            call_command("rmqaudit")
+        except CommandError as error:
+            self.wrong.append(f"rmqaudit: {error}")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask, print, and say whether all was well."""
@@ -422,12 +517,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--first", type=int, default=0, metavar="N", help="number of the first request of each"
     )
+    parser.add_argument("--redis", metavar="URL", help="of a server that may be filled (default: in memory)")
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    begin()
+    begin(asked.redis)
     hostile = Hostile(asked.seed)
     hostile.run("admin", hostile.ask_admin, asked.first, asked.admin)
     hostile.run("rest", hostile.ask_rest, asked.first, asked.rest)
+    hostile.audit()
     for what, count in sorted(hostile.answered.items()):
         print(f"{count:8,} {what}")
     print(f"slowest: {hostile.slowest:.2f} s; wrong: {len(hostile.wrong)}")

@@ -93,7 +93,7 @@ def until(condition: Callable[[], object], what: str) -> float:
     return time.monotonic() - began
 
 
-def leave(send: Callable[[], None]) -> None:
+def leave(send: Callable[[], object]) -> None:
     """Commit sends as a process does that dies after its commit."""
     from django.db import transaction
 
@@ -137,18 +137,18 @@ def count() -> int:
 
 
 def stop_with_rows(relay: RelayProcess, rows: int) -> tuple[int, float]:
-    """Stop the relay while it holds rows; return how many, and how long the other one took for the rest."""
+    """Stop the relay while it holds rows; return how many, and how many the other one sent in a second."""
     for _ in range(20):
         relay.signal(signal.SIGSTOP)
-        began, last = time.monotonic(), count()
-        left, changed = last, began
+        began, first = time.monotonic(), count()
+        left, last, changed = first, first, began
         while left and time.monotonic() < changed + 2.0:
             time.sleep(0.05)
             left = count()
             if left != last:
                 last, changed = left, time.monotonic()
         if left:
-            return left, changed - began
+            return left, (first - left) / max(changed - began, 0.05)
         relay.signal(signal.SIGCONT)
         leave_rows(rows // 2)
         until(lambda: count() < rows // 4, "a quarter of the rows")
@@ -207,7 +207,7 @@ def run(server: Any, environment: dict[str, str], folder: Path, rows: int) -> di
     return {
         "rows": rows,
         "rows_per_second_of_two": round((first - half) / together),
-        "rows_per_second_of_one": round((half - held) / alone) if alone else None,
+        "rows_per_second_of_one": round(alone),
         "held_by_the_one_that_stood_still": held,
         "seconds_until_others_had_them": round(stood + 2, 1),
         "cpu_seconds": [round(cpu, 1) for cpu, _ in seen],

@@ -6,22 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.databases import SERVERS
+from tests.e2e import mariadb, postgres
 from tests.e2e.outbox_processes import ANY, RELAY_POINTS, SENDER_POINTS
-from tests.e2e.postgres import programs
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS: dict[str, Callable[[], object]] = {"postgres": postgres.programs, "mariadb": mariadb.programs}
 EXACT = {"lost": 0, "never_committed": 0, "outdated": 0, "left_in_the_outbox": 0}
 
 
-def run(database: str, *arguments: str) -> dict[str, Any]:
-    if database == "postgres":
-        programs()
-    command = [sys.executable, "-m", "tests.e2e.outbox_deaths", "--database", database, *arguments]
+def run(database: str, *arguments: str, program: str = "outbox_deaths") -> dict[str, Any]:
+    if database in PROGRAMS:
+        PROGRAMS[database]()
+    command = [sys.executable, "-m", f"tests.e2e.{program}", "--database", database, *arguments]
     done = subprocess.run(
         command,
         check=False,
@@ -50,3 +53,22 @@ def test_commits_without_redis_arrive_with_their_last_values(database: str) -> N
     found = run(database, "--outage", "600", "--seconds", "4")
     assert {name: found[name] for name in EXACT} == EXACT
     assert found["commits_without_redis"] > 300
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("database", list(SERVERS))
+def test_a_relay_that_stands_still_for_longer_than_its_transaction_may_costs_nothing(database: str) -> None:
+    """Two commands share the rows; SIGSTOP stops one of them, and what it held has newer states when it goes on."""
+    found = run(database, "--rows", "5000", program="outbox_relays")
+    wanted = {
+        "lost": 0,
+        "strange": 0,
+        "outdated": 0,
+        "left_in_the_outbox": 0,
+        "tracebacks": 0,
+        "ended_early": 0,
+    }
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["exit_codes"] == [0, 0]
+    assert found["held_by_the_one_that_stood_still"] > 0
+    assert max(found["peak_mb"]) < 150

@@ -212,6 +212,16 @@ def test_a_project_without_it_makes_no_query(
         send_message("renders", 2, priority=100)
 
 
+def test_a_send_to_a_topic_without_it_does_nothing_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(using: str | None) -> set[int]:
+        raise AssertionError(using)
+
+    monkeypatch.setattr("django_rmq.project.sending.dispatching.rows_waiting", refuse)
+    assert send_message("plain", 1, priority=100).status == "stored"
+    with pytest.raises(AssertionError):
+        send_message("renders", 1, priority=100)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_with_it_a_transaction_makes_three_more(django_assert_num_queries: Any) -> None:
     send_message("renders", 0, priority=100)
@@ -955,6 +965,23 @@ def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: st
     assert command("--delete", f"default:{rows()[0].pk}") == {"deleted": 1, "gone": 0}
     with pytest.raises(CommandError, match="not a row of the outbox"):
         command("--delete", "12")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def relayed(alias: str) -> relaying.Step:
+        if alias == "gone":
+            raise OperationalError("the server does not answer")
+        return relay(alias)
+
+    monkeypatch.setattr(relaying, "aliases", lambda: ["gone", DEFAULT_DB_ALIAS])
+    monkeypatch.setattr(relaying, "_relayed", relayed)
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    make_due()
+    with pytest.raises(CommandError, match="the server does not answer") as raised:
+        call_command("rmqoutbox", "--once")
+    assert raised.value.returncode == 3
+    assert (rows(), set(waiting("renders"))) == ([], {b"1"})
 
 
 # --- what people and monitoring see

@@ -107,11 +107,18 @@ def _marked(value: object) -> Any:
 _encode_plain, _encode_marked = _json_encoder(_json_default), _json_encoder(_marked)
 
 
-def _encode_json(body: object) -> str:
+def _encode_json(body: object) -> bytes:
+    """Return the JSON of ``body``; raises ``InvalidMessage`` if it is nested too deeply."""
     try:
-        return _encode_plain(body)
+        raw = _encode_plain(body).encode()
     except _HasNumbers:
-        return _MARKED.sub(r"\1", _encode_marked(body))
+        raw = _MARKED.sub(r"\1", _encode_marked(body)).encode()
+    # Each level has two brackets, so most bodies are too short to be looked at.
+    if len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST and is_deeper(body, DEEPEST):
+        raise InvalidMessage(
+            f"body is nested too deeply: at most {DEEPEST} lists and objects within one another"
+        )
+    return raw
 
 
 def dumps(value: object, **options: Any) -> str:
@@ -146,15 +153,6 @@ def is_deeper(value: object, levels: int) -> bool:
     return any(is_deeper(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value))
 
 
-def _check_depth(body: object, raw: bytes) -> bytes:
-    """Return ``raw``, the JSON of ``body``, or raise ``InvalidMessage`` if ``body`` is nested too deeply."""
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST and is_deeper(body, DEEPEST):
-        raise InvalidMessage(
-            f"body is nested too deeply: at most {DEEPEST} lists and objects within one another"
-        )
-    return raw
-
-
 def encode_json(body: object) -> bytes:
     """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
 
@@ -165,7 +163,7 @@ def encode_json(body: object) -> bytes:
     try:
         if isinstance(body, (dict, list, tuple)):
             _check_keys(body)
-        return _check_depth(body, _encode_json(body).encode())
+        return _encode_json(body)
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"body contains text that is not valid Unicode: {error.reason}") from None
     except ValueError as error:
@@ -182,7 +180,7 @@ def encode_json(body: object) -> bytes:
 def encode_decoded(body: object) -> bytes:
     """Return the canonical JSON of a body that was JSON, so that its keys are texts; otherwise like `encode_json`."""
     try:
-        return _check_depth(body, _encode_json(body).encode())
+        return _encode_json(body)
     except (ValueError, RecursionError):
         return encode_json(body)
 

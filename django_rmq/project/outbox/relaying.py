@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, close_old_connections, transaction
+from django.db import DatabaseError, Error, close_old_connections, transaction
 from django.db import connections as databases
 from django.db.models import F, Func, IntegerField
 from django.db.models.functions import Coalesce
@@ -308,12 +308,21 @@ def _postpone(
 
 
 def relay_all(chosen: Iterable[str] | None = None) -> Generator[Step, None, None]:
-    """Send what is due in all databases, or in the ``chosen`` ones, batch by batch."""
+    """Send what is due in all databases, or in the ``chosen`` ones, batch by batch.
+
+    A database that fails stops none of the others; its error is raised after them.
+    """
+    trouble: Error | None = None
     for alias in aliases() if chosen is None else chosen:
-        step = _relayed(alias)
-        while step is not None:
-            yield step
-            step = _relayed(alias) if step.is_full else None
+        try:
+            step = _relayed(alias)
+            while step is not None:
+                yield step
+                step = _relayed(alias) if step.is_full else None
+        except Error as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
 
 
 def _relayed(alias: str) -> Step | None:

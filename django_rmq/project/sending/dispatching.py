@@ -75,7 +75,7 @@ def dispatch(
         results = [went_nowhere(out, wanted) for out in built]
     else:
         connections.agree(topic)
-        kept = outbox.Direct(topic, built, using, rows_waiting(using))
+        kept = outbox.Direct(topic, built, using, rows_waiting(using) if topic.outbox else ())
         results, errors = producer.attempt(built, wanted)
         kept.conclude(results)
         for error in errors.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from django_rmq.project.connections import SOCKET_TIMEOUTS
 from tests.e2e.mariadb import use_driver
@@ -32,7 +33,7 @@ DATABASES = {
 }
 USE_TZ = True
 
-RMQ = {
+RMQ: dict[str, Any] = {
     "REDIS": os.environ["REDIS_URL"],
     "KEY_PREFIX": os.environ["RMQ_KEY_PREFIX"],
     "EVENTS": os.environ.get("WORKER_EVENTS") == "1",
@@ -130,10 +131,12 @@ if os.environ.get("WORKER_LISTENERS") == "scheduled":
     RMQ["TOPICS"] = {"ticks": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "ORIGIN": True}}
     RMQ["SCHEDULES"] = json.loads(os.environ["WORKER_SCHEDULES"])
 if "WORKER_DATABASE" in os.environ:
-    DATABASES["default"] = {**json.loads(os.environ["WORKER_DATABASE"]), "CONN_MAX_AGE": None}
+    server = json.loads(os.environ["WORKER_DATABASE"])
+    DATABASES["default"] = {**server, "CONN_MAX_AGE": None}
     RMQ["OUTBOX"] = {"GRACE": 1}
-    RMQ["TOPICS"].get("in-line", {})["OUTBOX"] = False
-    if DATABASES["default"]["ENGINE"].endswith("mysql"):
+    for topic in RMQ["TOPICS"].values():
+        topic["OUTBOX"] = topic["TYPE"] != "fifo"
+    if server["ENGINE"].endswith("mysql"):
         use_driver()
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}

@@ -160,3 +160,10 @@ def test_the_page_of_routes_has_every_route_and_no_other() -> None:
     named = set(re.findall(r"`((?:[a-z]+/)+[a-z/{}]*)[?`]", table))
     routes = {re.sub(r"<str:(\w+)>", r"{\1}", route) for route, _ in urls.ROUTES.values()}
     assert named == routes | {"metrics/"}
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    listed = re.findall(r"([\w/.-]+\.md)$", nav, re.MULTILINE)
+    pages = sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed) == pages

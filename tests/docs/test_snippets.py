@@ -9,7 +9,7 @@ Each page has a project of its own (``stage``), a Redis of its own prefix, and i
 - ``json``, ``yaml``, ``toml``, ``ini``: parsed. ``json`` after a curl is compared with what was answered (``answers``).
 - ``text`` is a picture. A block must say what it is, and one that holds commands is no picture.
 
-A tutorial begins in an empty folder and makes its project by itself.
+The README, the home page and a tutorial begin in an empty folder and make their projects by themselves.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ NOT_RUN: dict[str, str] = {
     ),
 }
 """First line of a block → why nobody can run it here."""
+
+FROM_NOTHING = {ROOT / "README.md", ROOT / "docs/index.md", *(ROOT / "docs/tutorial").glob("*.md")}
+"""Pages whose reader has no project yet."""
 
 PREPARED = {ROOT / "docs/reference/rest.md": ROOT / "docs/how-to/rest.md"}
 """Page → the guide whose reader has the project that the page needs."""
@@ -173,11 +176,11 @@ class Project:
 
     def __init__(self, folder: Path, page: Path, redis_url: str) -> None:
         self.folder, self.redis_url = folder, redis_url
-        self.is_tutorial = page.parent.name == "tutorial"
+        self.is_tutorial = page in FROM_NOTHING
         self.scripts: list[str] = []
         self.answers = Answers()
         self.said = ""
-        self.settings = [stage.PLAIN_SETTINGS, *([] if page.name == "README.md" else [stage.WITH_RMQ])]
+        self.settings = [stage.PLAIN_SETTINGS, stage.WITH_RMQ]
         self.epilogue = stage.OURS.format(topics=stage.TOPICS)
         self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
@@ -419,7 +422,7 @@ def begin(
 
     def begin_one(page: Path) -> Project:
         folder = tmp_path_factory.mktemp("project")
-        if page.parent.name != "tutorial":
+        if page not in FROM_NOTHING:
             shutil.copy(database, folder)
         begun.append(Project(folder, page, f"{server.url.rpartition('/')[0]}/{len(begun) + 1}"))
         return begun[-1]
@@ -438,7 +441,10 @@ def anywhere(begin: Callable[[Path], Project]) -> Project:
 LONG = {"rest", "spark"}
 """Pages whose blocks take half a minute and more."""
 
-WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
+RECIPES = ROOT / "docs/how-to/recipes.md"
+"""Each recipe has a project of its own, in ``test_recipes.py``."""
+
+WITH_SNIPPETS = [page for page in PAGES if snippets(page) and page != RECIPES]
 
 
 @pytest.mark.slow

@@ -1,0 +1,130 @@
+"""The README and the page Hello, followed by a stranger: a new folder, a Redis, a worker process.
+
+``pip install`` is the only command that is not run: the package is in the path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from example_project.embedded_redis import NoRedisServer
+from tests.servers import RedisServer, absent
+from tests.workers import eventually
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"\A# ([\w/]+\.py)\n")
+ADDRESS = "redis://localhost:6379/1"
+
+SAID = {
+    "README.md": "The price of 1 has changed",
+    "docs/tutorial/hello.md": "Hello Ada",
+}
+"""Page → what the worker prints, once."""
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Return the blocks of a page up to its first send: language and text."""
+    found = []
+    for language, text in BLOCK.findall((ROOT / page).read_text()):
+        found.append((language, text))
+        if language == "sh" and "send_message(" in text:
+            return found
+    raise AssertionError(f"{page} sends nothing")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    try:
+        found = RedisServer(appendonly=True)
+    except NoRedisServer as error:
+        absent(str(error))
+    with found:
+        yield found
+
+
+class Stranger:
+    """Does what a page says, in an empty folder."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.folder, self.redis_url = folder, redis_url
+        self.printed: list[str] = []
+        self.worker: subprocess.Popen[str] | None = None
+        path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.environment.pop("DJANGO_SETTINGS_MODULE", None)
+        (folder / "bin").mkdir()
+        (folder / "bin/pip").write_text("#!/bin/sh\n")
+        (folder / "bin/pip").chmod(0o755)
+
+    def follow(self, language: str, text: str) -> None:
+        if language == "python":
+            self.paste(text)
+        elif language == "sh" and "runrmqconsumers" in text:
+            self.start(text.partition("#")[0].split())
+        elif language == "sh":
+            subprocess.run(
+                ["sh", "-eu"], input=text, text=True, cwd=self.folder, env=self.environment, check=True
+            )
+
+    def paste(self, text: str) -> None:
+        """Put a block where its first line says, at the end of what is there."""
+        named = FILE.match(text)
+        assert named, text
+        with (self.folder / named[1]).open("a") as file:
+            file.write(text.replace(ADDRESS, self.redis_url))
+
+    def start(self, command: list[str]) -> None:
+        """Start the worker, and keep what it prints."""
+        assert self.worker is None
+        self.worker = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.reader = threading.Thread(target=self._read, args=(self.worker,))
+        self.reader.start()
+
+    def _read(self, worker: subprocess.Popen[str]) -> None:
+        assert worker.stdout is not None
+        with worker.stdout as output:
+            self.printed.extend(line.rstrip() for line in output)
+
+    def stop(self) -> int:
+        """End the worker; return its exit code."""
+        assert self.worker is not None
+        self.worker.terminate()
+        code = self.worker.wait(60)
+        self.reader.join()
+        return code
+
+
+@pytest.mark.parametrize("page", SAID)
+def test_what_the_page_shows_runs_in_a_new_project(tmp_path: Path, server: RedisServer, page: str) -> None:
+    stranger = Stranger(tmp_path, server.url)
+    try:
+        for language, text in blocks(page):
+            stranger.follow(language, text)
+        eventually(lambda: SAID[page] in stranger.printed, f"{SAID[page]!r} of {stranger.printed}")
+    finally:
+        if stranger.worker is not None:
+            code = stranger.stop()
+    assert code == 0
+    # Equal messages are one call, as the README promises; and nothing was said that worries.
+    assert stranger.printed.count(SAID[page]) == 1
+    assert not [line for line in stranger.printed if "WARNING" in line or "ERROR" in line]
+
+
+def test_the_home_page_shows_the_lines_of_the_readme() -> None:
+    assert blocks("docs/index.md") == blocks("README.md")

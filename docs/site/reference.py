@@ -1,6 +1,6 @@
 """Writes what the pages of the reference repeat of the code, between the marks ``<!-- begin: … -->`` and ``<!-- end -->``.
 
-    python docs/site/reference.py      writes it (`make reference`), with the cells of settings.py
+    python docs/site/reference.py      writes it (`make reference`), the lists of settings.py and the navigation
 
 ``<!-- begin: options of rmqstats -->`` holds the description and the options of a command. ``<!-- begin: django_rmq.Message:
 body, raw -->`` holds the signature and the docstrings of a public name, and of these members; without members all
@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS.parent))
 COLUMNS = 100
 PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+NAVIGATION = DOCS.parent / "mkdocs.yml"
 PAGES = [DOCS / "reference/commands.md", DOCS / "reference/python.md"]
 
 
@@ -38,6 +39,15 @@ def generated(what: str) -> str:
         return options_of(what.removeprefix("options of "))
     name, _, members = " ".join(what.split()).partition(": ")
     return about(name, members.split(", ") if members else None)
+
+
+def with_decisions(nav: str) -> str:
+    """Return mkdocs.yml with every decision in the navigation, so that a new one needs no line by hand."""
+    head, mark, rest = nav.partition("      - Decisions:\n")
+    listed = "".join(
+        f"          - decisions/{page.name}\n" for page in sorted((DOCS / "decisions").glob("*.md"))
+    )
+    return head + mark + listed + re.sub(r"\A(?:          - decisions/.*\n)*", "", rest)
 
 
 # --- commands
@@ -206,3 +216,4 @@ if __name__ == "__main__":
     for each in PAGES:
         each.write_text(filled(each.read_text()))
     table.PAGE.write_text(table.filled(table.PAGE.read_text()))
+    NAVIGATION.write_text(with_decisions(NAVIGATION.read_text()))

@@ -1,6 +1,6 @@
 """Commands of manage.py, and their common part: errors in one line, and exit codes.
 
-Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the coordinator.
+Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the coordinator, 141 nobody reads the output.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import select
 import signal
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
+from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.words import bounds
 from django_rmq.core.words.bodies import dumps
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE
@@ -32,6 +34,10 @@ from django_rmq.operations import Actor, Operations, Progress, Run
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+UNREAD = 128 + signal.SIGPIPE
+"""The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
 
 
 class RmqCommand(BaseCommand):
@@ -48,6 +54,19 @@ class RmqCommand(BaseCommand):
     purpose: Literal["web", "worker"] = "worker"
     """The connections of the command. Those of a worker wait for an answer of Redis for some seconds, those of a page for one."""
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command. If nobody reads its errors, its exit code is the same."""
+        if _has_no_reader(sys.stderr):
+            discard_output(sys.stderr)
+        super().run_from_argv(argv)
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run system checks. Warnings that nobody reads do not keep the command from running."""
+        try:
+            super().check(*args, **options)
+        except BrokenPipeError:
+            discard_output(sys.stderr)
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
         try:
@@ -60,7 +79,7 @@ class RmqCommand(BaseCommand):
             raise CommandError(shown(str(error)), returncode=returncode) from error
         except BrokenPipeError:
             discard_output(sys.stdout)
-            raise SystemExit(1) from None
+            raise SystemExit(UNREAD) from None
 
     def operations(self, *, as_shown: bool = False) -> Operations:
         """Return the operations of a shell, to which everything is permitted. The audit trail names its user.
@@ -174,18 +193,19 @@ def _open_missing_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
 
 
-@contextmanager
-def ended_by_signals(end: Callable[[int, Any], object]) -> Iterator[None]:
+def ended_by_signals(end: Callable[[int, Any], object]) -> AbstractContextManager[None]:
     """Call ``end`` for each SIGTERM and SIGINT, even if the program that has started the command has blocked them."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    previous = {number: signal.signal(number, end) for number in numbers}
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    return handling_signals(end, signal.SIGTERM, signal.SIGINT)
+
+
+def _has_no_reader(stream: Any) -> bool:
+    """Return whether a stream is a pipe or socket whose other end is closed."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        looked = select.poll()
+        looked.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
+    except (OSError, ValueError):
+        return False  # It is no file, or it is closed.
 
 
 def discard_output(stream: Any) -> None:

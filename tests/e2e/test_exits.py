@@ -201,3 +201,41 @@ def test_commands_run_with_standard_streams_that_are_closed(
         )
         assert done.returncode == 0, done.stderr
         assert "NoneType" not in done.stderr
+
+
+def run_unread(arguments: str, environment: dict[str, str], *unread: str) -> tuple[int, str]:
+    """Run a command with ``stdout`` or ``stderr`` to a pipe that nobody reads; return the exit code and what was read."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments.split()],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=writing if "stdout" in unread else subprocess.PIPE,
+            stderr=writing if "stderr" in unread else subprocess.PIPE,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    return done.returncode, (done.stdout or "") + (done.stderr or "")
+
+
+@pytest.mark.parametrize("unread", [("stdout",), ("stderr",), ("stdout", "stderr")], ids=" ".join)
+def test_a_worker_runs_although_nobody_has_read_anything_of_it(
+    tmp_path: Path, redis_url: str, prefix: str, unread: tuple[str, ...]
+) -> None:
+    environment = environment_of(tmp_path, redis_url, prefix)
+    code, text = run_unread("runrmqconsumers work --burst", environment, *unread)
+    assert code == 0, text
+    assert run_unread("runrmqconsumers nonsense", environment, *unread)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["rmqstats", "rmqhealth", "rmqstats --json"])
+def test_a_command_whose_output_nobody_reads_ends_quietly_like_any_tool(
+    tmp_path: Path, redis_url: str, prefix: str, command: str
+) -> None:
+    assert run_unread(command, environment_of(tmp_path, redis_url, prefix), "stdout") == (141, "")

@@ -34,6 +34,24 @@ OVERTIME_SECONDS = 5.0 + FINISH_SECONDS
 After that it is considered hung, and killed."""
 
 
+@contextmanager
+def handling_signals(
+    handler: Callable[[int, Any], object], *numbers: int, install: Callable[[int, Any], Any] = signal.signal
+) -> Iterator[None]:
+    """Call ``handler`` for each of these signals. ``install`` sets it, and returns the previous one.
+
+    A program that blocks signals may have started this one, so they are unblocked: otherwise no SIGTERM would arrive.
+    """
+    previous = {number: install(number, handler) for number in numbers}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
 @dataclass
 class Supervisor:
     """Keeps ``processes`` children running until told to stop.
@@ -163,15 +181,10 @@ class Supervisor:
         os.set_blocking(self._wakeup[1], False)
         wakeup = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
-        previous = {number: signal.signal(number, self._note) for number in handled}
-        # A program that blocks signals may have started this one, and then no SIGTERM would arrive.
-        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         try:
-            yield
+            with handling_signals(self._note, *handled):
+                yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
             signal.set_wakeup_fd(wakeup)
             for descriptor in self._wakeup:
                 os.close(descriptor)
@@ -315,4 +328,4 @@ class Supervisor:
                 logger.warning("Cannot touch the heartbeat file: %s", error)
 
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "handling_signals"]

@@ -24,6 +24,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.consumer import forks
 from django_rmq.core.consumer.notes import RECYCLE
+from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.logs.workers import WorkerFilter
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
@@ -224,15 +225,9 @@ class Command(RmqCommand):
             asked.append(number)
             worker.stop()
 
-        handled = (signal.SIGTERM, signal.SIGINT)
-        previous = {number: forks.handle_signal(number, ask) for number in handled}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
-        try:
+        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=forks.handle_signal):
             self._say(verbosity, starting.ready_line(topics, how.threads or 1))
             code = worker.run()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
         return (0 if code == RECYCLE else code), worker.dispatcher.processed
 
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         send_message,
         send_messages,
     )
-    from django_rmq.project.tracking import amessage_status, message_status
+    from django_rmq.project.tracking import amessage_status, areplay_message, message_status, replay_message
 else:
     _HOMES = {
         "exceptions": (
@@ -113,7 +113,7 @@ else:
             "send_message",
             "send_messages",
         ),
-        "project.tracking": ("amessage_status", "message_status"),
+        "project.tracking": ("amessage_status", "areplay_message", "message_status", "replay_message"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -170,6 +170,7 @@ __all__ = [
     "aensure_message",
     "amessage_status",
     "aremove_message",
+    "areplay_message",
     "asend_message",
     "asend_messages",
     "cancel_message",
@@ -177,6 +178,7 @@ __all__ = [
     "listener",
     "message_status",
     "remove_message",
+    "replay_message",
     "schedule",
     "send_message",
     "send_messages",

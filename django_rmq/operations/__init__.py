@@ -89,6 +89,7 @@ class Operations(Desk):
 
     claims, return_claims = claiming.claims, claiming.return_claims
 
+    id_of = named.id_of
     replay, bury, reschedule = named.replay, named.bury, named.reschedule
     delete, delete_only, cancel = named.delete, named.delete_only, named.cancel
     replay_edited = editing.replay_edited

@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django_rmq.core.calls import looking
 from django_rmq.core.producer.checks import check_fixed_time, check_priority
 from django_rmq.core.words.answers import Looked
+from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations import acts
@@ -17,6 +19,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.reading import copies_of, identified, rounds_of
+from django_rmq.project import connections
 from django_rmq.project.ids import Identity, find_messages, find_moved
 from django_rmq.project.sealing import sealed_id
 
@@ -50,6 +53,20 @@ def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
     """
     desk.actor.require(Permission.REPLAY)
     return _do(desk, REPLAY, desk.present(name), ids)
+
+
+def id_of(
+    desk: Desk, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+) -> str:
+    """Return the id of a message that is named by its body, or on a keyed topic by its key. It may not exist.
+
+    Raises ``InvalidMessage``.
+    """
+    desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+    declared = desk.config.topic(name)
+    connections.present(declared)
+    out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+    return message_id(out.slot, out.member)
 
 
 def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:

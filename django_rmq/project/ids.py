@@ -33,6 +33,8 @@ from django_rmq.exceptions import InvalidMessage, InvalidRequest
 from django_rmq.project import connections
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
+ID_IS_WHOLE = "id= is the whole name of a message: give no body, key or slot_basis"
+
 ROUNDS = 2
 """How often a message is searched, with one script each time; reading the message afterwards makes three."""
 

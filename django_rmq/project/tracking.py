@@ -1,19 +1,28 @@
-"""What is known about one message: ``message_status``."""
+"""One message that is named: what is known about it, and sending it again after its death."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, cast
 
-from django_rmq.core.calls import looking
+from django_rmq.core.calls import looking, people
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.status import MessageStatus, read
 from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.coroutines import coroutine_of
-from django_rmq.project.ids import ALL_ROUNDS, Identity, Whereabouts, identify_for_program, slots_of
+from django_rmq.project.ids import (
+    ALL_ROUNDS,
+    ID_IS_WHOLE,
+    Identity,
+    Whereabouts,
+    identify_for_program,
+    slots_of,
+)
 from django_rmq.project.settings import get_config
+from django_rmq.project.watching import announcing
 
 
 def message_status(
@@ -35,6 +44,8 @@ def message_status(
     """
     declared = get_config().topic(topic)
     if id is not None:
+        if body is not None or key is not None or slot_basis is not None:
+            raise InvalidMessage(ID_IS_WHOLE)
         return _of_id(declared, id)
     connections.agree(declared)
     connections.present(declared)
@@ -52,6 +63,52 @@ def message_status(
 
 
 amessage_status = coroutine_of(message_status)
+
+ReplayResult = Literal["replayed", "merged", "waiting", "running", "resting", "not_found"]
+"""What ``replay_message`` has done, or where the message is that was not dead."""
+
+
+def replay_message(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+) -> ReplayResult:
+    """Send a dead message again, with its full number of retries. It is named as for ``message_status``.
+
+    It is sent at once, also in a transaction. Returns ``replayed``, or ``merged`` if it waits already, and the dead copy
+    is gone. If it was not dead, the word says where it is: ``waiting``, ``running``, ``resting`` or ``not_found``.
+
+    Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
+    """
+    declared, broker = get_config().topic(topic), connections.get_broker()
+    places: Iterable[Identity]
+    if id is None:
+        connections.agree(declared)
+        connections.present(declared, at_once=True)
+        producer = connections.get_producer()
+        out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+        places = [Identity(slot, out.member) for slot in dict.fromkeys(producer.slots(out))]
+    elif body is not None or key is not None or slot_basis is not None:
+        raise InvalidMessage(ID_IS_WHOLE)
+    else:
+        places = Whereabouts(broker, declared, identify_for_program(declared, id), rounds=ALL_ROUNDS)
+    word: ReplayResult = "not_found"
+    for at in places:
+        member = at.member or b""
+        (found,) = broker.run(people.replay(connections.present(declared, at_once=True), at.slot, [member]))
+        if found in ("replayed", "merged"):
+            announcing.replayed(topic, {found: 1}, "program")
+            return cast("ReplayResult", found)
+        state = _asked(declared, [at.slot], member).state.removesuffix("_and_waiting")
+        if state in ("waiting", "running", "resting"):
+            word = cast("ReplayResult", state)
+    return word
+
+
+areplay_message = coroutine_of(replay_message)
 
 
 def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
@@ -94,4 +151,12 @@ def status_of_ended(broker: Broker, topic: Topic, identity: Identity, name: str)
     return None if found is None else replace(found, id=name)
 
 
-__all__ = ["MessageStatus", "amessage_status", "message_status", "status_of_ended"]
+__all__ = [
+    "MessageStatus",
+    "ReplayResult",
+    "amessage_status",
+    "areplay_message",
+    "message_status",
+    "replay_message",
+    "status_of_ended",
+]

@@ -203,8 +203,13 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
     answer = run("rmqreplay", "orders", "--id", one, "--json", code=1)
     assert '"waiting": 1' in answer and "1 of 1" in answer
     run("rmqreplay", "orders", "--id", "nonsense", code=2)
-    run("rmqreplay", "orders", "--id", one, "--body", "{", code=2)
-    assert run("rmqreplay", "orders", "--id", one, "--body", "7", code=1).startswith("orders: 1 waiting")
+    body = entry.member.decode()
+    assert run("rmqreplay", "orders", "--body", body, code=1).startswith("orders: 1 waiting")
+    assert "1 gone" in run("rmqreplay", "orders", "--body", '{"never": "sent"}', code=1)
+    run("rmqreplay", "orders", "--body", body, "--id", one, code=2)
+    run("rmqreplay", "orders", "--key", "k", code=2)
+    run("rmqreplay", "orders", "--id", one, "--new-body", "{", code=2)
+    assert run("rmqreplay", "orders", "--id", one, "--new-body", "7", code=1).startswith("orders: 1 waiting")
 
 
 def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
@@ -228,7 +233,7 @@ def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
     for wrong in (
         (),
         ("--all", "--error", "x"),
-        ("--all", "--body", "1"),
+        ("--all", "--new-body", "1"),
         ("--all", "--slot", "4", "--no-input"),
     ):
         run("rmqreplay", "orders", *wrong, code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import override_settings
+from django.utils import timezone
 
 import django_rmq
 from django_rmq import (
@@ -19,12 +21,16 @@ from django_rmq import (
     Message,
     Reject,
     Retry,
+    SendResult,
     UnknownTopic,
     amessage_status,
+    areplay_message,
     cancel_message,
+    ensure_message,
     listener,
     message_status,
     remove_message,
+    replay_message,
     send_message,
 )
 from django_rmq.core.words import held
@@ -417,3 +423,93 @@ def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
     assert read(KEPT, 0, b"a", found).state == "dead"
     assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
     assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"
+
+
+# --- one message, named by its body, its key or its id
+
+
+def named(way: str, topic: str, sent: SendResult) -> dict[str, Any]:
+    if way == "id":
+        return {"id": sent.id}
+    if way == "sealed id":
+        return {"id": sealed_id(topic, sent.slot, sent.member)}
+    return {"key": "o1"} if topic == "orders" else {"body": {"n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("topic", "way"),
+    [
+        *itertools.product(("forgotten", "orders"), ("body or key", "id", "sealed id")),
+        # A message of this topic without a key is named by its id alone.
+        ("line", "id"),
+        ("line", "sealed id"),
+    ],
+)
+def test_a_dead_message_is_sent_again_however_it_is_named(still: Clock, topic: str, way: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "forgotten": {"priority": 50},
+        "orders": {"key": "o1", "fixed_time": timezone.now()},
+        "line": {},
+    }
+    sent = send_message(topic, {"n": 1}, **options[topic])
+    name = named(way, topic, sent)
+    assert replay_message(topic, **name) == "waiting"
+    seen: list[str] = []
+
+    @listener(topic)
+    def reject(message: Message[Any]) -> None:
+        seen.append(replay_message(topic, **name))
+        raise Reject("not today")
+
+    still.advance(seconds=1)
+    drain(topic)
+    assert (seen, message_status(topic, id=sent.id).state) == (["running"], "dead")
+    assert async_to_sync(areplay_message)(topic, **name) == "replayed"
+    assert message_status(topic, id=sent.id).state == "waiting"
+    still.advance(seconds=1)
+    drain(topic)
+    if topic != "line":
+        send_message(topic, {"n": 1}, **options[topic])
+        assert replay_message(topic, **name) == "merged"
+    else:
+        assert replay_message(topic, **name) == "replayed"
+
+
+def test_what_is_not_dead_or_not_named_is_not_replayed(still: Clock) -> None:
+    assert replay_message("forgotten", {"n": 7}) == "not_found"
+    sent = send_message("forgotten", {"n": 1}, priority=50)
+    for ask in (replay_message, message_status, remove_message):
+        with pytest.raises(InvalidMessage, match="id= is the whole name"):
+            ask("forgotten", {"n": 1}, id=sent.id)
+        with pytest.raises(InvalidMessage):
+            ask("forgotten", id="no id")
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_a_message_is_sent_unless_it_is_there_by_the_id_of_an_earlier_send(still: Clock, seal: bool) -> None:
+    def id_of(sent: SendResult) -> str:
+        return sealed_id(sent.topic, sent.slot, sent.member) if seal else sent.id
+
+    due = timezone.now() + timedelta(minutes=5)
+    first = send_message("orders", {"n": 1}, fixed_time=due)  # its id is its only name
+    assert ensure_message("orders", {"n": 1}, id=id_of(first), fixed_time=due).status == "present"
+    based = send_message("orders", {"n": 2}, key="k", fixed_time=due, slot_basis="shop 7")
+    with pytest.raises(InvalidMessage, match="pass the slot_basis="):
+        ensure_message("orders", {"n": 2}, id=id_of(based), fixed_time=due)
+    again = ensure_message("orders", {"n": 2}, id=id_of(based), fixed_time=due, slot_basis="shop 7")
+    assert (again.status, again.id) == ("present", based.id)
+    plain = send_message("forgotten", {"n": 3}, priority=50)
+    assert ensure_message("forgotten", {"n": 3}, id=id_of(plain), priority=50).status == "present"
+    with pytest.raises(InvalidMessage, match="not that of a message with this body"):
+        ensure_message("forgotten", {"n": 4}, id=id_of(plain), priority=50)
+    with pytest.raises(InvalidMessage, match="not both"):
+        ensure_message("orders", {"n": 1}, key="k", id=id_of(first), fixed_time=due)
+    keyless = send_message("line", {"n": 5})
+    with pytest.raises(InvalidMessage, match="sent without a key"):
+        ensure_message("line", {"n": 5}, id=id_of(keyless))
+    remove_message("orders", id=first.id, on_commit=False)
+    if seal:
+        with pytest.raises(InvalidMessage, match="holds no message"):
+            ensure_message("orders", {"n": 1}, id=id_of(first), fixed_time=due)
+    else:
+        assert ensure_message("orders", {"n": 1}, id=first.id, fixed_time=due).status == "stored"

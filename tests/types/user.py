@@ -28,6 +28,7 @@ from django_rmq import (
     listener,
     message_status,
     remove_message,
+    replay_message,
     schedule,
     send_message,
     send_messages,
@@ -86,6 +87,10 @@ def take_back(sent: SendResult) -> bool:
     removed = remove_message("orders", key="o-1", using="default")
     if removed.status == "in_flight":  # mypy: comparison-overlap; pyright: reportUnnecessaryComparison
         return False
+    word = replay_message("orders", key="o-1")
+    if word == "replaid":  # mypy: comparison-overlap; pyright: reportUnnecessaryComparison
+        return False
+    ensure_message("orders", {"order": 9}, id=sent.id, priority=50)
     return removed == "waiting" or removed.status == "running"
 
 

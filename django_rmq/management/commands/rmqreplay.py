@@ -18,7 +18,7 @@ from django_rmq.management import (
     progress_as_json,
     shown,
 )
-from django_rmq.management.messages import add_filter, add_id, filter_of
+from django_rmq.management.messages import add_filter, add_names, filter_of, is_named, name_of
 from django_rmq.operations import Filter, Limits, Operations, Progress
 
 
@@ -26,17 +26,17 @@ class Command(RmqCommand):
     """Replay dead messages."""
 
     help = (
-        "Send dead messages again, with their full number of retries: those named by --id, those that "
+        "Send dead messages again, with their full number of retries: those named by --id, --key or --body, those that "
         "match all filters, or with --all all of the topic. Exits with 1 if a named message is not dead."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        add_id(parser, many=True)
+        add_names(parser, many=True)
         parser.add_argument("--all", action="store_true", help="all dead messages")
         add_filter(parser)
         parser.add_argument(
-            "--body", metavar="JSON", help="with exactly one --id: replay with this body instead"
+            "--new-body", metavar="JSON", help="with one named message: replay it with this body instead"
         )
         parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
         parser.add_argument(
@@ -54,18 +54,23 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
-        operations.config.topic(name)
+        topic = operations.config.topic(name)
         wanted = filter_of(options)
-        ways = [bool(options["id"]), options["all"], not wanted.is_empty]
+        ways = [is_named(options), options["all"], not wanted.is_empty]
         if sum(ways) != 1:
             raise CommandError(
-                "choose messages: use --id, or filters (--error, --text, --older-than, --newer-than, --slot), or --all",
+                "choose messages: use --id, --key or --body, or filters (--error, --text, --older-than, --newer-than, "
+                "--slot), or --all",
                 returncode=2,
             )
-        if options["body"] is not None and len(options["id"] or ()) != 1:
-            raise CommandError("--body requires exactly one --id", returncode=2)
-        if options["id"]:
-            self._replay_named(operations, name, options)
+        named = name_of(topic, options) if is_named(options) else {"id": []}
+        ids = named["id"] if "id" in named else [operations.id_of(name, **named)]
+        if options["new_body"] is not None and len(ids) != 1:
+            raise CommandError(
+                "--new-body requires one message, named by --id, --key or --body", returncode=2
+            )
+        if ids:
+            self._replay_named(operations, name, ids, options)
             return
         if options["dry_run"] or options["interactive"]:
             found = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
@@ -100,10 +105,12 @@ class Command(RmqCommand):
         for name, count in sorted(classes.items(), key=lambda pair: (-pair[1], pair[0])):
             self.stdout.write(f"  {count:>{width}}  {shown(name) or 'no class of an error'}")
 
-    def _foretell_named(self, operations: Operations, name: str, options: dict[str, Any]) -> None:
+    def _foretell_named(
+        self, operations: Operations, name: str, ids: list[str], options: dict[str, Any]
+    ) -> None:
         found: dict[str, str] = {}
         classes = Counter[str]()
-        for one in dict.fromkeys(options["id"]):
+        for one in dict.fromkeys(ids):
             try:
                 copies = operations.get(name, one)
             except MessageGone:
@@ -119,18 +126,20 @@ class Command(RmqCommand):
             self._write_classes(classes)
         self._complain_of(len(found) - classes.total(), len(found))
 
-    def _replay_named(self, operations: Operations, name: str, options: dict[str, Any]) -> None:
+    def _replay_named(
+        self, operations: Operations, name: str, ids: list[str], options: dict[str, Any]
+    ) -> None:
         if options["dry_run"]:
-            self._foretell_named(operations, name, options)
+            self._foretell_named(operations, name, ids, options)
             return
-        if options["body"] is None:
-            done = operations.replay(name, options["id"])
+        if options["new_body"] is None:
+            done = operations.replay(name, ids)
         else:
             try:
-                body = exact_json(options["body"])
+                body = exact_json(options["new_body"])
             except ValueError as error:
-                raise CommandError(f"--body is not JSON: {error}", returncode=2) from error
-            done = operations.replay_edited(name, options["id"][0], body)
+                raise CommandError(f"--new-body is not JSON: {error}", returncode=2) from error
+            done = operations.replay_edited(name, ids[0], body)
         if options["json"]:
             self.print_json({"outcomes": done.outcomes, "found": done.found})
         else:

@@ -16,9 +16,14 @@ from typing import Any, ParamSpec, TypeVar
 from django_rmq.core.producer.checks import check_durability, option_of
 from django_rmq.core.producer.placing import OPTIONS, Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.contents import key_of
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
+from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.coroutines import coroutine_of
+from django_rmq.project.ids import Identity, find_held, identify_for_program
 from django_rmq.project.sending.bulk import Bulk, with_zones
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
 from django_rmq.project.sending.failures import too_full
@@ -109,14 +114,22 @@ def ensure_message(
     expires: datetime | int | None = None,
     max_retries: int | None = None,
     timeout: int | timedelta | None = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> SendResult:
-    """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``)."""
+    """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``).
+
+    ``id``, in place of ``key``: that of an earlier send of the same message. A send with a ``slot_basis`` needs it again.
+    """
     options = _given(locals())
-    return _send_one(topic, body, options, True, check_durability(replicas, fsync), on_commit, using)
+    durability = check_durability(replicas, fsync)
+    if id is None:
+        return _send_one(topic, body, options, True, durability, on_commit, using)
+    identity, options = _named_by(get_config().topic(topic), body, options, id)
+    return _send_one(topic, body, options, True, durability, on_commit, using, identity)
 
 
 @_naming_options
@@ -204,12 +217,15 @@ def _send_one(
     wanted: Durability,
     on_commit: bool | None,
     using: str | None,
+    identity: Identity | None = None,
 ) -> SendResult:
     topic = get_config().topic(name)
     producer = connections.get_producer()
     connection = commit_to_wait_for(on_commit, using)
     with telemetry.sending(topic, waits=connection is not None) as call:
         outgoing = producer.build(topic, body, **call.options(options))
+        if identity is not None:
+            _check_slot(outgoing, identity)
         if ensure:
             outgoing = outgoing._replace(act="ensure")
         (result,) = results = dispatch(
@@ -219,3 +235,40 @@ def _send_one(
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result
+
+
+def _named_by(topic: Topic, body: Any, options: dict[str, Any], name: str) -> tuple[Identity, dict[str, Any]]:
+    """Return the slot and the member of an id, and the options with which its message is sent again."""
+    if "key" in options:
+        raise InvalidMessage("give key= or id=, not both")
+    identity = identify_for_program(connections.present(topic), name)
+    if identity.member is None:
+        held = find_held(connections.get_broker(), topic, identity)
+        if held is None or held.member is None:
+            raise InvalidMessage(
+                f"topic {topic.name} holds no message with the id {name}: give its key, or only its body"
+            )
+        identity = held
+    member = identity.member or b""
+    if not topic.keyed:
+        if encode_body(topic, body) != member:
+            raise InvalidMessage("the id is not that of a message with this body")
+        return identity, options
+    key = key_of(topic, member)
+    if key is None:
+        raise InvalidMessage("the message of this id was sent without a key, so each send is another message")
+    return identity, {**options, "key": key}
+
+
+def _check_slot(outgoing: Outgoing, identity: Identity) -> None:
+    """Raise ``InvalidMessage`` if a message would not be sent to the slot of its id, whatever slots its topic had."""
+    crc, topic = outgoing.crc or 0, outgoing.topic
+    if crc & (topic.slots - 1) == identity.slot:
+        return
+    definition = connections.get_broker().definitions().get(topic.name)
+    counts = (*slot_counts(definition), *former_slot_counts(definition)) if definition else (topic.slots,)
+    if not any(crc & (count - 1) == identity.slot for count in counts):
+        raise InvalidMessage(
+            f"the message of this id is in slot {identity.slot}, and this one belongs into slot {outgoing.slot}: pass the "
+            "slot_basis= of its send"
+        )

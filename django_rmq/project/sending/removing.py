@@ -11,7 +11,14 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections, outbox
 from django_rmq.project.coroutines import coroutine_of
-from django_rmq.project.ids import ALL_ROUNDS, Identity, find_held, find_moved, identify_for_program
+from django_rmq.project.ids import (
+    ALL_ROUNDS,
+    ID_IS_WHOLE,
+    Identity,
+    find_held,
+    find_moved,
+    identify_for_program,
+)
 from django_rmq.project.sending.commit import defer_removal, rows_waiting, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, observers
 from django_rmq.project.sending.failures import explained
@@ -90,7 +97,7 @@ def _take_back(
     if named_by_id is None:
         out = producer.outgoing(declared, body, 0, **named)
     elif body is not None or any(value is not None for value in named.values()):
-        raise InvalidMessage("id= is the whole name of a message: give no body, key or slot_basis")
+        raise InvalidMessage(ID_IS_WHOLE)
     else:
         identity = identify_for_program(connections.present(declared), named_by_id)
         found = _outgoing_of_id(connections.present(declared), identity)

@@ -879,7 +879,7 @@ def test_a_reader_that_goes_away_is_no_traceback(redis_url: str, prefix: str) ->
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
-    assert process.wait(30) == 1
+    assert process.wait(30) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 

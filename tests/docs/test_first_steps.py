@@ -126,5 +126,16 @@ def test_what_the_page_shows_runs_in_a_new_project(tmp_path: Path, server: Redis
     assert not [line for line in stranger.printed if "WARNING" in line or "ERROR" in line]
 
 
+@pytest.mark.parametrize(
+    ("extra", "used"), [("testing", "django_rmq.testing import"), ("schedules", r"@schedule\([^)]*cron=")]
+)
+def test_a_page_for_beginners_names_the_extra_of_what_it_shows(extra: str, used: str) -> None:
+    pages = [*(ROOT / "docs/tutorial").glob("*.md"), ROOT / "docs/how-to/recipes.md", ROOT / "README.md"]
+    using = [page for page in pages if re.search(used, page.read_text())]
+    assert using
+    for page in using:
+        assert re.search(rf"\[{extra}\]|`{extra}`", page.read_text()), page
+
+
 def test_the_home_page_shows_the_lines_of_the_readme() -> None:
     assert blocks("docs/index.md") == blocks("README.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
@@ -26,8 +27,9 @@ from django_rmq.core.words.topics import Topic
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.servers import RedisCluster
 
-LONG = 60.0
-"""Seconds after which a test gives up waiting. A machine that others use, too, may stand still for some of them."""
+LONG = float(os.environ.get("TEST_PATIENCE", "60"))
+"""Seconds after which a test gives up waiting. A machine that others use, too, may stand still for some of them. A test
+that has to fail, because a rule is missing, waits less."""
 
 
 @dataclass

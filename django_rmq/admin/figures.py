@@ -28,6 +28,8 @@ class Row:
     retry: int
     dead: int
     claims: int
+    lapsed: int
+    """How many of the claimed messages have a lease that has ended."""
     oldest_seconds: float | None
     undrained_seconds: float | None
     """Priority topics: the longest time for which a slot has not been empty."""
@@ -98,6 +100,7 @@ def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
         depth.retry,
         depth.dead,
         depth.claimed,
+        figures.lapsed,
         _seconds_since(depth.oldest_due_ms, figures.now_ms),
         _seconds_since(depth.undrained_since_ms, figures.now_ms),
         _seconds_since(figures.running_since_ms, figures.now_ms),

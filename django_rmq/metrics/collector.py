@@ -198,7 +198,7 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     )
     yield _gauge(
         "messages_due",
-        "Messages that could be taken now: waiting, rested after a failure, or timed out in flight.",
+        "Messages that could be taken now: waiting, rested after a failure, timed out in flight, or lapsed.",
         (((one.figures.topic.name,), (one.depth or one.figures).due) for one in known),
     )
     yield _gauge(
@@ -215,6 +215,11 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
         "oldest_running_seconds",
         "Time since the first delivery began that runs now, however often it was extended; 0 if nothing runs.",
         (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in found),
+    )
+    yield _gauge(
+        "messages_lapsed",
+        "Claimed messages whose lease has ended, and that have not come back yet.",
+        (((one.figures.topic.name,), one.figures.lapsed) for one in found),
     )
     yield _gauge(
         "measured_age_seconds",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from django_rmq.core.calls import claims as calls
-from django_rmq.core.calls import looking
+from django_rmq.core.calls import consumers, looking
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.topics import Topic
@@ -30,6 +30,8 @@ class ClaimFigures:
     messages: int
     lease_ms: int
     """When the first of its leases ends (ms) unless it is renewed."""
+    driver: str = ""
+    """Where the query runs or ran, and since when. Empty: nobody knows."""
 
 
 def claims(desk: Desk, name: str) -> list[ClaimFigures]:
@@ -64,7 +66,13 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimFigures]:
             messages=known.messages + read.size,
             lease_ms=min(known.lease_ms, ends),
         )
-    return [found[key] for key in sorted(found)]
+    names = sorted({consumer for _, consumer, _ in held})
+    asked = walk(broker, (consumers.driver_of_consumer(topic, consumer) for consumer in names))
+    drivers = {
+        consumer: "" if driver is None else driver.where
+        for consumer, driver in zip(names, asked, strict=True)
+    }
+    return [replace(found[key], driver=drivers[key[0]]) for key in sorted(found)]
 
 
 def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: bool = False) -> Run:
@@ -72,16 +80,18 @@ def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: 
 
     ``spent``: each message uses a retry, as after a time-out, and one without retries left goes to Dead.
     Outcomes, of messages: ``returned``. Their query reads its batch as empty from now on, so it must be stopped
-    first. Raises ``InvalidRequest`` if there are several consumers and none is named.
+    first. Another query may use the name of the consumer from then on. Raises ``InvalidRequest`` if there are
+    several consumers and none is named.
     """
     desk.actor.require(Permission.REPLAY)
     broker, topic = _broker(desk), desk.present(name)
     found = _found(broker, topic)
-    consumers = {one.consumer for one in found}
-    if consumer is None and len(consumers) > 1:
-        raise InvalidRequest(f"several consumers hold claims of {name}: {', '.join(sorted(consumers))}")
+    holders = {one.consumer for one in found}
+    if consumer is None and len(holders) > 1:
+        raise InvalidRequest(f"several consumers hold claims of {name}: {', '.join(sorted(holders))}")
     chosen = [one for one in found if consumer in (None, one.consumer)]
-    steps = _returning(broker, topic, chosen, spent=spent)
+    names = {one.consumer for one in chosen} | ({consumer} if consumer else set())
+    steps = _returning(broker, topic, chosen, names, spent=spent)
     note = f"of {', '.join(sorted({one.consumer for one in chosen}))}" if chosen else ""
     if spent:
         note = f"{note}, with a retry used".removeprefix(", ")
@@ -89,10 +99,12 @@ def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: 
 
 
 def _returning(
-    broker: Broker, topic: Topic, chosen: list[ClaimFigures], *, spent: bool
+    broker: Broker, topic: Topic, chosen: list[ClaimFigures], names: Iterable[str], *, spent: bool
 ) -> Iterator[Progress]:
     tally = Tally(sum(one.messages for one in chosen))
     yield tally.progress()
+    for name in names:
+        broker.run(consumers.leave_consumer(topic, name))
     for one in chosen:
         for slot in one.slots:
             left: int | None = None

@@ -36,6 +36,8 @@ class TopicFigures:
     retry: int = 0
     dead: int = 0
     claimed: int = 0
+    lapsed: int = 0
+    """How many of these are claimed under a lease that has ended."""
     oldest_due_ms: int | None = None
     """Since when the first of these can be taken. None: nothing is overdue, or the topic orders by priority."""
     age_ms: int | None = None
@@ -226,6 +228,7 @@ def _summed(
         retry=sum(one.retry for one in counted),
         dead=sum(one.dead for one in counted),
         claimed=sum(one.claimed for one in counted),
+        lapsed=sum(one.lapsed for one in counted),
         oldest_due_ms=oldest,
         age_ms=_since(oldest, now_ms),
         undrained_since_ms=undrained,

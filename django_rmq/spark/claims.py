@@ -115,8 +115,9 @@ class Claims:
                 self.lease.hold(slot, consumer, read.number)
             elif is_own and read.state in ("open", "sealed", "acked"):
                 ending.append((slot, read.number))
-            elif read.number <= committed and read.state == "open":
-                # The request came too late for its batch, and what it took was never read.
+            elif read.number <= committed and read.state in ("open", "sealed"):
+                # An open claim came too late for its batch, and was never read. A sealed one is of another query, which had
+                # the name of this consumer before, and has not recorded it here.
                 self._return(slot, consumer, read.number)
             else:
                 lost += is_own and read.state in ("lost", "returned")

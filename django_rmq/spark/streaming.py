@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -80,6 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._patience = Patience(options.patience, f"topic {self._name}")
         self._fail_on_loss = options.fails_on_loss
         self._consumer = options.consumer
+        self._checkpoint = self._consumer if options.text("consumerId") is None else uuid4().hex
+        """The word of a checkpoint that has no offset yet. A consumer without a given name belongs to one checkpoint."""
         self._topic = self._patience(self._look_up)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
         self._gathering = Gathering(*gathering(options))
@@ -104,11 +108,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- offsets
 
-    def _offset(self, consumer: str, claim: int, rows: int) -> dict[str, Any]:
+    def _offset(self, consumer: str, checkpoint: str, claim: int, rows: int) -> dict[str, Any]:
         # The engine compares offsets by their text, which includes the order of the keys.
         return {
             "version": 1,
             "consumer": consumer,
+            "checkpoint": checkpoint,
             "claim": claim,
             "rows": rows,
             "slots": self._topic.slots,
@@ -117,7 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        return self._offset(self._consumer, 0, 0)
+        return self._offset(self._consumer, self._checkpoint, 0, 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.most)
@@ -149,11 +154,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         consumer, committed = start["consumer"], int(start["claim"])
+        # Checkpoints of older versions have no word of their own, but one consumer.
+        checkpoint = start.get("checkpoint", f"of {consumer}")
+        self._claims.lease.identity.hold(consumer, checkpoint)
+        self._claims.lease.begin()
         newest = self._claims.settle(consumer, committed, self._named(start))
         rows = self._claims.seal(consumer, newest) if newest > committed else 0
         if rows:
             # Made by a driver that died before it could log the offset, or before a request failed.
-            return self._offset(consumer, newest, rows)
+            return self._offset(consumer, checkpoint, newest, rows)
         self._pause()
         number = max(newest, committed) + 1
         # With AvailableNow, and with Once, there is nothing to wait for.
@@ -164,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if rows:
                 if self._rest is not None:
                     self._rest = max(0, self._rest - rows)
-                return self._offset(consumer, number, rows)
+                return self._offset(consumer, checkpoint, number, rows)
         self._last_empty = time.monotonic()
         self._look_for_slots()
         if self._rest:
@@ -175,6 +184,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._rest,
             )
             self._rest = 0
+        if self._rest is not None:
+            # The run ends here, and all that it has claimed is acknowledged.
+            self._claims.lease.identity.leave()
         return start
 
     def _look_for_slots(self) -> None:
@@ -188,6 +200,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge again; the poll has done it before."""
         self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"]), self._named(end)))
+
+    def stop(self) -> None:
+        """Leave the name of the consumer to the next query, if Redis answers; otherwise it is free when its lease ends."""
+        with suppress(RmqError):
+            self._claims.lease.identity.leave()
 
     def _named(self, offset: dict[str, Any]) -> Collection[int] | None:
         """Return the slots that an offset names. None: it was written by a version that named none."""

@@ -291,6 +291,25 @@ def claimed(broker: Broker, consumer: str = "spark", count: int = 3) -> None:
     assert depth(broker, "timed", "claimed") == count
 
 
+def test_the_dashboard_shows_what_queries_hold_and_that_a_lease_has_ended(
+    boss: Client, broker: Broker
+) -> None:
+    claimed(broker)
+    shown = text(boss.get(url("changelist")))
+    link = f'<a href="{url("change", "timed")}?tab=claim">and 3 claimed</a>'
+    assert link in shown and "lease has ended" not in shown
+    for slot in range(topic_of("timed").slots):
+        broker.renew(topic_of("timed"), slot, "spark", 1, 1, seal=True)
+    eventually(lambda: f"{link} · lease has ended" in text(boss.get(url("changelist"))), "the lease's end")
+
+
+def test_claims_say_where_their_query_runs(boss: Client, broker: Broker) -> None:
+    topic = topic_of("timed")
+    assert broker.hold_consumer(topic, "spark", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None
+    claimed(broker)
+    assert "host etl-2, process 4711, since 2" in text(boss.get(url("claims", "timed")))
+
+
 def test_claims_are_listed_by_query_and_returned_after_a_question(boss: Client, broker: Broker) -> None:
     page = url("claims", "timed")
     assert "No Spark query holds messages of this topic." in text(boss.get(page))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -522,6 +523,20 @@ def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: R
     assert {score for _, score in stored(broker, "renders")} == {100.0}
     assert "no Spark query holds messages" in run("rmqclaims")
     assert "nothing to do" in run("rmqclaims", "renders", "--return")
+
+
+def test_rmqclaims_says_where_a_query_runs_and_frees_its_name(broker: Broker, run: Run) -> None:
+    topic = get_config().topic("renders")
+    assert broker.hold_consumer(topic, "query", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None
+    claimed(broker, 20)
+    where = json.loads(run("rmqclaims", "--json"))[0]["driver"]
+    assert re.fullmatch(r"host etl-2, process 4711, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", where)
+    assert where in run("rmqclaims", "renders")
+    run("rmqclaims", "renders", "--return", "--consumer", "query", "--no-input")
+    assert broker.hold_consumer(topic, "query", "e", "another", "etl-3 5 - -", 60_000, starts=True) is None
+    # Also of a query that holds nothing.
+    run("rmqclaims", "renders", "--return", "--consumer", "query", "--no-input")
+    assert broker.hold_consumer(topic, "query", "f", "a-third", "etl-4 6 - -", 60_000, starts=True) is None
 
 
 def test_rmqclaims_uses_a_retry_of_what_fails_its_batch(broker: Broker, run: Run) -> None:

@@ -145,15 +145,28 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
                 "REST": (told["due"], (told["age_ms"] or 0) / 1000),
             }
 
+        def lapsed() -> float:
+            [found] = [
+                sample.value
+                for family in collector.RmqCollector().collect()
+                for sample in family.samples
+                if sample.name == "rmq_messages_lapsed"
+            ]
+            return found
+
         late(broker, "work", 0, 3)
         assert broker.claim(work, 0, "dead", 1, 60_000, 9).taken == 3
         broker.renew(work, 0, "dead", 1, 60_000, seal=True)
         clock.advance(ms=59_999)
-        assert set(faces().values()) == {(0, 0)}
+        assert set(faces().values()) == {(0, 0)} and lapsed() == 0
         assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]
         clock.advance(ms=600_001)
         assert set(faces().values()) == {(3, 600)}, faces()
         assert "the oldest message has been due for 600 s" in run("--no-workers")[0]
+        assert lapsed() == 3
+        while broker.expire(work, 0):
+            pass
+        assert lapsed() == 0
 
 
 def _printed(*arguments: str) -> str:

@@ -83,6 +83,9 @@ class OracleBroker(Memory):
     fail_claimed = claims.fail_claimed
     return_claim = claims.return_claim
     read_claim = claims.read_claim
+    hold_consumer = claims.hold_consumer
+    leave_consumer = claims.leave_consumer
+    driver_of_consumer = claims.driver_of_consumer
 
     replay = people.replay
     bury = people.bury

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.words.answers import Claimed, ClaimRead
+from django_rmq.core.words.answers import Claimed, ClaimRead, Driver
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
 from django_rmq.core.words.failures import Failure, cut_error
+from django_rmq.core.words.keys import consumer_key
+from django_rmq.core.words.topics import Topic
 from tests.oracle.choosing import as_they_are, free_to_claim
 from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import (
@@ -17,6 +19,7 @@ from tests.oracle.holding import (
     note_claim,
     return_claimed,
 )
+from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.numbers import score_text
 from tests.oracle.ordering import Entry, due_entries
 from tests.oracle.refusing import check_batch, check_lease
@@ -187,3 +190,52 @@ def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limi
     flat = [part for member, score in rows for part in (member, score_text(score).encode())]
     kept = [slot.claim_body.get(member) for member, _ in rows] if slot.claim_body else []
     return ClaimRead(state, newest, len(slot.claim), flat, kept)
+
+
+def hold_consumer(
+    memory: Memory,
+    topic: Topic,
+    consumer: str,
+    driver: str,
+    checkpoint: str,
+    about: str,
+    lease_ms: int,
+    *,
+    starts: bool = False,
+    gone: str = "",
+) -> Driver | None:
+    check_lease(lease_ms)
+    now_ms = memory.micros() // 1000
+    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
+        known = _driver(record)
+        if known is not None and known.name != driver:
+            is_free = (
+                known.until_ms <= now_ms or record[b"checkpoint"] == checkpoint.encode() or known.name == gone
+            )
+            if not (starts and is_free):
+                return known
+        if known is None or known.name != driver:
+            record |= {b"driver": driver.encode(), b"checkpoint": checkpoint.encode()}
+            record |= {b"about": about.encode(), b"since": b"%d" % now_ms}
+        record[b"until"] = b"%d" % (now_ms + lease_ms)
+    return None
+
+
+def leave_consumer(memory: Memory, topic: Topic, consumer: str, driver: str = "") -> str:
+    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
+        if b"driver" not in record or (driver and record[b"driver"] != driver.encode()):
+            return "absent"
+        record.pop(b"until", None)
+        return "left"
+
+
+def driver_of_consumer(memory: Memory, topic: Topic, consumer: str) -> Driver | None:
+    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
+        return _driver(record)
+
+
+def _driver(record: Hash) -> Driver | None:
+    if b"driver" not in record:
+        return None
+    name, about = record[b"driver"].decode(), record[b"about"].decode()
+    return Driver(name, about, int(record[b"since"]), int(record.get(b"until", 0)))

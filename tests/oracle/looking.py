@@ -30,7 +30,8 @@ def count(slot: Slot) -> Counts:
     late = [
         (score // 1000 + slot.timeout + 1) * 1000 for score in slot.prepare.values() if score < first_stamp
     ]
-    others = [max(0, int(at)) for at in (*rested, *late, *_lapsed_claim(slot))]
+    lapsed = _lapsed_claim(slot)
+    others = [max(0, int(at)) for at in (*rested, *late, *lapsed)]
     due, oldest = len(slot.store), None
     if not slot.topic.is_priority:
         due = sum(score <= slot.now_ms for score in slot.store.values())
@@ -55,6 +56,7 @@ def count(slot: Slot) -> Counts:
         b"paused" in slot.control,
         min(undrained, default=None),
         min(running, default=None),
+        len(lapsed),
     )
 
 

@@ -182,11 +182,11 @@ class ClaimModel:
         if claim.holds and claim.number <= start:
             acknowledged = {"sealed"} | ({"open"} if not self.rules.ack_sealed else set())
             acknowledged |= {"lost"} if not self.rules.lost_is_lost else set()
-            if claim.state in acknowledged:
+            if claim.number == start and claim.state in acknowledged:
                 yield "acknowledges", s._replace(claim=claim._replace(state="acked")), True
-            elif claim.state == "open":
+            elif claim.state in ("open", "sealed"):
                 yield (
-                    "gives back what was never sealed",
+                    "gives back what was never sealed, and what this checkpoint has not recorded",
                     s._replace(claim=claim._replace(state="returned")),
                     True,
                 )

@@ -2184,6 +2184,26 @@ MUTANTS: dict[str, Mutant] = {
         "A request with a key is done once.",
         "tests/unit/test_quota_scripts.py::test_both_brokers_answer_alike",
     ),
+    "consumer_of_two_drivers": Mutant(
+        As("local is_free = true"),
+        "A consumer has one driver until its lease ends.",
+        "tests/unit/test_quota_scripts.py::test_a_driver_has_a_consumers_name_until_its_lease_ends[0]",
+    ),
+    "consumer_goes_back": Mutant(
+        If("not is_free"),
+        "A driver that has lost its consumer does not get it back.",
+        "tests/unit/test_quota_scripts.py::test_a_driver_has_a_consumers_name_until_its_lease_ends[0]",
+    ),
+    "consumer_without_a_lease": Mutant(
+        GONE,
+        "A consumer belongs to its driver while the lease lasts.",
+        "tests/unit/test_quota_scripts.py::test_a_driver_has_a_consumers_name_until_its_lease_ends[0]",
+    ),
+    "leaves_what_another_holds": Mutant(
+        As("if not holder then return 'absent' end"),
+        "A driver leaves no consumer that another one has.",
+        "tests/unit/test_quota_scripts.py::test_a_driver_has_a_consumers_name_until_its_lease_ends[0]",
+    ),
     "results_go_back": Mutant(
         GONE,
         "A late record of a task's start does not overwrite its result.",

@@ -1,4 +1,4 @@
-"""The scripts of rates, permits, answers and results keep to the rules of all scripts, and both brokers do alike."""
+"""The scripts of rates, permits, answers, results and consumers keep to the rules of all scripts, and both brokers do alike."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
-from django_rmq.core.words.keys import answer_key, bucket_key, limits_key, result_key
+from django_rmq.core.words.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.testing.clock import Clock
 from tests.brokers import Broker
 from tests.oracle.broker import OracleBroker
 from tests.unit import test_lua as rules
 
-NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend", "results/keep"]
+NAMES = [
+    "answers/begin",
+    "answers/keep",
+    "consumers/hold",
+    "consumers/leave",
+    "limits/ended",
+    "limits/spend",
+    "results/keep",
+]
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3, max_in_flight=9)
@@ -36,6 +44,8 @@ def calls() -> dict[str, Call]:
     ask: Any = Recorder(None, "P:")
     found = [
         ask.begin_answer("r", "c", "t", 1),
+        ask.hold_consumer(TOPIC, "c", "d", "cp", "a", 1),
+        ask.leave_consumer(TOPIC, "c", "d"),
         ask.keep_answer("r", "t", b"k", 1),
         ask.end_permits(TOPIC, "w", 1, 2),
         ask.spend("s", 1.5, 2, 1),
@@ -57,6 +67,7 @@ def test_keys_lie_below_the_prefix() -> None:
     assert keys == {
         b"answer_{P:rmq:answer:r}",
         b"bucket_{P:rmq:bucket:s}",
+        b"consumer_{P:rmq:consumer:topic:c}",
         b"limits_{P:rmq:limits:topic}",
         b"result_{P:rmq:result:r}",
     }
@@ -210,6 +221,102 @@ def test_what_is_known_of_a_task_never_goes_back(redis_client: redis.Redis, hist
         assert brokers[0].result("task").stamp == known
     assert [broker.result("another") for broker in brokers] == [None, None]
     assert 0 < redis_client.pttl(key) <= 60_000
+
+
+def holding(
+    driver: str, checkpoint: str = "c", starts: bool = False, gone: str = "", passing: int = 0
+) -> dict[str, Any]:
+    return {
+        "driver": driver,
+        "checkpoint": checkpoint,
+        "starts": starts,
+        "gone": gone,
+        "passing": passing,
+    }
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                holding,
+                st.sampled_from("ABC"),
+                st.sampled_from("cd"),
+                st.booleans(),
+                st.sampled_from(["", "", "A", "B"]),
+                passing,
+            ),
+            st.sampled_from(["", "A", "B"]),
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_a_consumer_has_one_driver_at_a_time(redis_client: redis.Redis, history: list[Any]) -> None:
+    key = consumer_key("alike:", "topic:nightly")
+    brokers, clock = pair(redis_client, key)
+    had: list[str] = []
+    checkpoint, until = "", 0
+    for step in history:
+        if isinstance(step, str):
+            answers = {broker.leave_consumer(TOPIC, "nightly", step) for broker in brokers}
+            left = bool(had) and step in ("", had[-1])
+            assert answers == {"left" if left else "absent"}
+            until = 0 if left else until
+        else:
+            clock.advance(ms=step.pop("passing"))
+            now_ms = clock() // 1000
+            found = [
+                broker.hold_consumer(TOPIC, "nightly", about="web-3", lease_ms=2_000, **step)
+                for broker in brokers
+            ]
+            assert found[0] == found[1]
+            mine = not had or had[-1] == step["driver"]
+            same = step["starts"] and (step["checkpoint"] == checkpoint or step["gone"] in had[-1:])
+            assert (found[0] is None) == (mine or bool(same) or (step["starts"] and until <= now_ms))
+            if found[0] is None:
+                if not had or had[-1] != step["driver"]:
+                    checkpoint = step["checkpoint"]
+                had.append(step["driver"])
+                until = now_ms + 2_000
+            else:
+                assert (found[0].name, found[0].about, found[0].until_ms) == (had[-1], "web-3", until)
+        check_alike(redis_client, brokers[1], key)
+        assert len({broker.driver_of_consumer(TOPIC, "nightly") for broker in brokers}) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_driver_has_a_consumers_name_until_its_lease_ends(redis_client: redis.Redis, which: int) -> None:
+    key = consumer_key("alike:", "topic:nightly")
+    brokers, clock = pair(redis_client, key)
+    broker = brokers[which]
+
+    def hold(driver: str, checkpoint: str, **more: Any) -> str | None:
+        found = broker.hold_consumer(TOPIC, "nightly", driver, checkpoint, f"on {driver}", 2_000, **more)
+        return None if found is None else found.about
+
+    assert hold("A", "c", starts=True) is None
+    clock.advance(ms=1_999)
+    assert hold("B", "d", starts=True) == "on A", "another query"
+    assert hold("A", "c") is None
+    assert hold("A2", "c", starts=True) is None, "started again from its checkpoint"
+    assert hold("A", "c") == "on A2", "superseded"
+    clock.advance(ms=1_999)
+    assert hold("B", "d", starts=True) == "on A2"
+    clock.advance(ms=1)
+    assert hold("B", "d", starts=True) is None, "the lease has ended"
+    clock.advance(ms=9_999)
+    assert hold("A2", "c") == "on B", "it has lost the name, though its successor is gone too"
+    assert hold("B", "d") is None
+    assert hold("C", "e", starts=True, gone="A2") == "on B"
+    assert hold("C", "e", starts=True, gone="B") is None, "known to be dead"
+    assert broker.leave_consumer(TOPIC, "nightly", "B") == "absent"
+    assert broker.leave_consumer(TOPIC, "nightly", "C") == "left"
+    assert hold("D", "f", starts=True) is None
+    assert broker.leave_consumer(TOPIC, "nightly") == "left"
+    assert broker.leave_consumer(TOPIC, "another") == "absent"
+    assert broker.driver_of_consumer(TOPIC, "another") is None
+    assert which or 80_000_000 < redis_client.pttl(key) <= 86_402_000
 
 
 def test_what_did_nothing_is_forgotten(redis_client: redis.Redis) -> None:

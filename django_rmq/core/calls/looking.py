@@ -33,7 +33,7 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running = reply
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
     return Counts(
         *(store, due, prepare, retry, dead, claimed),
         int(float(oldest)) if oldest else None,
@@ -41,6 +41,7 @@ def _counts(reply: list[Any]) -> Counts:
         bool(paused),
         moment(undrained),
         moment(running),
+        lapsed,
     )
 
 

@@ -4,7 +4,8 @@ A file whose name begins with an underscore is a fragment; every other file is a
 method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
 ``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
 definitions, those in ``limits/`` about rates and permits, those in ``answers/`` about requests that must run only
-once, those in ``results/`` about tasks, those in ``history/`` about the history of topics.
+once, those in ``results/`` about tasks, those in ``consumers/`` about the consumers of Spark, those in ``history/``
+about the history of topics.
 
 A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
 

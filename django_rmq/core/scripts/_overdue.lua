@@ -17,10 +17,10 @@ local function lapsed_claim(claim, claimants, claims)
   return redis.call('ZCARD', claim), math.max(0, math.ceil(tonumber(head[2]))) -- rule: lapsed_claim_not_due
 end
 
--- How many there are, and since when the first of them can be taken (ms, or infinity). `rests`, `runs` and `held`: the sizes of
--- Retry, Prepare and the claim.
+-- How many there are, since when the first of them can be taken (ms, or infinity), and how many of them are claimed. `rests`,
+-- `runs` and `held`: the sizes of Retry, Prepare and the claim.
 local function overdue(resting, rests, running, runs, timeout, claim, held, claimants, claims)
-  local found, since = 0, math.huge
+  local found, since, lapsed = 0, math.huge, 0
   if rests > 0 then
     found = redis.call('ZCOUNT', resting, '-inf', string.format('(%.0f', now_ms + 1)) -- rule: rested_not_due
     local head = found > 0 and redis.call('ZRANGE', resting, 0, 0, 'WITHSCORES')
@@ -33,8 +33,9 @@ local function overdue(resting, rests, running, runs, timeout, claim, held, clai
     found = found + late
   end
   if held > 0 then
-    local lapsed, at = lapsed_claim(claim, claimants, claims)
+    local at
+    lapsed, at = lapsed_claim(claim, claimants, claims)
     found, since = found + lapsed, math.min(since, at)
   end
-  return found, since
+  return found, since, lapsed
 end

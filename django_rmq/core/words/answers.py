@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 
@@ -94,6 +95,25 @@ class ClaimRead(NamedTuple):
     """The envelope of each row. Empty: each member is its own body."""
 
 
+class Driver(NamedTuple):
+    """The driver that has, or had, the name of a Spark consumer."""
+
+    name: str
+    """Its own word."""
+    about: str
+    """Where it runs, as it has said itself."""
+    since_ms: int
+    until_ms: int
+    """When its lease ends. 0: it has left."""
+
+    @property
+    def where(self) -> str:
+        """Where it runs, and since when it has the name, for people."""
+        host, pid = (*self.about.split(" "), "?", "?")[:2]
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        return f"host {host}, process {pid}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+
+
 class Entry(NamedTuple):
     """One message as peek and find list it."""
 
@@ -182,7 +202,7 @@ class Counts(NamedTuple):
 
     store: int
     due: int
-    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
+    """How many can be taken now: in Store, rested in Retry, timed out in Prepare, or lapsed."""
     prepare: int
     retry: int
     dead: int
@@ -198,6 +218,8 @@ class Counts(NamedTuple):
     None: nothing can be taken, or only foreign programs have sent."""
     running_since_ms: int | None = None
     """When the first delivery began that is in flight and has not timed out. No extension changes that."""
+    lapsed: int = 0
+    """How many are claimed under a lease that has ended: nobody has brought them back yet."""
 
     @property
     def held(self) -> int:

@@ -52,6 +52,8 @@ key                  type    member -> score, or field -> value
 ``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
                              bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
 ``result_{R}``       hash    what became of a task: stamp, job and record (see ``results/keep``); ``R = P + "rmq:result:ID"``
+``consumer_{C}``     hash    who has the name of a Spark consumer: driver, checkpoint, about, since, until (see
+                             ``consumers/hold``); ``C = P + "rmq:consumer:T:NAME"``
 ``P rmq:schedules``  hash    NAME:field -> value; fields: spec, override, paused, removed, generation, at, state,
                              changed, topic, crc, last, late (see ``schedules``); generation -> the newest of all
 ``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
@@ -176,6 +178,11 @@ def answer_key(prefix: str, request: str) -> bytes:
 def result_key(prefix: str, task: str) -> bytes:
     """Return the hash that keeps what became of ``task``."""
     return f"result_{{{prefix}rmq:result:{task}}}".encode()
+
+
+def consumer_key(prefix: str, consumer: str) -> bytes:
+    """Return the hash that says which driver has the name of a Spark consumer (``TOPIC:NAME``)."""
+    return f"consumer_{{{prefix}rmq:consumer:{consumer}}}".encode()
 
 
 def schedules_key(prefix: str) -> bytes:

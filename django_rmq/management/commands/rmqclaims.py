@@ -19,7 +19,8 @@ class Command(RmqCommand):
     help = (
         "List the claims by which Spark queries hold messages. --return gives the messages of one topic back "
         "to their slots, in the order and with the retries that they had; with --spent each uses a retry, and "
-        "one without retries left goes to Dead. Stop the query first: it reads its batch as empty afterwards."
+        "one without retries left goes to Dead. Stop the query first: it reads its batch as empty afterwards. "
+        "With --consumer the name is free for another query at once."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -51,7 +52,8 @@ class Command(RmqCommand):
             self.stdout.write("no Spark query holds messages")
             return
         now_ms = time.time() * 1000
-        rows = [("topic", "consumer", "claim", "state", "slots", "messages", "lease"), *_rows(found, now_ms)]
+        heads = ("topic", "consumer", "claim", "state", "slots", "messages", "lease", "query")
+        rows = [heads, *_rows(found, now_ms)]
         for line in table(rows, right=(2, 4, 5, 6)):
             self.stdout.write(line)
 
@@ -80,6 +82,7 @@ def _rows(found: list[ClaimFigures], now_ms: float) -> list[tuple[str, ...]]:
             str(len(one.slots)),
             str(one.messages),
             "ended" if one.lease_ms <= now_ms else ago((one.lease_ms - now_ms) / 1000),
+            shown(one.driver) if one.driver else "-",
         )
         for one in found
     ]

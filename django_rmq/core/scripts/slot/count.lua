@@ -16,7 +16,8 @@
 -- ARGV[3] now
 --
 -- Returns {store, due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused, claimed,
---          ms since when Store of a priority topic has not been empty or empty, ms of the first delivery that runs or empty}
+--          ms since when Store of a priority topic has not been empty or empty, ms of the first delivery that runs or empty,
+--          how many are claimed under a lease that has ended}
 --         due: in Store, rested in Retry, timed out in Prepare, or claimed under a lease that has ended; the ms are those of
 --         the first of them
 
@@ -35,7 +36,7 @@ local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since',
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 timeout = tonumber(known[4]) or timeout
 local rests, runs, held = redis.call('ZCARD', retry), redis.call('ZCARD', prepare), redis.call('ZCARD', claim)
-local others, since = overdue(retry, rests, prepare, runs, timeout, claim, held, claimants, claims)
+local others, since, lapsed = overdue(retry, rests, prepare, runs, timeout, claim, held, claimants, claims)
 if others > 0 then
   local first = string.format('%.0f', since)
   if kind == 'priority' then
@@ -57,4 +58,4 @@ local function first_delivery()
   return first < math.huge and string.format('%.0f', math.floor(first / 1000)) or ''
 end
 return { waiting, due + others, runs, rests, redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery() } -- rule: count_never_paused
+  known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery(), lapsed } -- rule: count_never_paused

@@ -1,0 +1,213 @@
+"""A consumer has one driver at a time: restarts, second queries with the same consumerId, and drivers that died."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from django_rmq.exceptions import LostRace, ServerUnavailable
+from django_rmq.spark import lease
+from tests.spark.conftest import Queue
+from tests.spark.test_streaming import ALL, ShiftedClock, reader, redis_clock, rows, run_once
+from tests.workers import eventually
+
+MakeQueue = Callable[..., Queue]
+__all__ = ["redis_clock"]
+
+
+@pytest.fixture
+def topic(queue: MakeQueue) -> Queue:
+    return queue(slots=4)
+
+
+@pytest.mark.parametrize("count", [0, 100])
+def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Queue, count: int) -> None:
+    topic.send(list(range(count)))
+    one, other = reader(topic, consumerId="nightly"), reader(topic, consumerId="nightly")
+    start = one.initialOffset()
+    first = one.latestOffset(start, ReadMaxRows(40))
+    assert (first == start) == (count == 0)
+    host, pid, *_ = lease.about_this_process().split(" ")
+    said = f"another query has consumerId nightly of topic {topic.topic.name}: host {host}, process {pid}, since 2"
+    with pytest.raises(LostRace, match=said):
+        other.latestOffset(other.initialOffset(), ALL)
+    # It has touched nothing, and the first one goes on.
+    assert rows(one, start, first).total() == topic.depth("claimed")
+    second = one.latestOffset(first, ALL)
+    assert second["rows"] + topic.total("acked") == count
+    # Another name is another consumer.
+    third = reader(topic, consumerId="hourly")
+    begin = third.initialOffset()
+    assert third.latestOffset(begin, ALL) == begin
+
+
+def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_ends(topic: Queue) -> None:
+    topic.send(list(range(100)))
+    one = reader(topic, consumerId="nightly")
+    start = one.initialOffset()
+    first = one.latestOffset(start, ReadMaxRows(40))
+    again = reader(topic, consumerId="nightly")
+    # Spark runs the logged batch again before it asks for another offset.
+    assert rows(again, start, first).total() == first["rows"]
+    second = again.latestOffset(first, ALL)
+    assert second["rows"] == 100 - first["rows"] and topic.total("acked") == first["rows"]
+    with pytest.raises(
+        LostRace, match=r"another query has taken over consumerId nightly .* from the same checkpoint"
+    ):
+        one.latestOffset(first, ALL)
+    with pytest.raises(LostRace, match="taken over"):
+        one.latestOffset(first, ALL)
+    assert rows(again, first, second).total() == second["rows"]
+    assert again.latestOffset(second, ALL) == second and topic.total("acked") == 100
+
+
+def test_a_checkpoint_without_a_word_of_its_own_is_started_again_at_once(topic: Queue) -> None:
+    topic.send(list(range(10)))
+    one = reader(topic, consumerId="nightly")
+    start = one.initialOffset()
+    end = one.latestOffset(start, ALL)
+    for offset in (start, end):
+        # As an older version has written it.
+        del offset["checkpoint"]
+    one.stop()
+    for _ in range(2):
+        again = reader(topic, consumerId="nightly")
+        assert again.latestOffset(end, ALL) == end
+    assert topic.total("acked") == 10
+
+
+def test_every_message_is_recorded_by_one_of_two_queries_that_share_a_consumer(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=8)
+    topic.send(list(range(8_000)))
+    recorded: Counter[bytes] = Counter()
+    one = reader(topic, consumerId="nightly", claimTimeout="60")
+    start = one.initialOffset()
+    slow = one.latestOffset(start, ReadMaxRows(1_000))
+    read_by_one = rows(one, start, slow)
+    other = reader(topic, consumerId="nightly", claimTimeout="60")
+    begin = other.initialOffset()
+    with pytest.raises(LostRace, match="another query has consumerId nightly"):
+        other.latestOffset(begin, ALL)
+    # The first one hangs until its lease has ended: the second one gets the name.
+    redis_clock.advance(ms=61_000)
+    at = begin
+    for _ in range(3):
+        end = other.latestOffset(at, ReadMaxRows(1_000))
+        recorded += rows(other, at, end)
+        at = end
+        # It is killed after Spark has recorded the batch, and started again.
+        other = reader(topic, consumerId="nightly", claimTimeout="60")
+    with pytest.raises(LostRace, match="taken over"):
+        one.latestOffset(slow, ReadMaxRows(1_000))
+    while (end := other.latestOffset(at, ALL)) != at:
+        recorded += rows(other, at, end)
+        at = end
+    assert topic.total("acked") == 8_000 == len(recorded)
+    # What was lost is delivered again; nothing is acknowledged that no query has recorded.
+    assert set(recorded.values()) == {1} and read_by_one.keys() <= recorded.keys()
+
+
+def test_a_start_acknowledges_only_what_its_own_checkpoint_names(
+    redis_clock: ShiftedClock, topic: Queue
+) -> None:
+    topic.send(list(range(100)))
+    one = reader(topic, consumerId="nightly", claimTimeout="600")
+    start = one.initialOffset()
+    first = one.latestOffset(start, ReadMaxRows(40))
+    second = one.latestOffset(first, ALL)
+    acknowledged = topic.total("acked")
+    # Another checkpoint has recorded later batches under the same name, before; and the first driver has left.
+    one.stop()
+    other = reader(topic, consumerId="nightly")
+    theirs = {**other.initialOffset(), "claim": 4}
+    end = other.latestOffset(theirs, ALL)
+    assert topic.total("acked") == acknowledged
+    # What the first query had not recorded is delivered, now by the other one.
+    assert rows(other, theirs, end).total() == second["rows"]
+
+
+def test_a_run_leaves_its_name_at_its_end(topic: Queue) -> None:
+    for night in range(3):
+        topic.send([f"{night} {n}" for n in range(50)])
+        # A checkpoint that is thrown away after each run.
+        source = reader(topic, consumerId="nightly")
+        assert run_once(source, source.initialOffset())[1] == 50
+        found = topic.broker.driver_of_consumer(topic.topic, "nightly")
+        assert found is not None and found.until_ms == 0
+        source._claims.lease.identity.renew()
+        assert topic.broker.driver_of_consumer(topic.topic, "nightly") == found
+
+
+def test_the_name_is_renewed_while_a_batch_runs(topic: Queue) -> None:
+    source = reader(topic, consumerId="nightly", claimTimeout="1")
+    start = source.initialOffset()
+    assert source.latestOffset(start, ALL) == start
+
+    def until() -> int:
+        found = topic.broker.driver_of_consumer(topic.topic, "nightly")
+        return 0 if found is None else int(found.until_ms)
+
+    first = until()
+    eventually(lambda: until() > first, "a renewal")
+
+
+def a_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def test_a_driver_that_died_on_this_machine_keeps_no_name(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = a_process()
+    assert process.stdin is not None
+    host, _, machine, _ = lease.about_this_process().split(" ")
+    about = f"{host} {process.pid} {machine} {lease._start_of(process.pid)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "about_this_process", lambda: about)
+        dead = reader(topic, consumerId="nightly")
+        assert dead.latestOffset(begin := dead.initialOffset(), ALL) == begin
+    other = reader(topic, consumerId="nightly")
+    with pytest.raises(LostRace, match=f"process {process.pid},"):
+        other.latestOffset(other.initialOffset(), ALL)
+    process.stdin.close()
+    process.wait()
+    topic.send(["a"])
+    assert other.latestOffset(other.initialOffset(), ALL)["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "dead"),
+    [
+        pytest.param({}, False, id="it-runs"),
+        pytest.param({3: "1"}, True, id="another-process-has-its-number"),
+        pytest.param({0: "another-host", 3: "1"}, False, id="another-host"),
+        pytest.param({2: "boot/1", 3: "1"}, False, id="another-container-or-boot"),
+        pytest.param({3: "-"}, False, id="a-system-without-proc"),
+    ],
+)
+def test_a_driver_is_dead_only_if_this_machine_knows_it(change: dict[int, str], dead: bool) -> None:
+    parts = lease.about_this_process().split(" ")
+    about = " ".join(change.get(at, part) for at, part in enumerate(parts))
+    assert lease.is_dead(about) is dead
+    assert not lease.is_dead("") and not lease.is_dead("x")
+
+
+def test_a_query_that_stops_while_redis_is_away_leaves_its_name_to_the_lease(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = reader(topic, consumerId="nightly")
+    source.latestOffset(source.initialOffset(), ALL)
+
+    def away(*_: Any) -> None:
+        raise ServerUnavailable("away")
+
+    monkeypatch.setattr(type(source._claims.lease.identity._broker), "run", away)
+    source.stop()

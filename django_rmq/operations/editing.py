@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from typing import Any
 
 from django_rmq.core.calls import people
@@ -9,7 +11,7 @@ from django_rmq.core.producer.checks import check_stored_basis
 from django_rmq.core.producer.placing import basis_of_field, score_at_once
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bodies import encode_body
-from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origin
+from django_rmq.core.words.envelopes import Envelope, derived_origin, encode_envelope
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
@@ -64,7 +66,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
     score = score_at_once(topic, dead.scored, broker.now_ms())
     if topic.keyed:
         basis = dead.slot_basis if topic.slot_basis is None else None
-        envelope = _edited(topic, looked, dead, body, broker.now_ms())
+        envelope = _edited(topic, dead, body, broker.now_ms())
         outgoing = producer.again(topic, body, member, score, envelope, basis)
         if outgoing.slot == slot or topic.slot_basis is None:
             (word,) = broker.run(people.replay(topic, slot, [member], [envelope]))
@@ -82,18 +84,16 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
     return "merged" if sent.status in ("merged", "replaced") else "replayed"
 
 
-def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) -> bytes:
-    """Return the envelope of a keyed message with another body; an expiry in the past is dropped.
-
-    It is a new send, so it has an origin of its own.
-    """
+def _edited(topic: Topic, dead: Copy, body: Any, now_ms: int) -> bytes:
+    """Return the envelope of a keyed message with another body; an expiry in the past is dropped."""
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
-    origin = new_origin() if topic.origin else None
+    raw = encode_body(topic, body)
+    origin = _edited_origin(topic, dead, raw) if topic.origin else None
     basis = dead.slot_basis
     if basis is not None and topic.slot_basis is not None:
         basis = check_stored_basis(basis_of_field(topic, body))
     envelope = Envelope(
-        encode_body(topic, body),
+        raw,
         expires_ms,
         basis,
         dead.headers or None,
@@ -102,6 +102,17 @@ def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) ->
         timeout=dead.timeout,
     )
     return encode_envelope(envelope)
+
+
+def _edited_origin(topic: Topic, dead: Copy, raw: bytes) -> str:
+    """Return the origin of a dead message with another body: of a new send, which is the same if it is repeated.
+
+    Where the edited message has another slot, it is sent first and the dead one is deleted then. Who dies in between, or
+    loses the answer, does both again, and the effects of the two messages happen once.
+    """
+    key = (dead.member or b"").hex()
+    named = [topic.name, key, dead.slot_basis, dead.score, dead.first_failed_ms, sha256(raw).hexdigest()]
+    return derived_origin(dead.at_ms or 0, f"edited {json.dumps(named)}")
 
 
 __all__ = ["replay_edited"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 from uuid import RFC_4122, UUID
 
 import pytest
@@ -27,9 +28,10 @@ from django_rmq import (
 )
 from django_rmq.core.calls import ending, looking, people, taking
 from django_rmq.core.consumer import calling
-from django_rmq.core.words.envelopes import encode_envelope
+from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.core.words.keys import slot_of
+from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
 from django_rmq.project import transactions
@@ -45,6 +47,7 @@ RMQ: dict[str, Any] = {
     "AUTODISCOVER": None,
     "TOPICS": {
         "payments": {**KEYED, "ORIGIN": True},
+        "moving": {**KEYED, "SLOTS": 4, "SLOT_BASIS": "shop", "ORIGIN": True},
         "others": {**KEYED, "ORIGIN": True},
         "plain": KEYED,
         "unkeyed": {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1},
@@ -593,6 +596,28 @@ def test_a_replay_keeps_the_origin_and_an_edited_one_is_a_new_send(
     (edited,) = origins_in(broker, clock)
     assert edited != sent
     assert len(edited) == 32
+
+
+def test_an_edited_replay_that_is_repeated_after_its_answer_was_lost_is_the_same_send(
+    broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edited message goes to another slot, and the process dies before the dead one is deleted."""
+    topic = get_config().topic("moving")
+    sent = send_message("moving", {"shop": 1}, key="k")
+    shops = [n for n in range(2, 99) if slot_of(str(n).encode(), topic.slots) != sent.slot]
+    broker.run(people.bury(topic, sent.slot, [b"k"]))
+    operations, found = Operations(Actor("tester", "command")), []
+    for shop in (shops[0], shops[0], shops[1]):
+        with monkeypatch.context() as patch:
+            patch.setattr(people, "remove", mock.Mock(side_effect=ServerUnavailable("gone")))
+            with pytest.raises(ServerUnavailable):
+                operations.replay_edited("moving", sent.id, {"shop": shop})
+        slot = slot_of(str(shop).encode(), topic.slots)
+        (looked,) = broker.run(looking.look(topic, slot, [b"k"]))
+        assert looked.envelope is not None
+        found.append(decode_envelope(looked.envelope).origin)
+    first, again, edited_otherwise = found
+    assert first == again != edited_otherwise
 
 
 @pytest.mark.parametrize("topic", ["plain", "unkeyed"])

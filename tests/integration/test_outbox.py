@@ -580,6 +580,25 @@ def test_a_send_at_once_in_a_transaction_leaves_the_rows_of_that_transaction(is_
     assert waiting("keyed") == {b"a": 300}
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_removed: bool) -> None:
+    """As the page says: the relay then sends it, although it is the older state."""
+    left_behind(lambda: send_message("keyed", "older", key="a", priority=100))
+    with suppress(Undo), transaction.atomic():
+        if is_removed:
+            remove_message("keyed", key="a", on_commit=False)
+        else:
+            send_message("keyed", "at once", key="a", priority=900, on_commit=False)
+        assert rows() == []
+        raise Undo
+    assert waiting("keyed") == ({} if is_removed else {b"a": 900})
+    assert [row.score for row in rows()] == [100]
+    make_due()
+    assert relay("default").sent == 1
+    assert waiting("keyed") == {b"a": 100}
+
+
 # --- what Redis does not take
 
 

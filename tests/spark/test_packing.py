@@ -19,9 +19,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import TopicType
-from django_rmq.spark.inserting import PAUSE, Inserting
 from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.packing import CALL_BYTES, Bulk, Rows, groups
+from django_rmq.spark.packing import CALL_BYTES, PAUSE, Bulk, Inserting, Rows, groups
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.writing import CHUNK_BYTES, Writer, gathered
 from tests.brokers import Broker

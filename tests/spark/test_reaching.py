@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_rmq.core.producer.sending import Producer
 from django_rmq.exceptions import ConfigurationError, TopicMismatch
-from django_rmq.pipelines.reaching import connection_options
+from django_rmq.pipelines.context import connection_options
 from django_rmq.spark.connection import broker_of
 from django_rmq.spark.declaring import declare
 from django_rmq.spark.entries import COLUMNS

@@ -392,3 +392,21 @@ def test_ingest_leaves_bad_rows_out_on_request(
         '{"n":"2"}': "column priority is null",
         '{"n":"3"}': "priority must be from 17",
     }
+
+
+def test_a_stream_names_the_files_of_its_bad_rows_by_query_and_batch(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    target = queue(TopicType.RANGE_MERGE)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "rows.txt").write_text("1\n2\n{\n3\n")
+    writer = spark.readStream.text(str(tmp_path / "rows")).writeStream.format("rmq")
+    writer = writer.options(**target.options, timeRange=1, badRows=str(tmp_path / "bad"))
+    query = (
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    )
+    assert query.awaitTermination(300) and query.exception() is None
+    assert set(entries(target)) == {"1", "2", "3"}
+    (file,) = (tmp_path / "bad").iterdir()
+    assert file.name == f"{query.id}-0-00000.parquet"
+    assert [row["value"] for row in pq.read_table(file).to_pylist()] == ["{"]

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_rmq.core.words import addresses
 from django_rmq.core.words.addresses import UnreadableAddress
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.pipelines.reaching import connection_options
+from django_rmq.pipelines.context import connection_options
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.connection import broker_of

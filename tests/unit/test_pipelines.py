@@ -12,8 +12,7 @@ from django.test import override_settings
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.pipelines import BUILT_IN, Pipeline, pipelines, register
-from django_rmq.pipelines.context import Context
-from django_rmq.pipelines.reaching import connection_options
+from django_rmq.pipelines.context import Context, connection_options
 
 TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
 

@@ -5,7 +5,6 @@ The messages are those of ``Producer.build``, without Python code for each optio
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -225,10 +224,12 @@ def rows_of(
     bodies: list[bytes],
     parsed: list[Any] | None,
     build: Callable[[list[int]], list[Outgoing]],
+    now_ms: int,
 ) -> Rows | None:
     """Return rows that can be sent as columns. None: each has to be looked at, or one is invalid.
 
     ``columns``: those of the options. ``bodies`` are encoded; ``parsed``: the same as plain data, if SLOT_BASIS needs it.
+    ``now_ms``: the server's clock.
     """
     given, scored = set(columns), _SCORED.get(topic.type)
     if (
@@ -243,7 +244,7 @@ def rows_of(
         return None
     members = _keys(batch.column("key")) if topic.keyed else bodies
     column = batch.column(scored) if scored in given else None
-    when = None if column is None else _numbers(topic, column)
+    when = None if column is None else _numbers(topic, column, now_ms)
     if members is None or (column is not None and when is None):
         return None
     scores, ranges = (None, when) if topic.type is TopicType.RANGE_MERGE else (when, None)
@@ -288,13 +289,13 @@ def _bases(
         return None
 
 
-def _numbers(topic: Topic, column: pa.Array) -> pa.Array | None:
+def _numbers(topic: Topic, column: pa.Array, now_ms: int) -> pa.Array | None:
     """Return the column that says when messages are due, or how urgent they are. None: one is missing or invalid."""
     if topic.type is TopicType.RANGE_MERGE:
         return _whole_numbers(column, 1, MAX_DURATION_MS)
     if topic.type is TopicType.PRIORITY:
         return _whole_numbers(column, topic.min_priority, MAX_PRIORITY)
-    soon = max(999, int(time.time() * 1000)) + 1
+    soon = max(999, now_ms) + 1
     return _whole_numbers(_instants(column), soon, MAX_INSTANT_MS)
 
 
@@ -348,14 +349,14 @@ def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[Any]:
     return found
 
 
-def moved_up(batch: pa.RecordBatch) -> pa.RecordBatch:
+def moved_up(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     """Return the rows, with each ``fixed_time`` that has passed set to a moment from now.
 
     A batch that Spark repeats later has the times that it had, and would be refused each time. What was meant
     in seconds stays wrong, and is refused.
     """
     column = batch.column("fixed_time")
-    soon_ms = int(time.time() * 1000) + MARGIN_MS
+    soon_ms = now_ms + MARGIN_MS
     if pa.types.is_timestamp(column.type):
         instants = column.cast(pa.timestamp("us", column.type.tz))
         low, soon = (pa.scalar(at * 1000, instants.type) for at in (soon_ms // 10, soon_ms))

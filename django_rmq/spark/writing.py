@@ -7,6 +7,7 @@ columns where they can be; fifo topics, and what has limits of its own, are buil
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -180,7 +181,11 @@ class Sending:
                 obstacle = obstacle or f"column topic: {error}"
         encoding = Encoding(tuple(self._body_columns), self._canonical, self._moves_up)
         bulk = Bulk(producer, topic, self._patience)
-        return Target(topic, self._columns, encoding, producer, bulk, self._options.is_cluster, obstacle)
+        ahead_ms = 0.0
+        if topic.type is TopicType.FIXED_TIME:
+            ahead_ms = self._patience(broker.now_ms) - time.monotonic() * 1000
+        in_cluster = self._options.is_cluster
+        return Target(topic, self._columns, encoding, producer, bulk, in_cluster, ahead_ms, obstacle)
 
     def tell_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log how many rows were left out, and where they are."""
@@ -219,6 +224,8 @@ class Target:
     producer: Producer
     bulk: Bulk
     in_cluster: bool
+    ahead_ms: float
+    """How far the server's clock is ahead of the monotonic one of this process."""
     obstacle: str
     """Why nothing can be sent to it. '': nothing prevents it."""
 
@@ -235,7 +242,7 @@ class Target:
             if batch.column(name).null_count:
                 raise InvalidMessage(f"column {name} is null")
         if self.encoding.moves_up and topic.type is TopicType.FIXED_TIME:
-            batch = moved_up(batch)
+            batch = moved_up(batch, self._now_ms())
         bodies, parsed = self._bodies(batch)
         self._check_sizes(bodies)
 
@@ -245,7 +252,7 @@ class Target:
 
         restores = self.columns.has_envelopes and topic.keyed
         if not self.in_cluster and not restores:
-            rows = rows_of(topic, options, batch, bodies, parsed, build)
+            rows = rows_of(topic, options, batch, bodies, parsed, build, self._now_ms())
             if rows is not None:
                 return Prepared(bodies, rows)
         if not options and takes_bodies(topic) and topic.slot_basis is None:
@@ -269,6 +276,10 @@ class Target:
             return self.bulk.patience(send).counts()
         built = prepared.built
         return Counter(result.status for result in self.bulk.patience(lambda: self.producer.send(built)))
+
+    def _now_ms(self) -> int:
+        """Return the server's time: that of this machine may be another one, and messages are due by the server's."""
+        return int(time.monotonic() * 1000 + self.ahead_ms)
 
     def _options(self, batch: pa.RecordBatch) -> list[str]:
         """Return the columns of options. One that the topic does not take must be null in all rows."""

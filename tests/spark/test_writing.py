@@ -277,6 +277,20 @@ def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_times_are_compared_with_the_clock_of_the_server(
+    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose clock is an hour ahead sends what is due in half an hour, and delays nothing that has passed."""
+    topic = queue(TopicType.FIXED_TIME)
+    now = topic.broker.now_ms()
+    monkeypatch.setattr("time.time", lambda: now / 1000 + 3_600)
+    soon, past = now + 1_800_000, now - 1_800_000
+    batch = batch_of(value=(pa.string(), ["1", "2"]), fixed_time=(pa.int64(), [soon, past]))
+    assert write(topic, batch, pastTimes="now") == {"stored": 2}
+    scores = {member: entry.score for member, entry in entries(topic).items()}
+    assert scores["1"] == soon and now <= scores["2"] < now + 900_000
+
+
 # --- what any other send can say
 
 

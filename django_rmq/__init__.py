@@ -44,8 +44,7 @@ if TYPE_CHECKING:
         UnknownTopic,
         WrongType,
     )
-    from django_rmq.project.listening.registry import listener
-    from django_rmq.project.scheduling.registry import schedule
+    from django_rmq.project.listening.registry import listener, schedule
     from django_rmq.project.sending import (
         RemoveResult,
         Send,
@@ -97,8 +96,7 @@ else:
         ),
         "core.words.status": ("MessageStatus",),
         "core.words.topics": ("TopicType",),
-        "project.listening.registry": ("listener",),
-        "project.scheduling.registry": ("schedule",),
+        "project.listening.registry": ("listener", "schedule"),
         "project.sending": (
             "RemoveResult",
             "Send",

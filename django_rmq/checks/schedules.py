@@ -18,10 +18,13 @@ from django_rmq.project.settings import read_settings
 @register(*TAGS)
 def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
-    config, _ = read_settings()
-    if config is None:
+    if read_settings()[0] is None:
         return []  # check_settings reports why
     discover()
+    # Schedules may have brought topics along.
+    config, _ = read_settings()
+    if config is None:
+        return []
     try:
         schedules = registry.schedules()
     except ConfigurationError as error:

@@ -31,6 +31,7 @@ LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Example|Registered): .
 TOPIC = "TOPICS: "
 DEFAULTS = {
     "TYPE": '`"fifo"` with `ORDER` `"loose"`: see below',
+    "TOPIC": "the name of the schedule",
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
     "UPCAST": "none",

@@ -21,7 +21,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 from rich.console import Console
 
-from django_rmq import UnknownSchedule, listener, schedule
+from django_rmq import Message, UnknownSchedule, listener, schedule
 from django_rmq.core.calls import ending, schedules, taking
 from django_rmq.core.calls.broker import run_all
 from django_rmq.core.schedules import stepping, timing
@@ -42,6 +42,7 @@ from django_rmq.management.commands import rmqmonitor
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
 from django_rmq.operations.actors import Permission
+from django_rmq.project.connections import get_broker
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.listening.starting import check_start, chosen_topics
 from django_rmq.project.scheduling import registry, running
@@ -246,7 +247,6 @@ def test_a_cron_expression_without_cronsim_is_reported() -> None:
     [
         ([], 'RMQ["SCHEDULES"] is []: it must be a dict.'),
         ({"a b": {}}, "RMQ[\"SCHEDULES\"] has the name 'a b'"),
-        ({"a": {"EVERY": 60}}, 'RMQ["SCHEDULES"]["a"] has no "TOPIC".'),
         ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": {1, 2}}}, "it must be what JSON can hold"),
         ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": (1, 2)}}, "it must be what JSON can hold"),
         ({"a": {"TOPIC": "reports", "CORN": ""}}, "unknown key 'CORN'"),
@@ -1092,3 +1092,75 @@ def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(
         with mock.patch(f"{operating.__name__}.run_all", wraps=run_all) as trips:
             assert {one.outcome for one in operations().schedules()} == {"dead"}
         assert trips.call_count == 1
+
+
+# --- without a topic
+
+
+def test_a_schedule_above_a_listener_sends_to_its_topic() -> None:
+    @schedule("weekly", cron="0 3 * * 1")
+    @listener("reports")
+    def report(message: Message[Any]) -> None:
+        raise NotImplementedError
+
+    assert registry.schedules()["weekly"].topic == "reports"
+    assert "weekly" not in get_config().topics
+
+
+def test_a_scheduled_function_needs_no_topic_and_no_listener(clock: Clock, broker: OracleBroker) -> None:
+    seen: list[tuple[str | None, Any]] = []
+
+    @schedule("tidy", every=60, body={"days": 7})
+    def tidy(message: Message[Any]) -> None:
+        seen.append((message.key, message.body))
+
+    topic = get_config().topic("tidy")
+    assert (topic.type, topic.identity, topic.slots) == ("fixed_time", "key", 1)
+    assert "tidy" in [one.name for one in chosen_topics()]
+    assert [one.id for one in checks.run_checks() if one.id and one.id.startswith("django_rmq.E")] == []
+    start_schedules()
+    clock.advance(seconds=60)
+    drain("tidy")
+    assert [body for _, body in seen] == [{"days": 7}]
+    assert (seen[0][0] or "").startswith("tidy@")
+
+
+def test_a_topic_of_the_settings_with_the_name_of_a_schedule_is_that_topic() -> None:
+    with settings(merged={"EVERY": 60}):
+        assert get_config().schedules["merged"].topic == "merged"
+        assert get_config().topic("merged").type == "range_merge"
+    with settings(stock={"EVERY": 60}):
+        assert get_config().topic("stock").type == "fixed_time"
+
+
+def test_what_was_sent_is_there_after_a_schedule_has_brought_its_topic() -> None:
+    before, broker = get_config(), get_broker()
+
+    @schedule("tidy", every=60)
+    def tidy(message: Message[Any]) -> None:
+        raise NotImplementedError
+
+    assert get_config() is before and get_broker() is broker and "tidy" in before.topics
+
+
+def test_a_function_that_listens_twice_says_to_which_topic_its_schedule_sends() -> None:
+    def report(message: Message[Any]) -> None:
+        raise NotImplementedError
+
+    listener("reports")(report)
+    listener("merged")(report)
+    with pytest.raises(ConfigurationError, match="pass topic="):
+        schedule("weekly", every=60)(report)
+    schedule("weekly", every=60, topic="merged")(report)
+    assert registry.schedules()["weekly"].topic == "merged"
+
+
+def test_the_topic_of_a_schedule_goes_with_it() -> None:
+    with isolated():
+
+        @schedule("tidy", every=60)
+        def tidy(message: Message[Any]) -> None:
+            raise NotImplementedError
+
+        assert "tidy" in get_config().topics
+    assert "tidy" not in get_config().topics

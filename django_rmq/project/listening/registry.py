@@ -12,7 +12,8 @@ import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -148,9 +149,7 @@ def add(
     """
     if not callable(function):
         raise ConfigurationError(f'@listener("{topic}") needs a function, got {function!r}')
-    written = inspect.unwrap(function)
-    while isinstance(written, functools.partial):
-        written = inspect.unwrap(written.func)
+    written = _written(function)
     name, location = _name_of(written), _location_of(written)
     called = written if inspect.isroutine(written) else _call_method(written)
     for inner in (written, called):
@@ -181,6 +180,48 @@ def add(
         )
     _listeners[topic] = found
     return found
+
+
+def schedule(
+    name: str,
+    *,
+    topic: str | None = None,
+    body: Any = None,
+    cron: str | None = None,
+    every: float | timedelta | None = None,
+    timezone: str | None = None,
+    catch_up: str = "last",
+) -> Callable[[Function], Function]:
+    """Call the decorated function at fixed times, by a message for each; it is returned unchanged.
+
+    Above ``@listener`` the message goes to the topic of the listener. Without a listener the function becomes that of a
+    topic with the name of the schedule, which no settings need to declare. ``topic`` names another one.
+
+    ``cron``: an expression of five fields, in ``timezone`` (by default TIME_ZONE). ``every``: whole seconds
+    or a timedelta. ``catch_up``: which of the ticks that were missed are sent: none, last or all.
+
+    Raises ``ConfigurationError`` for options that cannot be used, and for a second schedule of this name.
+    """
+    options = {"BODY": body, "CRON": cron, "EVERY": every, "TIMEZONE": timezone, "CATCH_UP": catch_up}
+    # What cannot be used is reported at the line of the decorator, before there is a function.
+    found = scheduled.parsed(name, topic, options)
+
+    def register(function: Function) -> Function:
+        sends_to = topic
+        if sends_to is None:
+            own = _name_of(_written(function))
+            served = [each.topic for each in _listeners.values() if each.name == own and each.topic != name]
+            if len(served) > 1:
+                raise ConfigurationError(
+                    f'@schedule("{name}"): {own} listens to {", ".join(served)}: pass topic='
+                )
+            sends_to = served[0] if served else name
+            if not served:
+                add(name, function)
+        scheduled.register(replace(found, topic=sends_to))
+        return function
+
+    return register
 
 
 def listeners() -> dict[str, Listener]:
@@ -244,6 +285,14 @@ def isolated(*, empty: bool = True) -> Iterator[None]:
         _listeners.clear()
         _listeners.update(before)
         scheduled.replace_declared(schedules)
+
+
+def _written(function: Any) -> Any:
+    """Return the function of the project's code beneath decorators and partials."""
+    written = inspect.unwrap(function)
+    while isinstance(written, functools.partial):
+        written = inspect.unwrap(written.func)
+    return written
 
 
 def _name_of(function: Any) -> str:

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from django_rmq.core.words.schedules import Schedule
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.settings import get_config
+from django_rmq.project.settings import get_config, set_schedule_topics
 from django_rmq.project.settings.schedules import NAME_WANTED, SCHEDULE_KEYS, is_name
 from django_rmq.project.settings.values import Wanted
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _schedules: dict[str, Schedule] = {}
 """By name. An empty time zone stands for TIME_ZONE."""
 
 
-def schedule(
-    name: str,
-    *,
-    topic: str,
-    body: Any = None,
-    cron: str | None = None,
-    every: float | timedelta | None = None,
-    timezone: str | None = None,
-    catch_up: str = "last",
-) -> Callable[[Function], Function]:
-    """Send a message to ``topic`` at fixed times; the decorated function, usually its listener, is returned unchanged.
+def parsed(name: object, topic: str | None, options: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that a decorator declares. ``topic``: None for one that has the name of the schedule.
 
-    ``cron``: an expression of five fields, in ``timezone`` (by default TIME_ZONE). ``every``: whole seconds
-    or a timedelta. ``catch_up``: which of the ticks that were missed are sent: none, last or all.
-
-    Raises ``ConfigurationError`` for options that cannot be used, and for a second schedule of this name.
+    ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
     """
-    given = {"TOPIC": topic, "BODY": body, "CRON": cron, "EVERY": every, "CATCH_UP": catch_up}
-    if timezone is not None:
-        given["TIMEZONE"] = timezone
-    found = _parsed(name, given)
+    given = {key: value for key, value in options.items() if value is not None or key == "BODY"}
+    return _parsed(name, {"TOPIC": name if topic is None else topic, **given})
 
-    def register(function: Function) -> Function:
-        other = _schedules.get(name)
-        # After a reload the same schedule is registered again.
-        if other is not None and other != found:
-            raise ConfigurationError(f'there are two schedules of the name "{name}"')
-        _schedules[name] = found
-        return function
 
-    return register
+def register(found: Schedule) -> None:
+    """Register a schedule of a decorator. Raises ``ConfigurationError`` for a second one of its name."""
+    other = _schedules.get(found.name)
+    # After a reload the same schedule is registered again.
+    if other is not None and other != found:
+        raise ConfigurationError(f'there are two schedules of the name "{found.name}"')
+    _schedules[found.name] = found
+    _set_topics()
+
+
+def _set_topics() -> None:
+    set_schedule_topics(one.topic for one in _schedules.values() if one.topic == one.name)
 
 
 def _parsed(name: object, given: dict[str, Any]) -> Schedule:
@@ -92,3 +79,4 @@ def replace_declared(schedules: dict[str, Schedule]) -> None:
     """For tests: replace what decorators have declared."""
     _schedules.clear()
     _schedules.update(schedules)
+    _set_topics()

@@ -6,7 +6,7 @@ is read at import, and nothing is connected here. ``docs/reference/settings.md``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,7 @@ from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.problems import Problem, Problems
 from django_rmq.project.settings.redis import read_redis
-from django_rmq.project.settings.schedules import read_schedules
+from django_rmq.project.settings.schedules import read_schedules, with_schedule_topics
 from django_rmq.project.settings.tasks import read_tasks, with_task_topics
 from django_rmq.project.settings.topics import read_topics
 from django_rmq.project.settings.wording import did_you_mean, shown
@@ -42,6 +42,9 @@ RMQ_KEYS = (
 )
 
 _config: Config | None = None
+
+_of_schedules: frozenset[str] = frozenset()
+"""The topics that schedules of ``@schedule`` have in their own names. The settings need not declare them."""
 
 
 def read_settings() -> tuple[Config | None, list[Problem]]:
@@ -74,6 +77,8 @@ def _read(problems: Problems) -> Config | None:
     values["topics"] = with_task_topics(problems, values["topics"], values["tasks"].values())
     values["time_zone"] = settings.TIME_ZONE or "UTC"
     values["schedules"] = read_schedules(problems, root, values["time_zone"])
+    own = {one.topic for one in values["schedules"].values() if one.topic == one.name}
+    values["topics"] = with_schedule_topics(problems, root, values["topics"], own | _of_schedules)
     values["zookeeper"] = read_zookeeper(problems, root)
     values["coordinator"] = read_coordinator(problems, root)
     if values.get("testing"):
@@ -114,6 +119,18 @@ def get_config() -> Config:
             )
         _config = config
     return config
+
+
+def set_schedule_topics(names: Iterable[str]) -> None:
+    """Have a topic for each of these schedules, which need not be declared, in place of those of the last call."""
+    global _of_schedules, _config  # noqa: PLW0603
+    before, _of_schedules = _of_schedules, frozenset(names)
+    if before - _of_schedules:
+        _config = None
+    elif _config is not None and _of_schedules - _config.topics.keys():
+        # The same object, because a broker in memory, and what it holds, lasts as long as the settings.
+        topics = with_schedule_topics(Problems(), settings.RMQ, _config.topics, _of_schedules)
+        object.__setattr__(_config, "topics", topics)
 
 
 def is_debug() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 from django_rmq.core.words.bounds import MAX_DURATION_MS
 from django_rmq.core.words.keys import TOPIC_NAME
 from django_rmq.core.words.schedules import CATCH_UP, Schedule
+from django_rmq.core.words.topics import Topic
 from django_rmq.project.settings.keys import Keys
 from django_rmq.project.settings.problems import Problems
+from django_rmq.project.settings.topics import read_defaults, read_topic
 from django_rmq.project.settings.values import Wanted, number, one_of, optional, text
 from django_rmq.project.settings.wording import shown
 
@@ -49,6 +51,19 @@ SCHEDULE_KEYS: Keys = {
 """Settings key -> (field of ``Schedule``, parser of its value)."""
 
 
+OWN_TOPIC: Mapping[str, Any] = MappingProxyType(
+    {
+        "TYPE": "fixed_time",
+        "IDENTITY": "key",
+        "BODY": "json",
+        "SLOT_BASIS": None,
+        "SLOTS": 1,
+        "LISTENER": True,
+    }
+)
+"""The topic of a schedule that names none. Its runs come one after the other."""
+
+
 def is_name(name: object) -> bool:
     """Return whether a schedule may have this name."""
     return isinstance(name, str) and TOPIC_NAME.fullmatch(name) is not None
@@ -68,8 +83,24 @@ def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -
             continue
         before = len(problems)
         values = problems.values(f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
-        if len(problems) == before and "topic" not in values:
-            problems.report("E003", f'RMQ["SCHEDULES"]["{name}"] has no "TOPIC".')
         if len(problems) == before:
-            found[name] = Schedule(name, **{"timezone": timezone, **values})
+            found[name] = Schedule(name, **{"topic": name, "timezone": timezone, **values})
     return MappingProxyType(found)
+
+
+def with_schedule_topics(
+    problems: Problems, root: Mapping[str, Any], declared: Mapping[str, Topic], names: Iterable[str]
+) -> Mapping[str, Topic]:
+    """Return all topics: the ``declared`` ones, and one for each schedule that has one in its own name."""
+    missing = sorted(set(names) - declared.keys())
+    if not missing:
+        return declared
+    # Problems of the defaults are reported with the declared topics.
+    defaults = read_defaults(Problems(), root)
+    topics = {
+        name: read_topic(problems, f'The topic of schedule "{name}"', name, OWN_TOPIC, defaults)
+        for name in missing
+    }
+    return MappingProxyType(
+        {**declared, **{name: topic for name, topic in topics.items() if topic is not None}}
+    )

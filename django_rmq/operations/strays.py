@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_rmq.core.calls import looking, people, sending
+from django_rmq.core.calls import consumers, looking, people, sending
 from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import RECORDS, Entry
@@ -38,6 +38,8 @@ class Overdue:
     undrained_slot: int | None = None
     deliveries: int = 0
     """Deliveries that were neither extended nor timed out, because no worker looks after their slots."""
+    consumers: int = 0
+    """The largest number of Spark consumers that a slot remembers."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     found.deliveries = sum(
         walk(broker, (looking.between(topic, slot, "prepare", max_score=late) for slot in slots))
     )
+    remembered = walk(broker, (consumers.count_consumers(topic, slot) for slot in slots))
+    found.consumers = max(remembered, default=0)
     for slot, counts in enumerate(
         walk(broker, (looking.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)
     ):

@@ -316,6 +316,9 @@ class Claims:
                 f"slot {slot} of topic {self._topic.name} still has an earlier claim of consumer {consumer}, which has "
                 "to end first. Start the query again"
             )
+        elif answer.status not in ("ok", "busy", "paused", "moved", "stale"):
+            # A script of another version may refuse for a reason that this one does not know.
+            raise LostRace(f"slot {slot} of topic {self._topic.name} cannot be claimed: {answer.status}")
 
     def seal(self, consumer: str, number: int) -> int:
         """Seal a claim in every slot that has a part of it; return how many messages it holds."""

@@ -550,7 +550,7 @@ def test_thousands_of_short_consumers_get_what_they_ask_for(make_slot: MakeSlot,
         clock.advance(ms=1)
         claim(slot, consumer=f"c{n}", limit=1)
         assert slot.ack(f"c{n}", 1)[0] == "ok"
-    assert len(slot.hash("claims")) == CONSUMERS
+    assert len(slot.hash("claims")) == CONSUMERS == slot.broker.count_consumers(slot.topic, slot.index)
 
 
 # --- what may be taken

@@ -725,6 +725,15 @@ def test_rmqaudit_tells_what_is_late(broker: Broker, run: Run) -> None:
     assert "1 deliveries are past their time-out" in run("rmqaudit", "orders")
 
 
+def test_rmqaudit_counts_the_consumers_of_spark(broker: Broker, run: Run) -> None:
+    key = slot_keys(broker.prefix, "orders", 2).claims
+    broker.client.hset(key, mapping={f"c{n}": "1 acked 1" for n in range(499)})
+    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["consumers"] == 499
+    assert "consumers" not in run("rmqaudit", "orders")
+    broker.client.hset(key, "one more", "1 acked 1")
+    assert "500 Spark consumers are remembered in one slot" in run("rmqaudit", "orders")
+
+
 def test_rmqaudit_finds_and_deletes_records_that_belong_to_nothing(broker: Broker, run: Run) -> None:
     kill(broker, "keyed", [1])
     run("rmqsend", "keyed", "2", "--key", "k", "--in", "1h")

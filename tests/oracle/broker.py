@@ -85,6 +85,7 @@ class OracleBroker(Memory):
     read_claim = claims.read_claim
     hold_consumer = claims.hold_consumer
     leave_consumer = claims.leave_consumer
+    count_consumers = claims.count_consumers
     driver_of_consumer = claims.driver_of_consumer
 
     replay = people.replay

@@ -221,6 +221,11 @@ def hold_consumer(
     return None
 
 
+@on("claims")
+def count_consumers(slot: Slot) -> int:
+    return len(slot.claims)
+
+
 def leave_consumer(memory: Memory, topic: Topic, consumer: str, driver: str = "") -> str:
     with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
         if b"driver" not in record or (driver and record[b"driver"] != driver.encode()):

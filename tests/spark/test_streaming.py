@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from django_rmq.core.redis.exchange import Exchange
 from django_rmq.core.topics import reslotting
+from django_rmq.core.words.answers import Claimed, Counts
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
@@ -30,6 +31,7 @@ from tests.workers import eventually
 
 MakeQueue = Callable[..., Queue]
 ALL = ReadMaxRows(1_000_000)
+NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
 def reader(queue: Queue, **options: str) -> StreamReader:
@@ -519,6 +521,17 @@ def test_a_lease_that_ends_in_an_empty_part_of_many_slots_is_found(begun: Any) -
     eventually(
         lambda: source.latestOffset(start, ALL) != start or topic.depth("retry"), "the end of its lease"
     )
+
+
+def test_a_slot_that_cannot_be_claimed_for_an_unknown_reason_ends_the_query(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source, start = begun(10)
+    monkeypatch.setattr(source._claims, "each", lambda calls: [Claimed("full") for _ in calls])
+    monkeypatch.setattr(source._claims, "_counts_of", lambda slots: dict.fromkeys(slots, NOTHING))
+    with pytest.raises(LostRace, match=r"slot \d of topic .* cannot be claimed: full"):
+        source._claims.claim("a", 1, 10)
+    assert start["claim"] == 0
 
 
 def test_another_slot_count_stops_the_query(begun: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_rmq.core.calls.call import Call, Command
-from django_rmq.core.calls.places import Named
+from django_rmq.core.calls.places import AtSlot, Named
 from django_rmq.core.calls.texts import text, word
 from django_rmq.core.words.answers import Driver
 from django_rmq.core.words.keys import consumer_key
@@ -55,3 +55,8 @@ def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
     """Return the driver that had the name of a consumer last. None: nobody had it for a day."""
     fields = ("driver", "about", "since", "until")
     return Command("HMGET", _name(topic, consumer), fields, _driver, locals(), "driver_of_consumer")
+
+
+def count_consumers(topic: Topic, slot: int) -> Call[int]:
+    """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
+    return Command("HLEN", AtSlot(topic, slot), (), int, locals(), "count_consumers")

@@ -11,6 +11,7 @@ from django_rmq.core.calls.places import FACTS
 _COMMANDS = {
     "ZRANGE": ("set",),
     "ZRANK": ("set",),
+    "HLEN": ("claims",),
     "EXISTS": ("store", "retry", "prepare", "claimants"),
     "ZADD": ("inserting",),
 }

@@ -17,6 +17,9 @@ from django_rmq.operations.strays import find, overdue
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""
 
+MANY_CONSUMERS = 500
+"""From how many Spark consumers in one slot on the text names their number; JSON always does."""
+
 
 class Command(RmqCommand):
     """Read every slot's ledger; with --adopt, record foreign messages."""
@@ -90,6 +93,7 @@ class Command(RmqCommand):
         row["undrained_seconds"] = late.undrained_seconds
         row["undrained_slot"] = late.undrained_slot
         row["overdue_deliveries"] = late.deliveries
+        row["consumers"] = late.consumers
         if not options["strays"]:
             return 0
         *_, found = find(operations.broker, topic, repair=options["repair"])
@@ -124,6 +128,11 @@ class Command(RmqCommand):
             if row["overdue_deliveries"]:
                 self.stdout.write(
                     f"  overdue: {row['overdue_deliveries']} deliveries are past their time-out; no worker is running"
+                )
+            if row["consumers"] >= MANY_CONSUMERS:
+                self.stdout.write(
+                    f"  {row['consumers']} Spark consumers are remembered in one slot; above 1000 the oldest are forgotten. "
+                    "Give queries that run again and again a checkpoint or a consumerId that stays"
                 )
             self._print_strays(row.get("strays"))
 

@@ -24,7 +24,7 @@ from typing import Any
 from django_rmq.core.calls import looking
 
 TOPIC = "flights"
-TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "PREFETCH": 1000}}
+TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "PREFETCH": 1000}}
 SCHEMA = "carrier string, flight int, distance long, time_hour string"
 TALLY = "flights-tally"
 """The hash in which workers count: carrier -> flights, and "distance"."""

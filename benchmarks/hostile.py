@@ -27,7 +27,7 @@ from typing import Any
 TOPICS: dict[str, Any] = {
     "ranked": {"TYPE": "priority", "SLOTS": 2},
     "timed": {"TYPE": "fixed_time", "SLOTS": 4},
-    "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text"},
+    "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "BODY": "text"},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
     "raw": {"TYPE": "priority", "SLOTS": 1, "BODY": "bytes"},
     "line": {"TYPE": "fifo", "SLOTS": 2, "SLOT_BASIS": "shop"},
@@ -36,7 +36,7 @@ TOPICS: dict[str, Any] = {
     "growing": {
         "TYPE": "range_merge",
         "SLOTS": 1,
-        "TIME_RANGE": 60_000,
+        "TIME_RANGE": 60,
         "IDENTITY": "key",
         "ACCUMULATE": 100,
     },

@@ -30,7 +30,7 @@ GOAL = 1.3
 
 def configure(database: dict[str, Any], redis_url: str) -> None:
     """Set up Django with these servers, and make the tables."""
-    topic = {"TYPE": "range_merge", "TIME_RANGE": 60_000}
+    topic = {"TYPE": "range_merge", "TIME_RANGE": 60}
     settings.configure(
         SECRET_KEY="none",  # noqa: S106 - it guards nothing
         INSTALLED_APPS=["django.contrib.sessions", "django_rmq"],

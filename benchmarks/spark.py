@@ -90,7 +90,7 @@ ROWS = (
     Row("write, JSON / write", "write_json", "spark_write", 0.75),
     Row("write, JSON with keys in order / write", "write_ordered", "spark_write", 0.9),
     Row("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
-    Row("write, fixed_time in ms / one ZADD each", "write_ms", "each_write", 1.25),
+    Row("write, fixed_time / one ZADD each", "write_times", "each_write", 1.25),
     Row("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
     Row("write, time_range / one ZADD each", "write_ranges", "each_write", 1.25),
     Row("write, slot_basis / one ZADD each", "write_bases", "each_write", 1.25),
@@ -105,7 +105,7 @@ WORKS = (
     "write_json",
     "write_ordered",
     "write_keyed",
-    "write_ms",
+    "write_times",
     "write_timestamps",
     "write_ranges",
     "write_bases",
@@ -170,7 +170,7 @@ class Bench:
         self.broker = RedisBroker(self.client)
         self.topic = Topic("bench", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1, body="bytes")
         self.where = {"url": server.url, "topic": self.topic.name}
-        self.options = {**self.where, "timeRange": "1"}
+        self.options = {**self.where, "timeRange": "1ms"}
         self.functions = importlib.import_module("pyspark.sql.functions")
         self.batch = batch
         # Few tasks: one for each core.
@@ -271,7 +271,7 @@ class Bench:
 
     def spark_write(self) -> float:
         with self.watched("write"):
-            return self._write(self.topic, self.frame, timeRange="1")
+            return self._write(self.topic, self.frame, timeRange="1ms")
 
     def _write(self, topic: Topic, frame: Any, **options: str) -> float:
         self._define(topic)
@@ -284,18 +284,19 @@ class Bench:
 
     def write_json(self) -> float:
         """Write to a topic as it is without options: JSON texts, which get their canonical form."""
-        return self._write(replace(self.topic, body="json"), self._texts(), timeRange="1")
+        return self._write(replace(self.topic, body="json"), self._texts(), timeRange="1ms")
 
     def write_ordered(self) -> float:
         """Write JSON texts whose keys are in order, as `ingest` makes them."""
-        return self._write(replace(self.topic, body="json"), self.ordered, timeRange="1")
+        return self._write(replace(self.topic, body="json"), self.ordered, timeRange="1ms")
 
     def write_keyed(self) -> float:
         frame = self.frame.withColumn("key", self.functions.expr("substring(cast(value as string), 1, 48)"))
-        return self._write(replace(self.topic, identity="key"), frame, timeRange="1")
+        return self._write(replace(self.topic, identity="key"), frame, timeRange="1ms")
 
-    def write_ms(self) -> float:
-        return self._write(self._at_times("bytes"), self.frame.withColumn("fixed_time", self._later()))
+    def write_times(self) -> float:
+        at = self.functions.timestamp_millis(self._later())
+        return self._write(self._at_times("bytes"), self.frame.withColumn("fixed_time", at))
 
     def write_timestamps(self) -> float:
         at = self.functions.timestamp_millis(self._later())
@@ -308,17 +309,17 @@ class Bench:
         return replace(self.topic, type=TopicType.FIXED_TIME, time_range_ms=None, body=body)
 
     def write_ranges(self) -> float:
-        ranges = self.functions.expr("1000 * (1 + length(value) % 4)")
+        ranges = self.functions.expr("1 + length(value) % 4")
         topic = replace(self.topic, time_range_ms=None)
         return self._write(topic, self.frame.withColumn("time_range", ranges))
 
     def write_bases(self) -> float:
         basis = self.functions.expr("substring(cast(value as string), 8, 4)")
-        return self._write(self.topic, self.frame.withColumn("slot_basis", basis), timeRange="1")
+        return self._write(self.topic, self.frame.withColumn("slot_basis", basis), timeRange="1ms")
 
     def write_entities(self) -> float:
         topic = replace(self.topic, body="json", slot_basis="source")
-        return self._write(topic, self._texts(), timeRange="1")
+        return self._write(topic, self._texts(), timeRange="1ms")
 
     def _texts(self) -> Any:
         return self.frame.select(self.frame.value.cast("string").alias("value"))

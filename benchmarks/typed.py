@@ -81,7 +81,7 @@ def _configure(url: str) -> None:
     import django
     from django.conf import settings
 
-    topic = {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 60_000, "LISTENER": False}
+    topic = {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 60, "LISTENER": False}
     settings.configure(
         RMQ={
             "REDIS": url,

@@ -33,8 +33,9 @@ it was cancelled; they are outside the tree, so that ``except RmqError`` never s
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Self
+
+from django_rmq.durations import Duration, InvalidDuration, parse_duration
 
 
 class RmqError(Exception):
@@ -163,21 +164,35 @@ class ServerRefused(ServerTrouble):
     """The server refuses the command: authentication, permission, or a script it cannot run."""
 
 
-class Retry(Exception):
-    """Raised by a listener: try this message again after ``delay`` seconds.
+def retry_seconds(call: str, reason: object, delay: object) -> float | None:
+    """Return the delay in seconds that ``call``, ``Retry`` or ``message.retry``, was given. None: the topic's back-off.
 
-    It uses a retry, like any failure. ``delay`` may be a timedelta; None: the topic's back-off. Raises
-    ``ValueError`` (with which the message then fails) for a delay that is negative or not a duration.
+    Raises ``TypeError`` for a reason that is not text, and ``ValueError`` for a delay that is not a duration.
+    """
+    if not isinstance(reason, str):
+        given = InvalidDuration("", "", reason).given
+        meant = f"{call}(str(error))" if isinstance(reason, BaseException) else f"{call}(delay={given})"
+        raise TypeError(f"the first argument of {call} is the reason, a text, got {given}: say {meant}")
+    if delay is None:
+        return None
+    try:
+        return parse_duration(delay).total_seconds()
+    except InvalidDuration as error:
+        raise ValueError(f"{call}(delay=) must be {error}, or None, got {error.given}") from None
+
+
+class Retry(Exception):
+    """Raised by a listener: try this message again after ``delay``.
+
+    It uses a retry, like any failure. ``delay`` is seconds, a timedelta or text such as "15m"; None: the topic's
+    back-off. Raises ``TypeError`` for a reason that is not text, and ``ValueError`` for a delay that is not a
+    duration; the message then fails with it.
     """
 
-    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+    def __init__(self, reason: str = "", *, delay: Duration | None = None) -> None:
         super().__init__(reason)
-        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        given: object = seconds
-        number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        if given is not None and not (number and seconds is not None and seconds >= 0):
-            raise ValueError(f"Retry(delay=) must be seconds from 0, a timedelta or None, got {delay!r}")
-        self.delay = seconds
+        self.delay = retry_seconds("Retry", reason, delay)
+        """In seconds. None: the topic's back-off."""
 
 
 class Cancelled(Exception):

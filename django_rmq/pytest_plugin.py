@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from django_rmq.durations import Duration
     from django_rmq.testing import CapturedMessages, Clock, InMemoryBroker
 
 
@@ -27,9 +28,9 @@ class Rmq:
     broker: InMemoryBroker
     clock: Clock
 
-    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
-        """Advance the clock of the broker."""
-        self.clock.advance(seconds=seconds, ms=ms)
+    def advance(self, by: Duration) -> None:
+        """Advance the clock of the broker by seconds, a timedelta, or text such as "250ms" or "15m"."""
+        self.clock.advance(by)
 
     def drain(self, topic: str | None = None, **options: Any) -> int:
         """Run the listeners on what is due; see ``django_rmq.testing.drain``."""

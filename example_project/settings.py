@@ -89,7 +89,7 @@ RMQ = {
     "KEY_PREFIX": os.environ.get("RMQ_KEY_PREFIX", ""),
     "TOPICS": {
         # Changes of one product within five seconds are one message.
-        "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5000},
+        "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5},
         # Key accounts first, and the images of one shop one after the other.
         "image-renders": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "shop"},
         # One message for each unpaid order, due when its time is up.
@@ -100,7 +100,7 @@ RMQ = {
         "selection-changes": {
             "TYPE": "range_merge",
             "SLOTS": 16,
-            "TIME_RANGE": 2000,
+            "TIME_RANGE": 2,
             "SLOT_BASIS": "item",
             "LISTENER": False,
         },

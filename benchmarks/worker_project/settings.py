@@ -12,7 +12,7 @@ SLOTS = int(os.environ["SLOTS"])
 NOOP = {
     "TYPE": "range_merge",
     "SLOTS": SLOTS,
-    "TIME_RANGE": 1,
+    "TIME_RANGE": "1ms",
     "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
 }
 ORDERED = {"TYPE": "fifo", "SLOTS": SLOTS, "SLOT_BASIS": "entity", "BACKOFF": 1}

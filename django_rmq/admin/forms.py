@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -10,8 +11,9 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.core.words.bodies import encode_body, exact_json
-from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_PRIORITY
+from django_rmq.core.words.bounds import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 from django_rmq.operations.typed import body_schema
 
@@ -137,6 +139,26 @@ class BodyForm(forms.Form):
         return body
 
 
+class DurationField(forms.Field):
+    """A duration as text, such as ``90``, ``250ms`` or ``15m``."""
+
+    def __init__(self, least: timedelta, **options: Any) -> None:
+        super().__init__(**options)
+        self._least = least
+
+    def to_python(self, value: Any) -> timedelta | None:
+        """Return the duration. None: the field is empty."""
+        if value in self.empty_values:
+            return None
+        try:
+            return parse_duration(value, self._least, LONGEST_WAIT, is_short=True)
+        except InvalidDuration as error:
+            raise forms.ValidationError(
+                _("This is not a time from %(least)s to %(most)s with a unit, such as 250ms, 5s, 15m or 2h.")
+                % {"least": duration_text(self._least), "most": duration_text(LONGEST_WAIT)}
+            ) from error
+
+
 class SendForm(BodyForm):
     """A message to send, with the options of its topic's type."""
 
@@ -147,19 +169,19 @@ class SendForm(BodyForm):
     )
     fresh_key = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid4)
     priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest number is delivered first."))
-    time_range = forms.IntegerField(
-        label=_("Time range in ms"),
+    time_range = DurationField(
+        SHORTEST_WAIT,
+        label=_("Time range"),
         required=False,
-        min_value=1,
-        max_value=MAX_DURATION_MS,
-        help_text=_("Sends within this time are merged. Leave empty for the topic's TIME_RANGE."),
+        help_text=_(
+            "Sends within this time, such as 5s or 15m, are merged. Leave empty for the topic's TIME_RANGE."
+        ),
     )
-    delay = forms.IntegerField(
-        label=_("Delay in ms"),
+    delay = DurationField(
+        timedelta(),
+        label=_("Delay"),
         required=False,
-        min_value=0,
-        max_value=MAX_DURATION_MS,
-        help_text=_("Leave empty to deliver it as soon as its turn comes."),
+        help_text=_("A time such as 5s or 15m. Leave empty to deliver it as soon as its turn comes."),
     )
     max_retries = forms.IntegerField(
         label=_("Retries at most"),

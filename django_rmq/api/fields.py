@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
 from django_rmq.core.words.status import STATE_OF
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """The bounds of whole numbers that every client can represent."""
 
 
@@ -124,18 +126,16 @@ class Instant(serializers.Field[Any, Any, Any, Any]):
         "invalid": "Give whole milliseconds since the epoch, or a time as 2026-01-31T12:00:00Z."
     }
 
-    def to_internal_value(self, data: Any) -> datetime | int:
-        """Return an aware datetime, or milliseconds."""
-        if isinstance(data, int) and not isinstance(data, bool) and EARLIEST_MS <= data <= LATEST_MS:
-            return data
-        if isinstance(data, str) and len(data) <= 40:
-            try:
+    def to_internal_value(self, data: Any) -> datetime:
+        """Return an aware datetime."""
+        with suppress(ValueError, OverflowError):
+            if isinstance(data, int) and not isinstance(data, bool):
+                return _EPOCH + timedelta(milliseconds=data)
+            if isinstance(data, str) and len(data) <= 40:
                 found = parse_datetime(data)
                 if found is not None and found.tzinfo is not None:
                     found.timestamp()
                     return found
-            except (ValueError, OverflowError):
-                pass
         raise serializers.ValidationError(self.error_messages["invalid"], "invalid")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rest_framework.request import Request
@@ -123,9 +124,9 @@ _OPTIONS = (
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     options = {name: asked[name] for name in _OPTIONS if name in asked}
     if "time_range_ms" in asked:
-        options["time_range"] = asked["time_range_ms"]
+        options["time_range"] = timedelta(milliseconds=asked["time_range_ms"])
     if "delay_ms" in asked:
-        options["delay"] = asked["delay_ms"]
+        options["delay"] = timedelta(milliseconds=asked["delay_ms"])
     return Send(body_for(topic, asked["body"]), **options)
 
 

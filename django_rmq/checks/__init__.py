@@ -60,6 +60,7 @@ django_rmq.E101    BODY names a type that cannot be imported
 django_rmq.E102    BODY names something that cannot be the type of a body
 django_rmq.E103    UPCAST names a function that cannot be imported, or no function
 django_rmq.E104    options of a topic that do not fit the type of its bodies
+django_rmq.E105    a number of 1000 or more for TIME_RANGE or MAX_WAIT, which may be meant in milliseconds
 django_rmq.E050    no database may have the outbox, because the routers forbid it
 django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
 django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
@@ -67,8 +68,8 @@ django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
 
-``project.settings``, the only reader of settings, finds E001 to E012 and E095. Paths that are otherwise imported only when needed
-(COORDINATOR, PERMISSION, FORMATTER) are imported here.
+``project.settings``, the only reader of settings, finds E001 to E012, E095 and E105. Paths that are otherwise
+imported only when needed (COORDINATOR, PERMISSION, FORMATTER) are imported here.
 """
 
 from __future__ import annotations

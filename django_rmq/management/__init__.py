@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 import select
 import signal
 import socket
@@ -15,7 +14,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +27,10 @@ from django_rmq.core.words import bounds
 from django_rmq.core.words.bodies import dumps
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE
 from django_rmq.core.words.topics import Topic
+from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management.progress import follow
 from django_rmq.operations import Actor, Operations, Progress, Run
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
@@ -253,15 +249,17 @@ def age_of_oldest(due: float | None, not_empty: float | None) -> str:
     return ago(due) if not_empty is None else f"≤ {ago(not_empty)}"
 
 
-def duration(text: str) -> float:
-    """Read seconds from ``90``, ``90s``, ``15m``, ``2h`` or ``7d``, as an argument's type."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ArgumentTypeError(f"{text!r} is not a duration such as 90, 15m, 2h or 7d")
-    seconds = float(match[1]) * _UNITS[match[2] or ""]
-    if seconds > MAX_AGE:
-        raise ArgumentTypeError(f"{text[:80]} is too long: at most {MAX_AGE} s")
-    return seconds
+def duration(text: str, least: float = 0.0) -> float:
+    """Read seconds from ``90``, ``250ms``, ``15m``, ``2h`` or ``7d``, as an argument's type."""
+    try:
+        return parse_duration(text, timedelta(seconds=least)).total_seconds()
+    except InvalidDuration as error:
+        raise ArgumentTypeError(f"must be {error.typed}, got {error.given}") from None
+
+
+def update_interval(text: str) -> float:
+    """Read the seconds between two updates, as an argument's type."""
+    return duration(text, 0.1)
 
 
 def instant_of(flag: str, text: str) -> datetime:

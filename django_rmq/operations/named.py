@@ -10,6 +10,7 @@ from typing import Any
 
 from django_rmq.core.calls import looking
 from django_rmq.core.producer.checks import check_fixed_time, check_priority
+from django_rmq.core.producer.times import instant_ms
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic
@@ -116,10 +117,10 @@ def reschedule(
     name: str,
     ids: Sequence[str],
     *,
-    due: datetime | int | None = None,
+    due: datetime | None = None,
     priority: int | None = None,
 ) -> Done:
-    """Give waiting messages another due time (aware datetime or ms; past: at once), or another priority.
+    """Give waiting messages another due time (an aware datetime; past: at once), or another priority.
 
     Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
@@ -130,7 +131,7 @@ def reschedule(
     return _do(desk, acts.reschedule(score, is_time=not topic.is_priority), topic, ids)
 
 
-def new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
+def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
     """Return the score of a due time or a priority. Raises ``OperationRefused`` if the topic is not ordered by it."""
     if topic.is_priority:
         if due is not None or priority is None:
@@ -138,7 +139,7 @@ def new_score(topic: Topic, due: datetime | int | None, priority: int | None) ->
         return check_priority(topic, priority)
     if priority is not None or due is None:
         raise OperationRefused(f"topic {topic.name} is ordered by time: give a time, not a priority")
-    return check_fixed_time(due, name="due", past=True)
+    return check_fixed_time(instant_ms("due", due), name="due", past=True)
 
 
 def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str], detail: str = "") -> Done:

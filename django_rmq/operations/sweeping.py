@@ -80,7 +80,7 @@ def reschedule_all(
     state: str,
     wanted: Filter | None = None,
     *,
-    due: datetime | int | None = None,
+    due: datetime | None = None,
     priority: int | None = None,
     limits: Limits | None = None,
     dry_run: bool = False,

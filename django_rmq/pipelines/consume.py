@@ -115,7 +115,7 @@ def _add_limits(parser: ArgumentParser) -> None:
         help="how long fewer than --min-messages wait (default: 15m)",
     )
     parser.add_argument(
-        "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
+        "--claim-timeout", type="duration", metavar="TIME", help="duration of the lease (default: 120s)"
     )
     parser.add_argument(
         "--patience",

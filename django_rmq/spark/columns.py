@@ -20,6 +20,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.spark.entries import COLUMNS, METADATA
 from django_rmq.spark.packing import Rows
+from django_rmq.spark.times import DURATIONS
 
 OPTION_COLUMNS = (
     "priority",
@@ -42,17 +43,18 @@ WITH_KEYS = frozenset(["key", "headers", "expires", "max_retries", "timeout"])
 """The options that only messages with keys have."""
 
 _WHOLE = frozenset(["byte", "short", "integer", "long", "decimal", "void"])
-_DURATION = _WHOLE | {"float", "double", "daytimeinterval"}
-_INSTANT = _WHOLE | {"timestamp", "timestamp_ntz"}
+_DURATION = _WHOLE | {"float", "double", "daytimeinterval", "string", "char", "varchar"}
+_SECONDS = "seconds, an interval such as interval '90' second, or text such as 15m"
+_INSTANT = frozenset(["timestamp", "timestamp_ntz", "void"])
 _TEXT = frozenset(["string", "char", "varchar", "binary", "void"])
 _TYPES = {
     "priority": (_WHOLE, "a whole number, such as cast(priority as bigint)"),
     "max_retries": (_WHOLE, "a whole number, such as cast(max_retries as int)"),
-    "fixed_time": (_INSTANT, "a timestamp, or a whole number of ms, such as cast(fixed_time as timestamp)"),
-    "expires": (_INSTANT, "a timestamp, or a whole number of ms, such as cast(expires as timestamp)"),
-    "time_range": (_DURATION, "a number of ms, such as cast(time_range as bigint)"),
-    "delay": (_DURATION, "a number of ms, such as cast(delay as bigint)"),
-    "timeout": (_DURATION, "a number of seconds, such as cast(timeout as int)"),
+    "fixed_time": (_INSTANT, "a timestamp, such as timestamp_millis(fixed_time)"),
+    "expires": (_INSTANT, "a timestamp, such as timestamp_millis(expires)"),
+    "time_range": (_DURATION, _SECONDS),
+    "delay": (_DURATION, _SECONDS),
+    "timeout": (_DURATION, _SECONDS),
     "key": (_TEXT, "text, such as cast(key as string)"),
     "headers": (frozenset(["map", "void"]), "a map<string,string>"),
     "envelope": (frozenset(["binary", "void"]), "bytes, as they were read"),
@@ -70,9 +72,6 @@ _SCORED = {
     TopicType.FIXED_TIME: "fixed_time",
 }
 """The column that says when a message is due, or how urgent it is."""
-
-MARGIN_MS = 1_000
-"""How long a chunk may take from ``moved_up`` to its check."""
 
 
 class WriteColumns:
@@ -127,7 +126,7 @@ class WriteColumns:
         """Return rows with our names for their columns, and whole numbers in place of decimals without fraction."""
         names, columns = [self._ours.get(name, name) for name in batch.schema.names], list(batch.columns)
         for at, name in enumerate(names):
-            if name in self.options and pa.types.is_decimal(columns[at].type):
+            if name in self.options and name not in DURATIONS and pa.types.is_decimal(columns[at].type):
                 columns[at] = _whole(columns[at], name)
         return pa.RecordBatch.from_arrays(columns, names=names)
 
@@ -172,7 +171,7 @@ def check_taken(topic: Topic, columns: Sequence[str]) -> None:
         )
     if missing:
         raise ConfigurationError(
-            f"topic {topic.name} has the type range_merge: set the option timeRange (ms), or add a column time_range"
+            f"topic {topic.name} has the type range_merge: set the option timeRange (such as 5s), or add a column time_range"
         )
 
 
@@ -182,7 +181,7 @@ def _check_type(name: str, kind: DataType, what: str) -> None:
     names, wanted = _TYPES[name]
     fits = kind.typeName() in names
     if isinstance(kind, DecimalType):
-        fits = fits and not kind.scale
+        fits = fits and (name in DURATIONS or not kind.scale)
     if isinstance(kind, MapType):
         fits = kind.simpleString() == "map<string,string>"
     if not fits:
@@ -228,8 +227,8 @@ def rows_of(
 ) -> Rows | None:
     """Return rows that can be sent as columns. None: each has to be looked at, or one is invalid.
 
-    ``columns``: those of the options. ``bodies`` are encoded; ``parsed``: the same as plain data, if SLOT_BASIS needs it.
-    ``now_ms``: the server's clock.
+    ``columns``: those of the options; times are in ms. ``bodies`` are encoded; ``parsed``: the same as plain data, if
+    SLOT_BASIS needs it. ``now_ms``: the server's clock.
     """
     given, scored = set(columns), _SCORED.get(topic.type)
     if (
@@ -296,7 +295,7 @@ def _numbers(topic: Topic, column: pa.Array, now_ms: int) -> pa.Array | None:
     if topic.type is TopicType.PRIORITY:
         return _whole_numbers(column, topic.min_priority, MAX_PRIORITY)
     soon = max(999, now_ms) + 1
-    return _whole_numbers(_instants(column), soon, MAX_INSTANT_MS)
+    return _whole_numbers(column, soon, MAX_INSTANT_MS)
 
 
 def _keys(column: pa.Array) -> list[bytes] | None:
@@ -319,21 +318,9 @@ def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
     return column if least <= found["min"] and found["max"] <= most else None
 
 
-def _instants(column: pa.Array) -> pa.Array:
-    """Return a column of timestamps in ms, rounded up; any other column as it is."""
-    if not pa.types.is_timestamp(column.type):
-        return column
-    us = column.cast(pa.timestamp("us")).cast(pa.int64())
-    # Division rounds towards 0, so instants before 1970 come out too late; they are invalid in any case.
-    return pc.divide(pc.add(us, 999), 1000)
-
-
 def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[Any]:
-    """Return a column as values for ``Producer.build``; a timestamp without a zone is in UTC, as in Arrow."""
+    """Return a column as values for ``Producer.build``; times are in ms."""
     column = batch.column(name)
-    if name in ("fixed_time", "expires"):
-        # In ms, because Arrow knows years that Python does not.
-        column = _instants(column)
     found: list[Any] = column.to_pylist()
     if name == "headers":
         return [None if pairs is None else dict(pairs) for pairs in found]
@@ -346,27 +333,4 @@ def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[Any]:
             return [None if key is None else key.decode() for key in found]
         except UnicodeDecodeError:
             raise InvalidMessage("key is not UTF-8") from None
-    return found
-
-
-def moved_up(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-    """Return the rows, with each ``fixed_time`` that has passed set to a moment from now.
-
-    A batch that Spark repeats later has the times that it had, and would be refused each time. What was meant
-    in seconds stays wrong, and is refused.
-    """
-    column = batch.column("fixed_time")
-    soon_ms = now_ms + MARGIN_MS
-    if pa.types.is_timestamp(column.type):
-        instants = column.cast(pa.timestamp("us", column.type.tz))
-        low, soon = (pa.scalar(at * 1000, instants.type) for at in (soon_ms // 10, soon_ms))
-    elif pa.types.is_integer(column.type):
-        instants = column.cast(pa.int64())
-        low, soon = pa.scalar(soon_ms // 10), pa.scalar(soon_ms)
-    else:
-        return batch
-    has_passed = pc.and_(pc.greater(instants, low), pc.less(instants, soon))
-    found: pa.RecordBatch = batch.set_column(
-        batch.schema.get_field_index("fixed_time"), "fixed_time", pc.if_else(has_passed, soon, instants)
-    )
     return found

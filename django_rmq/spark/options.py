@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.words.keys import TOPIC_NAME, check_prefix, check_topic_name
+from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import ConfigurationError
 
 QUEUES = ("store", "prepare", "retry", "dead", "claim")
@@ -75,9 +76,6 @@ DAY = 86_400.0
 PATIENCE = 60.0
 """Seconds to wait for a Redis that is unavailable."""
 
-UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-"""Unit of a time -> seconds. Spark's own options have the same."""
-
 MESSAGES_PER_TASK = 50_000
 """The number of messages per task; a task costs some 50 ms before its first row."""
 
@@ -129,17 +127,18 @@ class Options:
         return value
 
     def seconds(self, name: str, default: float, *, low: float = 0.0, high: float = DAY) -> float:
-        """Return an option that is a time in seconds within its bounds, written as ``90``, ``90s`` or ``15m``."""
-        given = self.text(name)
-        if given is None:
+        """Return an option that is a duration within its bounds, in seconds."""
+        if self.text(name) is None:
             return default
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", given.lower())
-        value = float(match[1]) * UNITS.get(match[2], math.nan) if match else math.nan
-        if not low <= value <= high:
-            raise ConfigurationError(
-                f"option {name} must be a time from {low:g} to {high:g} seconds, such as 90, 90s or 15m, got {given!r}"
-            )
-        return value
+        return self.duration(name, timedelta(seconds=low), timedelta(seconds=high)).total_seconds()
+
+    def duration(self, name: str, least: timedelta, most: timedelta, *, is_short: bool = False) -> timedelta:
+        """Return an option that is a duration, written as ``90``, ``250ms`` or ``15m``; see ``parse_duration``."""
+        try:
+            return parse_duration(self.text(name), least, most, is_short=is_short)
+        except InvalidDuration as error:
+            what = f"option {name} must be {error.typed}, got {error.given}. {error.hint}"
+            raise ConfigurationError(what.rstrip(". ")) from None
 
     def whole(self, name: str, default: int, *, low: int = 0, high: int = 1 << 53) -> int:
         """Return an option as a whole number within its bounds."""

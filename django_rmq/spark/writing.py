@@ -26,19 +26,21 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import people
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.producer.checks import check_time_range
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer, takes_bodies
 from django_rmq.core.words.bodies import DEEPEST, decode_json, encode_decoded, exact_json
+from django_rmq.core.words.bounds import LONGEST_WAIT, SHORTEST_WAIT
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
 from django_rmq.spark.canonical import canonical_rows, canonical_texts
-from django_rmq.spark.columns import WriteColumns, check_taken, moved_up, needed_by, rows_of, taken_by, values
+from django_rmq.spark.columns import WriteColumns, check_taken, needed_by, rows_of, taken_by, values
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import PAST_TIMES, Options
 from django_rmq.spark.packing import Bulk, Rows
 from django_rmq.spark.patience import Patience
+from django_rmq.spark.times import in_milliseconds
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,9 @@ class Sending:
         self._options = options
         self._local: dict[str, Any] = {}
         if options.text("timeRange") is not None:
-            self._local["time_range_ms"] = check_time_range(options.whole("timeRange", 0))
+            self._local["time_range_ms"] = milliseconds(
+                options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
+            )
         if options.text("maxBody") is not None:
             self._local["max_body"] = options.whole("maxBody", 0, low=1)
         if options.text("maxBacklog") is not None:
@@ -241,8 +245,8 @@ class Target:
         for name in needed_by(topic):
             if batch.column(name).null_count:
                 raise InvalidMessage(f"column {name} is null")
-        if self.encoding.moves_up and topic.type is TopicType.FIXED_TIME:
-            batch = moved_up(batch, self._now_ms())
+        moves_up = self.encoding.moves_up and topic.type is TopicType.FIXED_TIME
+        batch = in_milliseconds(batch, options, self._now_ms() if moves_up else None)
         bodies, parsed = self._bodies(batch)
         self._check_sizes(bodies)
 

@@ -5,7 +5,7 @@
             with self.captureOnCommitCallbacks(execute=True):
                 order = checkout(...)
             self.assertMessageSent("order-timeouts", body={"order": order.pk})
-            self.advance(seconds=15 * 60)
+            self.advance("15m")
             self.drain()
 
 Messages wait for the database commit, which never comes inside ``TestCase``: run those callbacks as above

@@ -100,18 +100,19 @@ def assert_message_sent(
     """Assert that ``topic`` was sent a matching message (``count``: exactly this often), and return the matches.
 
     On topics whose BODY names a type, ``body`` may be an instance or plain data, whichever was sent.
-    ``options`` are compared with those of the send, like ``priority=500``. ``messages``: those of a
+    ``options`` are compared with those of the send, like ``priority=500``; a duration may have any form. ``messages``: those of a
     ``captured_messages()`` block; by default of the innermost one. Messages that were rolled back do not
     count.
     """
     sent = _captured(messages)
     wanted = {**options, **({} if key is None else {"key": key})}
+    compared = _comparable(topic, wanted)
     fitting = [
         message
         for message in sent.of(topic)
         if message.result.status != "discarded"
         and (body is _ANY or _has_body(message, body))
-        and all(message.options.get(name) == value for name, value in wanted.items())
+        and compared.items() <= _comparable(topic, message.options).items()
     ]
     if len(fitting) != count if count is not None else not fitting:
         given = wanted if body is _ANY else {"body": body, **wanted}
@@ -134,6 +135,15 @@ def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages |
     if found:
         where = "" if topic is None else f" of topic {topic!r}"
         raise AssertionError(f"expected no message{where}, found {len(found)}; {_listed(found)}")
+
+
+def _comparable(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a send with times in ms, so that ``60`` is the same as ``"1m"``."""
+    from django_rmq.project.sending import options_in_ms
+    from django_rmq.project.settings import get_config
+
+    topic = get_config().topics.get(name)
+    return dict(options) if topic is None else options_in_ms(topic, options)
 
 
 def _has_body(message: CapturedMessage, body: Any) -> bool:

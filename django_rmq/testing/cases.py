@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django_rmq.core.redis.in_memory import InMemoryBroker
+from django_rmq.durations import Duration
 from django_rmq.testing.captured import (
     CapturedMessage,
     CapturedMessages,
@@ -56,9 +57,9 @@ class RMQTestMixin:
         self.rmq_broker = stack.enter_context(memory_broker(self.rmq_clock))
         self.rmq_messages = stack.enter_context(captured_messages(deliver=True))
 
-    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
-        """Advance the clock of the broker."""
-        self.rmq_clock.advance(seconds=seconds, ms=ms)
+    def advance(self, by: Duration) -> None:
+        """Advance the clock of the broker by seconds, a timedelta, or text such as "250ms" or "15m"."""
+        self.rmq_clock.advance(by)
 
     def drain(self, topic: str | None = None, *, raise_errors: bool = True) -> int:
         """Run the listeners on what is due; see ``drain``."""

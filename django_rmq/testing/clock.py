@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from django_rmq.durations import Duration, parse_duration
+
 
 class Clock:
     """A time for tests: microseconds since the epoch, changed only by ``advance``."""
@@ -12,6 +16,6 @@ class Clock:
     def __call__(self) -> int:
         return self._micros
 
-    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
+    def advance(self, by: Duration) -> None:
         """Move on by a duration, to the microsecond. A negative one stands for a clock that was set back."""
-        self._micros += round(seconds * 1_000_000) + round(ms * 1000)
+        self._micros += parse_duration(by, timedelta.min, timedelta.max) // timedelta(microseconds=1)

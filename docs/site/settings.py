@@ -17,13 +17,14 @@ from typing import Any
 
 from django_rmq.core.words.schedules import Schedule
 from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.durations import FORMS, LONGEST, duration_text
 from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.reader import PLAIN_KEYS, RMQ_KEYS, SECTIONS
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.tasks import OPTION_KEYS, TaskOptions
 from django_rmq.project.settings.topics import TOPIC_KEYS
-from django_rmq.project.settings.values import Wanted
+from django_rmq.project.settings.values import WHOLE_FORMS, Wanted
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
 PAGE = Path(__file__).parents[1] / "reference/settings.md"
@@ -72,13 +73,13 @@ EXAMPLES: Mapping[str, Any] = {
     "METRICS": {"OPENTELEMETRY": True},
     "OUTBOX": {"REPLICAS": 1},
     ":KEY_PREFIX": "shop:",
-    ":ONCE_RETENTION": 1209600,
+    ":ONCE_RETENTION": "14d",
     ":AUTODISCOVER": "queues",
     ":DURABILITY": "strict",
     "TOPICS:TYPE": "fixed_time",
     "TOPICS:SLOTS": 64,
-    "TOPICS:TIME_RANGE": 5000,
-    "TOPICS:MAX_WAIT": 60000,
+    "TOPICS:TIME_RANGE": 5,
+    "TOPICS:MAX_WAIT": "1m",
     "TOPICS:ACCUMULATE": 100,
     "TOPICS:BODY": "shop.events.PriceChanged",
     "TOPICS:UPCAST": "shop.events.upcast",
@@ -91,8 +92,8 @@ EXAMPLES: Mapping[str, Any] = {
     "TOPICS:RETRY_PRIORITY": "lowest",
     "TOPICS:ORDER": "loose",
     "TOPICS:ON_DUPLICATE": "replace",
-    "TOPICS:MAX_RUNTIME": 600,
-    "TOPICS:HARD_TIMEOUT": 900,
+    "TOPICS:MAX_RUNTIME": "10m",
+    "TOPICS:HARD_TIMEOUT": "15m",
     "TOPICS:PREFETCH": 1,
     "TOPICS:MAX_BODY": 1048576,
     "TOPICS:MAX_BACKLOG": 100000,
@@ -101,14 +102,14 @@ EXAMPLES: Mapping[str, Any] = {
     "TOPICS:MAX_PREPARED": 100,
     "TOPICS:FLOW": "auto",
     "TOPICS:CONCURRENCY": 500,
-    "TOPICS:DEAD_RETENTION": 2592000,
+    "TOPICS:DEAD_RETENTION": "30d",
     "TOPICS:OUTCOME_RETENTION": "1h",
     "SCHEDULES:CRON": "0 3 * * *",
-    "SCHEDULES:EVERY": 300,
+    "SCHEDULES:EVERY": "5m",
     "SCHEDULES:TIMEZONE": "Europe/Berlin",
     "SCHEDULES:CATCH_UP": "all",
     "TASKS:PREFIX": "jobs",
-    "TASKS:RESULT_RETENTION": 3600,
+    "TASKS:RESULT_RETENTION": "1h",
     "TASKS:MODULES": ["shop.orders"],
     "ZOOKEEPER:HOSTS": "zk1:2181,zk2:2181",
     "ZOOKEEPER:ROOT": "/shop/rmq",
@@ -117,7 +118,7 @@ EXAMPLES: Mapping[str, Any] = {
     "ZOOKEEPER:WHEN_AWAY": "stop",
     "CONSUMER:PROCESSES": 4,
     "CONSUMER:THREADS": 16,
-    "CONSUMER:SHUTDOWN_TIMEOUT": 60,
+    "CONSUMER:SHUTDOWN_TIMEOUT": "1m",
     "CONSUMER:MAX_MESSAGES": 100000,
     "CONSUMER:MAX_MEMORY": 512,
     "CONSUMER:HEARTBEAT_FILE": "/run/rmq/heartbeat",
@@ -210,7 +211,11 @@ def taken(parse: Any) -> str:
     try:
         parse(NOTHING)
     except Wanted as wanted:
-        return re.sub(r" \([A-Za-z_ ]+(=|must).*?\)(?=;|$)", "", str(wanted))
+        found = re.sub(r" \([A-Za-z_ ]+(=|must).*?\)(?=;|$)", "", str(wanted))
+        found = found.replace(f"{FORMS}, ", "a duration ").replace(
+            f"{WHOLE_FORMS}, ", "a duration of whole seconds "
+        )
+        return re.sub(rf"from (\w+) to {duration_text(LONGEST)}", r"of at least \1", found)
     raise ValueError(f"{parse} takes anything")
 
 

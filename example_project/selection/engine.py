@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +66,9 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
             items = sorted({event.sku for event in found})
             if items:
                 first = key_accounts(items)
-                wait_ms = KEY_ACCOUNT_WAIT // timedelta(milliseconds=1)
-                waits = pa.array([wait_ms if sku in first else None for sku in items], pa.int64())
+                waits = pa.array(
+                    [KEY_ACCOUNT_WAIT if sku in first else None for sku in items], pa.duration("us")
+                )
                 changes = spark.createDataFrame(pa.table({"item": items, "time_range": waits}))
                 writer = changes.write.format("rmq").options(**options).option("bodyColumns", "item")
                 writer.mode("append").save()

@@ -72,7 +72,7 @@ def test_headers_and_expiry_are_those_of_the_last_send(make_slot: MakeSlot, cloc
     slot = collecting(make_slot)
     slot.send_merge(0, [b"k"], [of(b"1", headers={"a": "1"}, expires_ms=slot.now_ms + 5)])
     slot.send_merge(0, [b"k"], [of(b"2", headers={"a": "2"}, expires_ms=slot.now_ms + 90_000)])
-    clock.advance(seconds=1)
+    clock.advance(1)
     taken = slot.take()
     assert bodies_of(taken) == [b"1", b"2"]
     assert decode_envelope(taken.deliveries[0].envelope or b"").headers == {"a": "2"}
@@ -127,7 +127,7 @@ def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     receipt, _ = take(slot)
     send(slot, b"3", b"4")
     if end == "expire":
-        clock.advance(seconds=7)
+        clock.advance(7)
         slot.expire(10)
     else:
         getattr(slot, end)(receipt, *([[b"k"]] if end == "release" else [b"k"]))
@@ -153,7 +153,7 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, c
     slot.claim("c", 1, 1_000, 10)
     slot.renew("c", 1, 1_000, seal=True)
     send(slot, b"2")
-    clock.advance(seconds=2)
+    clock.advance(2)
     taken = slot.take()
     assert (bodies_of(taken), taken.deliveries[0].retries_left) == ([b"1", b"2"], 2)
 
@@ -173,11 +173,11 @@ def test_what_has_joined_a_later_send_has_its_limits(
     if end == "fail":
         slot.fail(receipt, b"k")
     else:
-        clock.advance(seconds=7)
+        clock.advance(7)
         slot.expire(10)
     lefts, rests = [], []
     while b"k" not in slot.zset("dead"):
-        clock.advance(seconds=64)
+        clock.advance(64)
         taken = slot.take()
         lefts.append(taken.deliveries[0].retries_left)
         slot.fail(taken.receipt, b"k")
@@ -292,9 +292,9 @@ def test_a_sender_with_other_settings_joins_and_deletes_nothing(make_slot: MakeS
 def test_debounced_messages_collect_too(make_slot: MakeSlot, clock: Clock) -> None:
     slot = collecting(make_slot, 3, debounce=True, max_wait_ms=60_000)
     send(slot, b"1", wait_ms=1_000)
-    clock.advance(seconds=0.9)
+    clock.advance(0.9)
     send(slot, b"2", wait_ms=1_000)
-    clock.advance(seconds=0.9)
+    clock.advance(0.9)
     assert slot.take().status == "empty"
     send(slot, b"3", wait_ms=1_000)
     assert take(slot)[1] == [b"1", b"2", b"3"]

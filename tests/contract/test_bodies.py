@@ -35,7 +35,7 @@ def fly(slot: Slot, *, left: int = 3) -> int:
 
 def end(slot: Slot, how: str, receipt: int) -> None:
     if how == "expire":
-        slot.clock.advance(seconds=31)
+        slot.clock.advance(31)
         assert slot.expire() == 1
         return
     calls = {
@@ -48,7 +48,7 @@ def end(slot: Slot, how: str, receipt: int) -> None:
 
 
 def next_body(slot: Slot) -> bytes | None:
-    slot.clock.advance(seconds=2)
+    slot.clock.advance(2)
     envelope = slot.take_one()[1].envelope
     return None if envelope is None else envelope.rpartition(b"\n")[2]
 
@@ -67,7 +67,7 @@ def test_what_is_rejected_dies_with_the_body_it_was_handed_out_with(slot: Slot) 
 def test_what_lapses_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 500)])
-    slot.clock.advance(seconds=1)
+    slot.clock.advance(1)
     slot.take() if how == "prepare" else slot.claim("s", 1, 60_000, 10)
     assert slot.where(A) == "D" and slot.bodies() == {"deaths": V1}
 
@@ -281,7 +281,7 @@ def test_a_delivery_beside_a_message_that_has_expired_is_not_plain(make_slot: Ma
     slot = make_slot(TopicType.FIXED_TIME, identity="key")
     slot.send_replace([slot.now_ms], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 5)])
     slot.zadd(b"stranger", 1_000_000)
-    slot.clock.advance(ms=10)
+    slot.clock.advance("10ms")
     taken = slot.prepare("W", None, 10)
     assert [one.member for one in taken.deliveries] == [b"stranger"]
     assert not taken.is_plain, "the body of the other one was read, too"

@@ -157,13 +157,13 @@ def test_ack(slot: Slot, state: str) -> None:
 def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retries: int, by: str) -> None:
     slot = make(max_retries=max_retries)
     bring(slot, state)
-    slot.clock.advance(ms=LEASE_MS - 1)
+    slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.expire() == 0 and slot.where(A) == state
     if by == "expire" or state == "CW":
-        slot.clock.advance(ms=1)
+        slot.clock.advance("1ms")
         assert slot.expire() == 1
     else:
-        slot.clock.advance(ms=1)
+        slot.clock.advance("1ms")
         if by == "prepare":
             assert not slot.take().deliveries
         else:
@@ -175,7 +175,7 @@ def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retri
     assert slot.ack("s", 1)[0] == "stale" and slot.renew("s", 1, LEASE_MS) is None
     if state == "C" and max_retries:
         assert slot.hash("failures")[A].startswith(b"timed_out 1 ")
-        slot.clock.advance(seconds=5)
+        slot.clock.advance(5)
         _, delivery = slot.take_one()
         assert (delivery.retries_left, delivery.envelope) == (15, slot.envelope())
     elif state == "C" and slot.topic.keyed:
@@ -185,9 +185,9 @@ def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retri
 def test_a_claimed_retry_spends_the_next_one(slot: Slot) -> None:
     bring(slot, "w")
     claim(slot)
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     assert slot.expire() == 1
-    slot.clock.advance(seconds=5)
+    slot.clock.advance(5)
     assert slot.take_one()[1].retries_left == 14
 
 
@@ -197,7 +197,7 @@ def test_a_claim_given_back_is_as_if_it_had_never_been(slot: Slot, state: str) -
     original = slot.zset("store")[A]
     claim(slot)
     if state == "CW":
-        slot.clock.advance(ms=5)
+        slot.clock.advance("5ms")
         slot.send(A, score=NEW[slot.topic.type])
     newer = slot.zset("store").get(A)
     assert slot.return_claim("s", 1) == ("ok", 0)
@@ -205,7 +205,7 @@ def test_a_claim_given_back_is_as_if_it_had_never_been(slot: Slot, state: str) -
     earlier = state == "C" or slot.topic.type is TopicType.RANGE_MERGE
     assert slot.zset("store")[A] == (original if earlier else newer)
     assert slot.counted("dropped") == (1 if state == "CW" else 0)
-    slot.clock.advance(seconds=1)
+    slot.clock.advance(1)
     assert slot.take_one()[1].retries_left == 16
     assert slot.read_claim("s", 1).state == "returned"
     assert slot.return_claim("s", 1) == ("ok", 0)
@@ -231,7 +231,7 @@ def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str
     assert slot.where(A) == (buried if (action, state) == ("bury", "CW") else "C")
     assert slot.hash("body") == ({A: slot.envelope()} if stays else {})
     assert read(slot) == {A: slot.envelope()}
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     slot.expire()
     assert slot.where(A).startswith("W" if stays else "T")
 
@@ -318,7 +318,7 @@ def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSl
     assert slot.read_claim("s", 1, 0, 10) == ("acked", 1, 0, [], [])
     assert slot.claim("s", 2, LEASE_MS, 10).status == "unfinished"
     assert slot.return_claim("s", 1) == ("stale", 0)
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     assert slot.expire(4) == 4 and slot.expire(4) == 2
     assert slot.counted("acked") == 10 and slot.counted("claim_returned") == 0
     assert set(slot.hash("failures")) <= {names[0]}
@@ -364,7 +364,7 @@ def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, en
     assert slot.broker.heads(slot.topic, [0], upkeep=True) == [due]
     wakeups = slot.broker.wakeups([slot.topic])
     if end == "expire":
-        slot.clock.advance(ms=LEASE_MS)
+        slot.clock.advance(LEASE_MS / 1000)
         slot.expire()
     else:
         slot.return_claim("s", 1, spent=end == "lost")
@@ -386,7 +386,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     slot.send(b"new")
     assert slot.take(1, owner="A").status == "busy"
     wakeups = slot.broker.wakeups([slot.topic])
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     # The first step of its return opens the gate, and says so.
     assert slot.expire(1) == 1 and len(slot.zset("claim")) == 4
     assert wakeups.get(5) == [(slot.topic.name, 0)]
@@ -427,7 +427,7 @@ def test_a_paused_slot_is_not_claimed_from_and_goes_on_with_its_upkeep(make_slot
     slot.pause(False)
     assert claim(slot, 2) == 1
     slot.pause()
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     assert slot.claim("s", 3, LEASE_MS, 10).status == "paused"
     assert slot.where(b"b") == "T"
 
@@ -482,7 +482,7 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
     slot.send(*(b"%d" % n for n in range(9)), body=b"new")
     assert slot.read_claim("s", 1, 0, 1000) == whole == slot.read_claim("s", 0, 0, 1000)
     assert slot.read_claim("s", 2, 0, 1000).state == slot.read_claim("t", 1, 0, 1000).state == "none"
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     # Lost from the first step on, though most of it is still there.
     assert slot.expire(1) == 1
     assert slot.read_claim("s", 1, 0, 1000) == ("lost", 1, 0, [], [])
@@ -494,10 +494,10 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
 
 def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
     bring(slot, "C")
-    slot.clock.advance(ms=LEASE_MS - 1)
+    slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.renew("s", 1, LEASE_MS) == 1
     assert slot.renew("s", 2, LEASE_MS) is slot.renew("t", 1, LEASE_MS) is None
-    slot.clock.advance(ms=LEASE_MS - 1)
+    slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.expire() == 0 and slot.where(A) == "C"
 
 
@@ -506,7 +506,7 @@ def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None
     slot.keyspace.delete(slot.keys.claims)
     assert read(slot) == {}
     assert slot.ack("s", 1)[0] == "stale"
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     slot.expire()
     assert slot.where(A) == "T"
 
@@ -517,12 +517,12 @@ def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, cl
     claim(slot)
     slot.ack("s", 1)
     assert slot.hash("claims") == {b"s": b"1 acked %d" % START_MS}
-    clock.advance(ms=TOMBSTONE_MS)
+    clock.advance(TOMBSTONE_MS / 1000)
     slot.send(b"b")
     claim(slot, consumer="t")
     assert set(slot.hash("claims")) == {b"s", b"t"}
     slot.ack("t", 1)
-    clock.advance(ms=1)
+    clock.advance("1ms")
     slot.send(b"c")
     claim(slot, consumer="u")
     assert set(slot.hash("claims")) == {b"t", b"u"}
@@ -534,7 +534,7 @@ def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: MakeSlot,
     claim(slot, consumer="holder", limit=1)
     for n in range(CONSUMERS - 1):
         slot.keyspace.hset(slot.keys.claims, b"c%d" % n, b"1 acked %d" % (START_MS - abs(n - 7)))
-    clock.advance(ms=1)
+    clock.advance("1ms")
     assert slot.claim("t", 1, LEASE_MS, 1).status == "busy"
     remembered = set(slot.hash("claims"))
     assert len(remembered) == CONSUMERS - 1
@@ -547,7 +547,7 @@ def test_thousands_of_short_consumers_get_what_they_ask_for(make_slot: MakeSlot,
     slot = make_slot()
     for n in range(5 * CONSUMERS):
         slot.send(b"%d" % n)
-        clock.advance(ms=1)
+        clock.advance("1ms")
         claim(slot, consumer=f"c{n}", limit=1)
         assert slot.ack(f"c{n}", 1)[0] == "ok"
     assert len(slot.hash("claims")) == CONSUMERS == slot.broker.count_consumers(slot.topic, slot.index)
@@ -598,7 +598,7 @@ def test_what_can_go_as_it_is_is_claimed_in_one_step(
         slot.send(
             *names[first : first + 1_000], score=None if kind is TopicType.RANGE_MERGE else 40_000 - first
         )
-        slot.clock.advance(ms=1)
+        slot.clock.advance("1ms")
     slot.zadd(b"half", 20.5 if kind is TopicType.PRIORITY else 16.25)
     scores = slot.zset("store")
     answer = slot.claim("s", 1, LEASE_MS, limit, 1 << 53)
@@ -636,7 +636,7 @@ def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
     assert (found.store, found.due) == (13_000 + later - taken, 13_000 - taken)
     # What has stayed is found, is taken when it is due, and is not lost with the claim.
     slot.renew("s", 1, LEASE_MS, seal=True), slot.ack("s", 1)
-    slot.clock.advance(seconds=5)
+    slot.clock.advance(5)
     assert slot.claim("s", 2, LEASE_MS, 99_999, 1 << 53).taken == later + 13_000 - taken
 
 
@@ -692,7 +692,7 @@ def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
         "lease": slot.expire,
     }.get(end, lambda: slot.ack("s", 1))
     if end == "lease":
-        slot.clock.advance(ms=LEASE_MS)
+        slot.clock.advance(LEASE_MS / 1000)
     held = []
     while slot.zset("claimants"):
         step()
@@ -753,7 +753,7 @@ def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(
 def test_a_lapsed_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50, 50], [b"a", b"b"], [slot.envelope(expires_ms=slot.now_ms + 5), slot.envelope()])
-    slot.clock.advance(ms=6)
+    slot.clock.advance("6ms")
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
     assert (slot.where(b"a"), slot.where(b"b")) == ("D", "C")
 
@@ -772,7 +772,7 @@ def test_what_rests_and_times_out_is_brought_along_by_a_claim(make_slot: MakeSlo
     receipt, delivery = slot.take_one()
     slot.fail(receipt, delivery.member, delay_ms=1_000)
     slot.take_one()
-    slot.clock.advance(seconds=31)
+    slot.clock.advance(31)
     assert claim(slot) == 2
     assert slot.counted("expired") == 1
 

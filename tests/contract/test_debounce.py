@@ -34,9 +34,9 @@ def test_each_send_starts_the_wait_again(make_slot: MakeSlot, clock: Clock) -> N
     for _ in range(5):
         slot.send(b"a", score=1_000)
         assert due(slot) == now(clock) + 1_000
-        clock.advance(seconds=0.9)
+        clock.advance(0.9)
         assert slot.take().status == "empty"
-    clock.advance(seconds=0.2)
+    clock.advance(0.2)
     assert [given.member for given in slot.take().deliveries] == [b"a"]
 
 
@@ -47,7 +47,7 @@ def test_no_message_waits_longer_than_max_wait(make_slot: MakeSlot, clock: Clock
     for _ in range(400):
         slot.send(b"a", score=1_000)
         assert due(slot) <= latest
-        clock.advance(ms=max_wait_ms // 350)
+        clock.advance((max_wait_ms // 350) / 1000)
     assert latest - math.ceil(max_wait_ms / 1_000) <= due(slot)
     assert len(slot.take().deliveries) == 1
 
@@ -60,7 +60,7 @@ def test_messages_of_one_slot_have_deadlines_of_their_own(make_slot: MakeSlot, c
         if slot.send(member, score=rng.choice([5_000, 20_000]))[0].status == "stored":
             latest[member] = now(clock) + 60_000
         assert due(slot, member) <= latest[member]
-        clock.advance(ms=rng.randrange(4_000))
+        clock.advance(rng.randrange(4_000) / 1000)
         taken = slot.take()
         for given in taken.deliveries:
             assert now(clock) <= latest.pop(given.member) + 4_000
@@ -80,9 +80,9 @@ def test_several_sends_of_a_message_in_one_call_are_one(make_slot: MakeSlot, clo
         "stored",
         "merged",
     ]
-    clock.advance(seconds=0.5)
+    clock.advance(0.5)
     assert [sent.status for sent in slot.send(b"b", b"c", score=1_000)] == ["merged", "stored"]
-    clock.advance(seconds=0.6)
+    clock.advance(0.6)
     assert [given.member for given in slot.take().deliveries] == [b"a"]
 
 
@@ -92,11 +92,11 @@ def test_an_ensure_starts_no_wait_again_and_its_message_has_a_deadline(
     slot = debounced(make_slot, 2_000)
     slot.ensure([1_000], [b"a"], slot.envelopes(1, b"body"))
     first = now(clock)
-    clock.advance(seconds=0.9)
+    clock.advance(0.9)
     slot.ensure([1_000], [b"a"], slot.envelopes(1, b"body"))
     assert due(slot) == first + 1_000
     slot.send(b"a", score=1_000)
-    clock.advance(seconds=0.9)
+    clock.advance(0.9)
     slot.send(b"a", score=1_000)
     assert first + 1_998 <= due(slot) <= first + 2_000
 
@@ -104,7 +104,7 @@ def test_an_ensure_starts_no_wait_again_and_its_message_has_a_deadline(
 def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: MakeSlot, clock: Clock) -> None:
     slot = debounced(make_slot, 5_000, backoff=NO_BACKOFF)
     slot.send(b"a", score=1_000)
-    clock.advance(seconds=1.1)
+    clock.advance(1.1)
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a")
     assert slot.send(b"a", score=1_000)[0].status == "superseded"
@@ -114,11 +114,11 @@ def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: MakeSlot, clock
 def test_a_message_in_flight_does_not_prolong_its_newer_copy(make_slot: MakeSlot, clock: Clock) -> None:
     slot = debounced(make_slot)
     slot.send(b"a", score=1_000)
-    clock.advance(seconds=1.1)
+    clock.advance(1.1)
     receipt, _ = slot.take_one()
     assert slot.send(b"a", score=1_000)[0].status == "stored"
     slot.commit(receipt, [b"a"])
-    clock.advance(seconds=1.1)
+    clock.advance(1.1)
     assert len(slot.take().deliveries) == 1
 
 
@@ -136,6 +136,6 @@ def test_others_keep_the_time_of_the_first_send(make_slot: MakeSlot, clock: Cloc
     slot = make_slot(TopicType.RANGE_MERGE, debounce=False, max_wait_ms=10_000)
     slot.send(b"a", score=1_000)
     first = due(slot)
-    clock.advance(seconds=0.5)
+    clock.advance(0.5)
     slot.send(b"a", score=1_000)
     assert due(slot) == first

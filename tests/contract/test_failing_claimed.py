@@ -33,7 +33,7 @@ def fail(
 def finish(slot: Slot, end: str) -> None:
     """Let the claim end whole."""
     if end == "lease":
-        slot.clock.advance(ms=LEASE_MS)
+        slot.clock.advance(LEASE_MS / 1000)
         while slot.expire():
             pass
     else:
@@ -94,7 +94,7 @@ def test_what_has_failed_uses_a_retry_however_the_claim_ends(slot: Slot, end: st
     assert slot.where(B) == {"ack": "-", "return_claim": "W", "lease": "T"}[end]
     assert slot.counted("acked") == (end == "ack")
     assert slot.counted("claim_returned") == (1 if end == "ack" else 2)
-    slot.clock.advance(seconds=5)
+    slot.clock.advance(5)
     answer = slot.take()
     if answer.is_suspect:
         # What has timed out is delivered alone, before it.
@@ -134,7 +134,7 @@ def test_what_was_sent_again_takes_the_place_of_what_failed(slot: Slot, end: str
     finish(slot, end)
     assert slot.where(A) == "W"
     assert slot.counted("dropped") == 1
-    slot.clock.advance(seconds=1)
+    slot.clock.advance(1)
     assert slot.take_one()[1].retries_left == 16
 
 
@@ -149,7 +149,7 @@ def test_a_retry_that_fails_again_uses_the_next_one_and_keeps_its_first_score(sl
     finish(slot, "ack")
     record = slot.hash("failures")[A].split(b"\n")[0].split(b" ")
     assert (record[:2], float(record[4])) == ([b"failed", b"2"], original)
-    slot.clock.advance(seconds=5)
+    slot.clock.advance(5)
     assert slot.take_one()[1].retries_left == 14
 
 
@@ -208,7 +208,7 @@ def test_a_claim_that_was_never_sealed_costs_nothing_when_its_lease_ends(slot: S
     slot.send(A)
     score = slot.zset("store")[A]
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
-    slot.clock.advance(ms=LEASE_MS)
+    slot.clock.advance(LEASE_MS / 1000)
     assert slot.expire() == 1
     assert slot.zset("store") == {A: score}
     assert slot.read_claim("s", 1).state == "returned"

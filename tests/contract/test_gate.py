@@ -42,7 +42,7 @@ def test_every_end_of_the_last_delivery_opens_the_gate(
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one("A")
     if end == "expire":
-        slot.clock.advance(seconds=31)
+        slot.clock.advance(31)
         slot.expire()
     elif end in ("fail", "reject"):
         getattr(slot, end)(receipt, delivery.member)
@@ -185,9 +185,9 @@ def test_receipts_rise_with_every_prepare_and_not_with_anything_else(
     assert slot.take(2).receipt == first + 2
     slot.send(b"b")
     slot.commit(first + 2, [b"a"])
-    clock.advance(ms=0.002)
+    clock.advance("0.002ms")
     assert slot.take(2).receipt == first + 3
-    clock.advance(ms=0.004)
+    clock.advance("0.004ms")
     slot.commit(first + 3, [b"b"])
     slot.send(b"a")
     assert slot.take(2).receipt == clock() + 1 == first + 6
@@ -208,7 +208,7 @@ def test_receipts_go_on_above_those_that_a_fail_over_has_lost(
     slot.commit(gone, [b"a"])
     # The new primary has not heard of the last delivery, or of none at all.
     slot.keyspace.hset(slot.keys.control, b"deliveries", kept[b"deliveries"] if lost is None else b"0")
-    clock.advance(ms=(gone - clock() + 1) / 1000)
+    clock.advance((gone - clock() + 1) / 1_000_000)
     slot.send(b"a")
     assert slot.take_one()[0] > gone > before
 
@@ -219,7 +219,7 @@ def test_receipts_rise_while_the_clock_goes_back(make_slot: MakeSlot, kind: Topi
     slot.send(b"a", b"b")
     first, _ = slot.take_one()
     slot.release(first, [b"a"]), slot.release(first, [b"b"])
-    clock.advance(ms=-0.5)
+    clock.advance(-0.0005)
     slot.send(b"c")
     assert slot.take_one()[0] == first + 1
 
@@ -269,7 +269,7 @@ def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_aga
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send(b"a")
     old, _ = slot.take_one("A")
-    clock.advance(seconds=31)
+    clock.advance(31)
     new, delivery = slot.take_one("B")
     assert (delivery.retries_left, new) == (15, clock())
     assert slot.commit(old, [b"a"]) == slot.extend(old, [b"a"]) == slot.fail(old, b"a") == ["stale"]

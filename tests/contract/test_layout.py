@@ -77,7 +77,7 @@ def test_the_keys_and_values_of_a_whole_life(
     envelope = slot.envelope(b"the body")
     body = {slot.keys.body: {b"m": envelope}} if envelope else {}
     assert envelope in (None, b"0 {}\nthe body")
-    clock.advance(ms=1_500)
+    clock.advance("1500ms")
     control = {b"slots": b"1", b"timeout": b"30", b"max_retries": b"1"}
     since = {b"undrained_since": b"1800000000000"} if kind is TopicType.PRIORITY else {}
     assert slot.hash("control").items() >= since.items()
@@ -103,7 +103,7 @@ def test_the_keys_and_values_of_a_whole_life(
         key(slot, "stats_{K}"): stats,
     }
 
-    clock.advance(ms=1_000)
+    clock.advance(1)
     slot.promote()
     retry = score + 1 / 1024 if kind is TopicType.PRIORITY else 1
     assert slot.zset("store") == {b"m": retry}

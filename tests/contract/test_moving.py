@@ -74,7 +74,7 @@ def test_a_shut_slot_times_out_what_runs(make_slot: Make) -> None:
     slot.send(b"x")
     slot.take_one()
     slot.shut(1)
-    slot.clock.advance(seconds=slot.topic.timeout + 1)
+    slot.clock.advance(slot.topic.timeout + 1)
     assert slot.take().status == "busy"
     assert slot.where(b"x") == "w"
 
@@ -333,7 +333,7 @@ def test_a_fresh_message_merges_with_the_later_send(make_slot: Make, kind: Topic
     source.send(b"x", body=b"old")
     (score,) = source.zset("store").values()
     shut(source, target)
-    source.clock.advance(seconds=1)
+    source.clock.advance(1)
     target.send(b"x", score=900 if kind is not TopicType.FIXED_TIME else target.now_ms + 900, body=b"new")
     (later,) = target.zset("store").values()
     hand_over(source, target, ("store", b"x"))
@@ -379,7 +379,7 @@ def test_of_two_deaths_the_later_one_stays(make_slot: Make, later: str) -> None:
         slot.send(b"x")
         receipt, _ = slot.take_one()
         slot.fail(receipt, b"x", kind="rejected", error=str(slot.index))
-        slot.clock.advance(seconds=1)
+        slot.clock.advance(1)
     shut(source, target)
     wanted = (source if later == "source" else target).hash("deaths")
     hand_over(source, target, ("dead", b"x"))

@@ -21,7 +21,7 @@ def test_a_slot_delivers_no_more_than_its_rate(make_slot: MakeSlot, clock: Clock
     assert len(slot.take(20).deliveries) == 5  # what gathers in a tenth of a second
     answer = slot.take(20)
     assert (answer.status, answer.next_due) == ("busy", clock() // 1_000 + 20)
-    clock.advance(seconds=0.04)
+    clock.advance(0.04)
     assert len(slot.take(20).deliveries) == 2
     assert slot.take(20).status == "busy"
 
@@ -34,9 +34,9 @@ def test_a_slot_whose_rate_is_spent_says_when_there_is_more(
     slot.send(b"a", b"b")
     answer = slot.take(20)
     assert (len(answer.deliveries), answer.next_due) == (1, clock() // 1_000 + 2_000)
-    clock.advance(seconds=1.999)
+    clock.advance(1.999)
     assert slot.take(20).status == "busy"
-    clock.advance(seconds=0.001)
+    clock.advance(0.001)
     assert len(slot.take(20).deliveries) == 1
 
 
@@ -54,9 +54,9 @@ def test_a_clock_that_was_set_back_does_not_stop_a_paced_slot(
     make_slot: MakeSlot, clock: Clock, kind: TopicType
 ) -> None:
     slot = make_slot(kind, slot_rate=10.0)
-    clock.advance(seconds=3_600)
+    clock.advance(3_600)
     slot.send(b"a", b"b")
     assert len(slot.take(20).deliveries) == 1
-    clock.advance(seconds=-1_800)
+    clock.advance(-1_800)
     slot.send(b"c")
     assert len(slot.take(20).deliveries) == 1

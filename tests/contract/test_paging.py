@@ -255,11 +255,11 @@ def test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked(
     receipt, second = slot.take_one()
     slot.fail(receipt, second.member)
     rested = slot.now_ms + 1_000
-    slot.clock.advance(ms=999)
+    slot.clock.advance("999ms")
     assert waits_since(slot, 0, None)
-    slot.clock.advance(ms=1)
+    slot.clock.advance("1ms")
     assert waits_since(slot, 2, rested)
-    slot.clock.advance(ms=60_000)
+    slot.clock.advance(60)
     assert waits_since(slot, 2, rested)
     slot.send(b"c")
     # What waits in Store cannot be taken for as long.
@@ -276,13 +276,13 @@ def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
     slot.take_one()
     second = slot.take(1)
     assert slot.count().running_since_ms == began
-    slot.clock.advance(ms=3_000)
+    slot.clock.advance(3)
     slot.extend(second.receipt, [second.deliveries[0].member])
-    slot.clock.advance(ms=2_999)
+    slot.clock.advance("2999ms")
     assert waits_since(slot, 0, None)
-    slot.clock.advance(ms=1)
+    slot.clock.advance("1ms")
     assert waits_since(slot, 1, began + 6_000)
-    slot.clock.advance(ms=3_000)
+    slot.clock.advance(3)
     assert waits_since(slot, 2, began + 6_000)
     assert slot.count().running_since_ms is None, "nobody knows whether it runs"
     assert slot.expire() == 2
@@ -300,11 +300,11 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
     if sealed:
         slot.renew("s", 1, 5_000, seal=True)
     ends = slot.now_ms + 5_000
-    slot.clock.advance(ms=4_999)
+    slot.clock.advance("4999ms")
     assert waits_since(slot, 0, None)
-    slot.clock.advance(ms=1)
+    slot.clock.advance("1ms")
     assert waits_since(slot, 3, ends)
-    slot.clock.advance(ms=60_000)
+    slot.clock.advance(60)
     # What is back already was due before.
     assert slot.count().lapsed == 3
     assert slot.expire(1) == 1
@@ -322,7 +322,7 @@ def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot)
     assert slot.claim("s", 1, 5_000, 9).taken == 3
     slot.renew("s", 1, 5_000, seal=True)
     assert slot.ack("s", 1, 1) == ("ok", 2), "interrupted"
-    slot.clock.advance(ms=5_000)
+    slot.clock.advance(5)
     assert waits_since(slot, 0, None)
 
 
@@ -337,7 +337,7 @@ def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(
     began = slot.now_ms
     receipt, first = slot.take_one()
     for _ in range(5):
-        slot.clock.advance(ms=4_000)
+        slot.clock.advance(4)
         assert slot.extend(receipt, [first.member]) == ["ok"]
         assert slot.count().running_since_ms == began
     later, second = slot.take_one()

@@ -53,7 +53,7 @@ def test_a_death_tells_why_how_often_when_and_with_what(
     score = slot.zset("store")[b"a"]
     first_ms = slot.now_ms
     slot.fail(slot.take_one()[0], b"a", error="once")
-    clock.advance(seconds=3)
+    clock.advance(3)
     slot.fail(slot.take_one()[0], b"a", error="twice", kind="undecodable")
     told = death(slot, b"a")
     assert told == Death(
@@ -71,7 +71,7 @@ def test_the_reason_of_a_death(make_slot: MakeSlot, kind: TopicType, how: str) -
     else:
         receipt, _ = slot.take_one()
         if how == "timed_out":
-            slot.clock.advance(seconds=31)
+            slot.clock.advance(31)
             slot.expire()
         else:
             slot.fail(receipt, b"a", kind=how, error="no use")
@@ -87,7 +87,7 @@ def test_who_dies_again_is_overwritten(make_slot: MakeSlot, kind: TopicType, clo
     for reason in ("first", "second"):
         slot.send(b"a")
         slot.bury([b"a"], reason)
-        clock.advance(seconds=1)
+        clock.advance(1)
     assert death(slot, b"a").error == b"second"
     assert slot.zset("dead") == {b"a": slot.now_ms - 1_000}
     assert slot.counted("dead_merged") == 1
@@ -104,7 +104,7 @@ def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failur
         slot.fail(slot.take_one()[0], b"a", error=error)
         told = FailureRecord.parse(slot.hash("failures")[b"a"])
         assert told == FailureRecord("failed", times, first_ms, slot.now_ms, f"{score:.17g}", error.encode())
-        clock.advance(seconds=1)
+        clock.advance(1)
     slot.send(b"a")
     receipt, _ = slot.take_one()
     assert b"a" in slot.hash("failures")
@@ -124,7 +124,7 @@ def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(
         slot.send(member)
     slot.bury([b"a", b"b"])
     seen = slot.zset("dead")
-    clock.advance(seconds=1)
+    clock.advance(1)
     slot.replay([b"b"])
     slot.bury([b"b"])
     assert slot.discard([seen[b"a"], seen[b"b"], 1.0], [b"a", b"b", b"c"]) == ["dead", "changed", "not_found"]
@@ -204,7 +204,7 @@ def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(
         if state != "store":
             receipt, delivery = slot.take_one()
             slot.fail(receipt, delivery.member, kind="failed" if state == "retry" else "rejected")
-        slot.clock.advance(ms=5)
+        slot.clock.advance("5ms")
     scores = sorted(slot.zset(state).values())
     assert slot.purge(state, scores[3], 2) == 2
     assert sorted(slot.zset(state).values()) == scores[2:]
@@ -243,12 +243,12 @@ def test_a_keyed_message_is_not_delivered_after_its_expiry(
             slot.send_replace([score], [member], [envelope])
 
     send(b"a")
-    clock.advance(seconds=1)
+    clock.advance(1)
     receipt, delivery = slot.take_one()
     assert delivery.envelope == envelope
     slot.release(receipt, [b"a"])
     slot.send(b"good")
-    clock.advance(ms=1)
+    clock.advance("1ms")
     answer = slot.take()
     assert [delivery.member for delivery in answer.deliveries] == [b"good"]
     assert slot.where(b"a") == "D"

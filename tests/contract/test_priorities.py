@@ -41,7 +41,7 @@ def test_among_equals_each_comes_first_about_equally_often(make_slot: MakeSlot, 
     slot.send(*members, score=50)
     firsts: Counter[bytes] = Counter()
     for _ in range(400):
-        clock.advance(ms=0.731)
+        clock.advance("0.731ms")
         receipt, delivery = slot.take_one()
         firsts[delivery.member] += 1
         slot.release(receipt, [delivery.member])
@@ -57,7 +57,7 @@ def test_a_prepare_that_cuts_a_group_of_equals_takes_all_above_it_and_fills_up_f
     high, equal, low = [b"h1", b"h2"], [b"e%d" % n for n in range(6)], [b"l1"]
     slot.send_replace([90, 90, *[50] * 6, 20], [*high, *equal, *low])
     for _ in range(20):
-        clock.advance(ms=0.977)
+        clock.advance("0.977ms")
         answer = slot.take(limit)
         taken = [delivery.member for delivery in answer.deliveries]
         assert len(set(taken)) == len(taken) == min(limit, 9)
@@ -75,7 +75,7 @@ def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(
     slot.send(*members, score=50)
     flying = []
     for _ in range(6):
-        clock.advance(ms=0.31)
+        clock.advance("0.31ms")
         answer = slot.take(5)
         assert len(answer.deliveries) == 5
         flying += [(answer.receipt, delivery.member) for delivery in answer.deliveries]
@@ -104,7 +104,7 @@ def test_the_articles_retry_waits_below_all_fresh_messages(
     slot.send_replace([90, 17], [b"high", b"low"])
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"high")
-    clock.advance(seconds=1)
+    clock.advance(1)
     slot.promote()
     assert slot.zset("store") == {b"high": 16, b"low": 17}
     assert slot.take_one()[1].member == b"low"
@@ -176,7 +176,7 @@ def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_
     slot.send(*busy, score=score)
     assert [len(slot.take(BATCH).deliveries) for _ in range(3)] == [BATCH, BATCH, 500]
     slot.send(*busy, score=score)
-    slot.clock.advance(ms=1)
+    slot.clock.advance("1ms")
     slot.send(b"free", score={TopicType.RANGE_MERGE: 0, TopicType.PRIORITY: 80}.get(kind, slot.now_ms))
     answers = [slot.take(10)]
     while answers[-1].status == "more":

@@ -176,7 +176,7 @@ def test_expire(make: MakeSlot, state: str, max_retries: int) -> None:
     if max_retries == 0 and state in ("w", "T"):
         slot = make(max_retries=1)
     bring(slot, state)
-    slot.clock.advance(seconds=31)
+    slot.clock.advance(31)
     assert slot.expire() == (1 if "F" in state else 0)
     expected = {"F": "T" if max_retries else "D", "FW": "W"}.get(state, state)
     assert slot.where(A) == expected
@@ -197,7 +197,7 @@ def test_release(slot: Slot, state: str) -> None:
     original = waiting_score(slot)
     receipt, _ = slot.take_one()
     if state == "FW":
-        slot.clock.advance(ms=5)
+        slot.clock.advance("5ms")
         slot.send(A, score=NEW[slot.topic.type])
     newer = slot.zset("store").get(A)
     assert slot.release(receipt, [A]) == ["ok"]
@@ -221,7 +221,7 @@ def test_release_of_a_retry_gives_back_its_retry(slot: Slot) -> None:
 def test_extend(slot: Slot, state: str) -> None:
     receipt = bring(slot, state)
     before = slot.snapshot()
-    slot.clock.advance(seconds=7)
+    slot.clock.advance(7)
     assert slot.extend(receipt, [A]) == ["ok"]
     after = slot.snapshot()
     assert after.pop(slot.keys.prepare) == {A: slot.now_ms + 16}
@@ -234,7 +234,7 @@ def test_extend(slot: Slot, state: str) -> None:
 def test_promote(slot: Slot, state: str) -> None:
     bring(slot, state)
     assert slot.promote() == 0
-    slot.clock.advance(seconds=5)
+    slot.clock.advance(5)
     assert slot.promote() == (1 if state == "T" else 0)
     assert slot.where(A) == ("w" if state == "T" else state)
 
@@ -377,7 +377,7 @@ def test_reschedule(slot: Slot, state: str) -> None:
         assert word == ("refused" if slot.topic.is_priority else "resting")
         assert slot.where(A) == (state if slot.topic.is_priority else "T")
         if not slot.topic.is_priority:
-            slot.clock.advance(seconds=9)
+            slot.clock.advance(9)
             assert slot.take_one()[1].retries_left == 15
     else:
         assert word == ("running" if state == "F" else "not_found")
@@ -412,7 +412,7 @@ def test_purge_of_dead(slot: Slot, state: str) -> None:
 def answer_of_end(slot: Slot, receipt: int, end: str) -> list[str] | None:
     """End the delivery of A; return the answer. A time-out has none."""
     if end == "expire":
-        slot.clock.advance(seconds=31)
+        slot.clock.advance(31)
         assert slot.expire() == 1
         return None
     calls = {

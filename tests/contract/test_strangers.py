@@ -45,7 +45,7 @@ def test_a_resting_retry_that_finds_a_strangers_send_is_dropped(
 ) -> None:
     slot = make_slot(kind)
     resting_and_sent_by_a_stranger(slot)
-    clock.advance(seconds=6)
+    clock.advance(6)
     assert slot.promote() == 1
     assert slot.where(b"a") == "W"
     assert slot.counted("dropped") == 1
@@ -115,7 +115,7 @@ def test_a_lapsed_message_sent_by_a_stranger_while_it_rests_dies_once(
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a", delay_ms=5_000)
     slot.zadd(b"a", 60)
-    clock.advance(seconds=2)
+    clock.advance(2)
     assert slot.take().status == "empty"
     assert slot.where(b"a") == "D"
     assert slot.counted("dropped") == 1 and slot.counted("lapsed") == 1
@@ -236,7 +236,7 @@ def test_any_member_lives_a_whole_life(
     receipt, _ = slot.take_one()
     assert slot.held("A")[0].delivery.member == member
     assert slot.fail(receipt, member) == ["ok"]
-    slot.clock.advance(seconds=1)
+    slot.clock.advance(1)
     receipt, _ = slot.take_one()
     assert slot.fail(receipt, member) == ["ok"]
     assert slot.peek("dead").entries[0].member == member

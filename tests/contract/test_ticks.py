@@ -35,9 +35,9 @@ def test_a_tick_is_one_message_that_is_due_at_its_instant(
     slot = keyed(make_slot, kind)
     instant = slot.now_ms + 5_000
     assert [tick(slot, instant), tick(slot, instant)] == ["stored", "known"]
-    clock.advance(ms=4_999)
+    clock.advance("4999ms")
     assert slot.take().status == "empty"
-    clock.advance(ms=1)
+    clock.advance("1ms")
     receipt, delivery = slot.take_one()
     assert delivery.member == b"nightly@%d" % instant
     assert delivery.envelope == slot.envelope()
@@ -140,7 +140,7 @@ def test_what_was_taken_is_not_taken_back(make_slot: MakeSlot, clock: Clock) -> 
     slot.fail(receipt, delivery.member)
     assert retract(slot, instant, 3) == "written"
     assert slot.where(delivery.member) == "T"
-    clock.advance(seconds=2)
+    clock.advance(2)
     slot.promote()
     assert retract(slot, instant, 4) == "written"
     assert slot.where(delivery.member) == "w"

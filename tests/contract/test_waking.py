@@ -150,7 +150,7 @@ def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
     assert ear.heard() == 0
     member = second.deliveries[0].member
     if end == "expire":
-        clock.advance(seconds=31)
+        clock.advance(31)
         slot.expire()
     elif end in ("fail", "reject"):
         getattr(slot, end)(second.receipt, member)
@@ -200,7 +200,7 @@ def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(
     slot.fail(receipt, b"a")
     assert ear.heard() == 1
     assert slot.take().next_due == slot.now_ms + 1_000 == sleeping_until(slot)
-    clock.advance(seconds=1)
+    clock.advance(1)
     assert slot.promote() == 1
     assert ear.heard() == 0, "who sleeps until then wakes by itself"
 
@@ -217,11 +217,11 @@ def test_promote_and_expire_wake_who_sleeps_on(
     slot.send(b"x")
     slot.take()
     slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
-    clock.advance(seconds=1)
+    clock.advance(1)
     slot.promote()
     assert ear.heard() == 1
     slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
-    clock.advance(seconds=31)
+    clock.advance(31)
     assert slot.expire() == 1
     assert ear.heard() == 1
 

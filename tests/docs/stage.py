@@ -83,13 +83,13 @@ if "RMQ" in globals():
 """
 
 TOPICS = {
-    "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5000},
-    "price-updates": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000},
+    "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5},
+    "price-updates": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
     "image-renders": {"TYPE": "priority", "SLOTS": 16},
     "cheap-products": {"TYPE": "priority", "SLOTS": 4},
     "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
     "payments": {"TYPE": "fixed_time", "SLOTS": 4},
-    "clicks": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000},
+    "clicks": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
     "mails": {"TYPE": "fixed_time", "SLOTS": 4},
     "bookings": {"TYPE": "fifo", "SLOTS": 4, "SLOT_BASIS": "account", "OUTBOX": False},
     "reports": {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4},

@@ -43,7 +43,7 @@ from tests.workers import client_of
 
 TOPICS = {
     "plain": {"TYPE": "priority", "SLOTS": 4},
-    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000, "IDENTITY": "key"},
+    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60, "IDENTITY": "key"},
 }
 GRACE = 0.2
 

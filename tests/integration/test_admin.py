@@ -43,7 +43,7 @@ pytestmark = pytest.mark.django_db
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
     "ranked": {"TYPE": "priority", "SLOTS": 4},
-    "under_scored.topic": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 60_000, "BODY": "text"},
+    "under_scored.topic": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 60, "BODY": "text"},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
     "secret": {"TYPE": "fixed_time", "SLOTS": 2},
     "wide": {"TYPE": "fixed_time", "SLOTS": 8_192},

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 0, "MAX_RETRIES": 1},
     "ranked": {"TYPE": "priority", "SLOTS": 1},
-    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"},
     "raw": {"TYPE": "priority", "SLOTS": 2, "BODY": "bytes"},
     "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 2, "MAX_BODY": 100},
@@ -370,11 +370,11 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"order": "loose", "on_duplicate": "replace", "slot_rate": 10.0},
     ),
     "debounced": (
-        {"TYPE": "range_merge", "TIME_RANGE": 50, "DEBOUNCE": True, "MAX_WAIT": 900, "MAX_RATE": 2},
+        {"TYPE": "range_merge", "TIME_RANGE": "50ms", "DEBOUNCE": True, "MAX_WAIT": "900ms", "MAX_RATE": 2},
         {"max_wait_ms": 900, "max_rate": 2.0},
     ),
     "collecting": (
-        {"TYPE": "range_merge", "TIME_RANGE": 50, "IDENTITY": "key", "ACCUMULATE": 7},
+        {"TYPE": "range_merge", "TIME_RANGE": "50ms", "IDENTITY": "key", "ACCUMULATE": 7},
         {"accumulate": 7},
     ),
 }

@@ -175,10 +175,10 @@ def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: An
     consumer.send(1)
     (taken,) = consumer.take()
     for _ in range(4):
-        clock.advance(seconds=50)
+        clock.advance(50)
         assert consumer.settle("extend", taken) == {"ok": 1}
         assert other.take() == []
-    clock.advance(seconds=62)
+    clock.advance(62)
     (again,) = other.take()
     assert again["retries_left"] == 1
     assert consumer.settle("commit", taken) == {"stale": 1}
@@ -234,7 +234,7 @@ def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
 
     def rest(seconds: float) -> None:
         rests.append(seconds)
-        clock.advance(seconds=seconds)
+        clock.advance(seconds)
 
     set_clock(broker, clock)
     for n, seconds in enumerate((10, 3600)):

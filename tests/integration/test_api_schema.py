@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 TOPICS: dict[str, Any] = {
     "ranked": {"TYPE": "priority", "SLOTS": 2, "BACKOFF": 0},
     "timed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
-    "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text"},
+    "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "BODY": "text"},
 }
 MEMBERS = [b"1", b'{"n":2}']
 SECONDS = float(os.environ.get("SCHEMA_SECONDS", "0"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_chosen_messages_are_named_by_sealed_ids(broker: Any, operations: Operat
     one, other = put(broker, '"secret-1"', '"secret-2"')
     (late,) = put(broker, '"secret-3"', topic="timed")
     operations.reschedule("ranked", [one, other], priority=500)
-    operations.reschedule("timed", [late], due=1_900_000_000_000)
+    operations.reschedule("timed", [late], due=datetime(2030, 3, 17, 17, 46, 40, tzinfo=UTC))
     operations.bury("ranked", [one], "secret reasons")
     operations.bury("ranked", [other])
     operations.replay_edited("ranked", one, "secret-4")

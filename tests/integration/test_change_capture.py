@@ -24,7 +24,7 @@ from tests.workers import client_of, eventually, live
 
 ALIAS = "shop"
 PAGE = "docs/how-to/change-capture.md"
-TOPICS = {"price-changes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1}}
+TOPICS = {"price-changes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"}}
 
 pytestmark = pytest.mark.slow
 

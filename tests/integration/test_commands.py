@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ TOPICS = {
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
     "renders": {"TYPE": "priority", "SLOTS": 2},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
-    "notes": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text", "MAX_BACKLOG": 6},
+    "notes": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "BODY": "text", "MAX_BACKLOG": 6},
     "blobs": {"TYPE": "fixed_time", "SLOTS": 1, "BODY": "bytes", "LISTENER": False},
 }
 
@@ -77,8 +77,10 @@ def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def kill(broker: Broker, name: str, bodies: list[Any], error: str = "shop.Boom: bad") -> None:
     topic = get_config().topic(name)
-    options = {"priority": 100} if topic.is_priority else {"fixed_time": int(time.time() * 1000) + 1000}
-    send_messages(name, bodies, **options)  # type: ignore[arg-type]
+    options = (
+        {"priority": 100} if topic.is_priority else {"fixed_time": datetime.now(UTC) + timedelta(seconds=1)}
+    )
+    send_messages(name, bodies, **options)
     for slot in range(topic.slots):
         entries = broker.peek(topic, slot, "store").entries
         if entries:
@@ -293,7 +295,7 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
 
 
 def test_rmqreslot_as_json(broker: Broker, run: Run) -> None:
-    send_messages("orders", list(range(20)), fixed_time=4_000_000_000_000)
+    send_messages("orders", list(range(20)), fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     dry = json.loads(run("rmqreslot", "orders", "8", "--dry-run", "--json"))
     assert dry == {"topic": "orders", "before": 4, "slots": 8, "moved": 0, "strays": 0, "dry_run": True}
     found = json.loads(run("rmqreslot", "orders", "8", "--json"))
@@ -321,7 +323,7 @@ def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: 
 
 
 def test_rmqreschedule_by_time_and_by_id(broker: Broker, run: Run) -> None:
-    sent = send_messages("orders", [1, 2, 3], fixed_time=4_000_000_000_000)
+    sent = send_messages("orders", [1, 2, 3], fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     assert run("rmqreschedule", "orders", "--in", "0", "--all", "--no-input") == "orders: 3 rescheduled\n"
     assert all(abs(score / 1000 - time.time()) < 60 for _, score in stored(broker, "orders"))
     one = ("--id", sealed_id("orders", sent[0].slot, sent[0].member))
@@ -578,7 +580,7 @@ def test_rmqpause_and_rmqresume(broker: Broker, run: Run) -> None:
 
 
 def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, worker: Worker) -> None:
-    send_messages("orders", range(50), fixed_time=int(time.time() * 1000) + 60_000)
+    send_messages("orders", range(50), fixed_time=datetime.now(UTC) + timedelta(minutes=1))
     found = json.loads(run("rmqslots", "orders", "--json"))
     assert [slot["worker"] for slot in found[0]["slots"]] == [worker.id] * 4
     assert found[0]["mean_depth"] == 12.5 and 1 <= found[0]["skew"] < 4
@@ -610,7 +612,7 @@ def test_no_worker_is_told(run: Run) -> None:
 
 def test_rmqstats(broker: Broker, run: Run) -> None:
     kill(broker, "orders", [1, 2])
-    send_messages("orders", [3, 4, 5], fixed_time=int(time.time() * 1000) + 60_000)
+    send_messages("orders", [3, 4, 5], fixed_time=datetime.now(UTC) + timedelta(minutes=1))
     rows = {row["topic"]: row for row in json.loads(run("rmqstats", "--json"))}
     assert list(rows) == list(TOPICS)
     assert (rows["orders"]["waiting"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
@@ -630,7 +632,7 @@ def waits_for_three_hours(broker: Broker) -> None:
 
 
 def test_every_command_takes_the_id_of_a_log_line(broker: Broker, run: Run) -> None:
-    sent = send_message("keyed", {"n": 1}, key="k", fixed_time=4_000_000_000_000)
+    sent = send_message("keyed", {"n": 1}, key="k", fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     logged = sealed_id("keyed", sent.slot, sent.member)
     assert json.loads(run("rmqstats", "keyed", "--id", logged, "--json"))["state"] == "waiting"
     assert run("rmqcancel", "keyed", "--id", logged) == "keyed: 1 deleted\n"
@@ -645,7 +647,7 @@ def test_every_command_takes_the_id_of_a_log_line(broker: Broker, run: Run) -> N
 
 
 def test_rmqstats_says_why_a_message_waits(broker: Broker, run: Run) -> None:
-    sent = send_message("orders", 1, fixed_time=4_000_000_000_000)
+    sent = send_message("orders", 1, fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     text = run("rmqstats", "orders", "--body", "1")
     assert "held by       no worker serves the topic" in text and "held by       its time, in " in text
     run("rmqpause", "orders")
@@ -682,7 +684,7 @@ def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
 
     operations = Operations(Actor("tester", "command"))
     before = operations.flow(["orders"])
-    send_messages("orders", range(40), fixed_time=int(time.time() * 1000) + 60_000)
+    send_messages("orders", range(40), fixed_time=datetime.now(UTC) + timedelta(minutes=1))
     topic = get_config().topic("orders")
     broker.send_replace(topic, 0, [1000], [b"now"])
     taken = broker.prepare(topic, 0, "W", None, 1)

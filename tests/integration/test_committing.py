@@ -56,10 +56,10 @@ from tests.brokers import direct
 from tests.servers import RedisCluster, TcpProxy
 
 TOPICS = {
-    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
+    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4},
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
-    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000, "IDENTITY": "key"},
+    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5, "IDENTITY": "key"},
 }
 
 

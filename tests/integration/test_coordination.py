@@ -659,7 +659,7 @@ def test_scripts_and_memory_answer_and_keep_the_same(
     known = ("", "")
     try:
         for step in steps:
-            clock.advance(ms=1)
+            clock.advance("1ms")
             answers = []
             for broker in both:
                 match step:
@@ -689,9 +689,9 @@ def test_scripts_and_memory_answer_and_keep_the_same(
                     case _:
                         answers.append(None)
             if step[0] == "pass":
-                clock.advance(ms=step[1])
+                clock.advance(step[1] / 1000)
             if step[0] == "back":
-                clock.advance(seconds=-step[1])
+                clock.advance(-step[1])
             assert answers[0] == answers[1]
             assert RedisKeyspace(redis_client, prefix).dump() == {
                 key: dict(value) for key, value in both[1].keyspace.items()

@@ -568,7 +568,7 @@ def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
         return [entry.score for entry in broker.peek(topic, 0, "prepare").entries]
 
     before = begun()
-    clock.advance(seconds=1)
+    clock.advance(1)
     eventually(lambda: begun() == [score + 1000 for score in before], "a heartbeat")
 
 
@@ -646,7 +646,7 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
         heard.wait(len(others), 20)
         assert set(heard.bodies) == set(others), "its own slot stays shut"
         eventually(lambda: total(broker, topic, "committed") == len(others), "the end of the others")
-        clock.advance(seconds=2)
+        clock.advance(2)
         eventually(lambda: total(broker, topic, "expired") == 1, "the time-out")
         assert set(heard.bodies) == set(others)
         release.set()

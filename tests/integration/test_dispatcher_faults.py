@@ -132,11 +132,11 @@ def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
     with Worker(disturbed, topic, listener, burst=True) as worker:
         proxy.wait_for_drop()
         [lost] = direct.peek(topic, 0, "prepare").entries
-        clock.advance(seconds=1)
+        clock.advance(1)
         eventually(
             lambda: direct.peek(topic, 0, "prepare").entries[0].score == lost.score + 1000, "the next one"
         )
-        clock.advance(seconds=1)
+        clock.advance(1)
         go.set()
         worker.join()
     assert heard.bodies == ["x"]

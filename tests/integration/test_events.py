@@ -32,8 +32,8 @@ from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {
-    "work": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "MAX_RETRIES": 0},
-    "later": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 60_000},
+    "work": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms", "MAX_RETRIES": 0},
+    "later": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 60},
 }
 
 

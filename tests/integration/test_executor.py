@@ -102,14 +102,16 @@ def test_what_a_listener_would_have_run_later_is_a_failure_and_not_a_commit() ->
 
 @pytest.mark.parametrize(
     ("delay", "delay_ms"),
-    [(1.5, 1500), (0, 0), (timedelta(seconds=2), 2000), (math.inf, 1 << 42), (1e300, 1 << 42)],
+    [(1.5, 1500), (0, 0), (timedelta(seconds=2), 2000), ("2s", 2000), ("36525d", 36_525 * 86_400_000)],
 )
 def test_retry_chooses_its_delay_within_bounds(delay: Any, delay_ms: int) -> None:
     failure = outcome(raising(Retry("rate limit", delay=delay)))
     assert failure == Failure(b"{}", "failed", delay_ms, "Retry: rate limit")
 
 
-@pytest.mark.parametrize("delay", [math.nan, -3, "5", True, object(), timedelta(seconds=-1)])
+@pytest.mark.parametrize(
+    "delay", [math.nan, math.inf, 1e300, -3, "soon", True, object(), timedelta(seconds=-1)]
+)
 def test_a_delay_that_is_none_is_refused_and_the_topic_chooses(delay: Any) -> None:
     def listener(_: Any) -> None:
         raise Retry(delay=delay)
@@ -118,7 +120,7 @@ def test_a_delay_that_is_none_is_refused_and_the_topic_chooses(delay: Any) -> No
     assert failure is not None
     assert (failure.kind, failure.delay_ms) == ("failed", None)
     assert failure.error.startswith(
-        "ValueError: Retry(delay=) must be seconds from 0, a timedelta or None, got "
+        'ValueError: Retry(delay=) must be seconds, a timedelta or text such as "250ms", "2s", "15m" or "7d", from 0s'
     )
 
 
@@ -181,7 +183,11 @@ class Unspeakable(Exception):
         raise RuntimeError("not even this")
 
 
-@pytest.mark.parametrize("error", [Unspeakable(), Retry(Unspeakable()), Reject(Unspeakable())])  # type: ignore[arg-type]
+class UnspeakableRetry(Retry):
+    __str__ = Unspeakable.__str__
+
+
+@pytest.mark.parametrize("error", [Unspeakable(), UnspeakableRetry(), Reject(Unspeakable())])  # type: ignore[arg-type]
 def test_an_error_whose_own_text_fails_is_still_a_failure(error: Exception) -> None:
     failure = outcome(raising(error))
     assert failure is not None
@@ -381,7 +387,7 @@ def test_messages_of_a_batch_may_have_fates_of_their_own() -> None:
         many[0].retry(delay=2, reason="later")
         many[1].reject("never")
         many[2].retry()
-        many[3].retry(delay=-5)
+        many[3].retry(delay="0s")
 
     topic = replace(TOPIC, backoff=BackOff(function=lambda _: 7))
     assert run(Listener(listener, 10), numbered(5, topic)) == [

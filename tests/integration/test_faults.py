@@ -71,7 +71,7 @@ def stage(slot: Slot, script: str = "") -> int:
     slot.reject(receipt, b"dead")
     slot.fail(receipt, b"rested", delay_ms=1_000)
     slot.fail(receipt, b"resting", delay_ms=3_600_000)
-    slot.clock.advance(seconds=31)
+    slot.clock.advance(31)
     slot.extend(receipt, [b"flying", b"failing", b"marked"])
     slot.remove([b"marked"])
     slot.send(b"waiting", b"waiting too")
@@ -596,7 +596,7 @@ def test_a_full_server_drains_whether_listeners_succeed_or_fail(
             assert set(slot.release(answer.receipt, sorted(back))) <= {"ok"}
             assert set(slot.commit(answer.receipt, sorted((names - back) & set(good)))) <= {"ok"}
             assert set(slot.fail(answer.receipt, *(names - back) & set(bad), error="x" * 2_000)) <= {"ok"}
-            slot.clock.advance(seconds=2)
+            slot.clock.advance(2)
         assert answer.status == "empty"
         assert set(slot.zset("dead")) == set(bad)
         assert set(slot.remove(bad)) == {"dead"}

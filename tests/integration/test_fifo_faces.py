@@ -58,7 +58,7 @@ def heard(topic: str, clock: Clock | None = None) -> list[Any]:
     with isolated():
         listener(topic)(lambda message: found.append(message.body))
         if clock is not None:
-            clock.advance(seconds=0.05)  # of many messages some have a place in the next milliseconds
+            clock.advance(0.05)  # of many messages some have a place in the next milliseconds
         drain()
     return found
 
@@ -96,8 +96,8 @@ def test_within_a_transaction_the_order_is_that_of_the_calls(clock: Clock) -> No
 
 def test_a_later_message_that_is_due_earlier_runs_first(clock: Clock) -> None:
     send_message("line", "late", delay=timedelta(seconds=2))
-    send_messages("line", [Send("later", delay=3000), "now"])
-    clock.advance(seconds=10)
+    send_messages("line", [Send("later", delay=3), "now"])
+    clock.advance(10)
     assert heard("line") == ["now", "late", "later"]
 
 
@@ -124,7 +124,7 @@ def test_a_slot_that_is_held_holds_no_other_slot(clock: Clock) -> None:
             raise Retry(delay=3600)
         found.append(message.body["account"])
 
-    clock.advance(seconds=1)
+    clock.advance(1)
     drain()
     assert sorted(found) == sorted(2 * [n for n, slot in slots.items() if slot != held])
     assert operations().topic("accounts").store == 2 * list(slots.values()).count(held) - 1
@@ -151,11 +151,11 @@ def test_a_send_whose_key_waits_is_left_out_or_replaces_the_body(
     assert heard(topic, clock) == bodies
 
 
-@pytest.mark.parametrize("delay", [0, 31_622_400_000])
-def test_a_delay_may_be_as_long_as_its_bounds(clock: Clock, delay: int) -> None:
+@pytest.mark.parametrize("delay", [timedelta(), timedelta(days=366)])
+def test_a_delay_may_be_as_long_as_its_bounds(clock: Clock, delay: timedelta) -> None:
     assert send_message("line", 1, delay=delay).status == "stored"
-    for wrong in (delay - 31_622_400_001, delay + 31_622_400_001):
-        with pytest.raises(InvalidMessage, match="delay must be from 0 to 31622400000 ms"):
+    for wrong in (delay - timedelta(days=366.1), delay + timedelta(days=366.1)):
+        with pytest.raises(InvalidMessage, match=r"delay must be .* from 0s to 366d, got datetime.timedelta"):
             send_message("line", 1, delay=wrong)
 
 
@@ -169,7 +169,7 @@ def test_over_rest_a_line_is_sent_listed_and_consumed_in_its_order(clock: Clock)
     consumer.ok("POST", "topics/accounts/messages/", {"messages": messages}, 202)
     listed = consumer.ok("GET", "topics/accounts/messages/?state=store")["results"]
     assert [one["body"]["n"] for one in listed] == [9, 8, 7, 1]
-    clock.advance(seconds=1)
+    clock.advance(1)
     (first,) = consumer.take(10)
     assert consumer.take(10) == []
     consumer.settle("rollback", first)
@@ -177,7 +177,7 @@ def test_over_rest_a_line_is_sent_listed_and_consumed_in_its_order(clock: Clock)
     assert (again["body"]["n"], again["retries_left"]) == (9, 15)
     consumer.settle("commit", again)
     found = []
-    clock.advance(seconds=9)
+    clock.advance(9)
     while taken := consumer.take(10):
         found += [one["body"]["n"] for one in taken]
         consumer.settle("commit", *taken)
@@ -207,9 +207,9 @@ def test_rmqsend_keeps_the_order_of_its_lines(clock: Clock, monkeypatch: pytest.
     lines = [b"%d" % n for n in (7, 8, 5, 6)]
     monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": iter(lines)}))
     call_command("rmqsend", "line", "--jsonl", stdout=StringIO())
-    call_command("rmqsend", "line", "1", "--delay", "60000", stdout=StringIO())
+    call_command("rmqsend", "line", "1", "--delay", "1m", stdout=StringIO())
     assert heard("line", clock) == [9, 7, 8, 5, 6]
-    clock.advance(seconds=60)
+    clock.advance(60)
     assert heard("line") == [1]
 
 
@@ -222,7 +222,7 @@ def test_the_admin_sends_with_a_delay_and_lists_a_line_in_its_order(
     person = staff("view_topic", "view_bodies", "send_messages")
     address = reverse("admin:django_rmq_topic_send", args=["line"])
     assert 'name="delay"' in person.get(address).content.decode()
-    for body, delay in (("9", ""), ("8", "60000"), ("7", "")):
+    for body, delay in (("9", ""), ("8", "1m"), ("7", "")):
         answer = person.post(address, {"body": body, "delay": delay}, follow=True)
         assert "Send: 1 stored." in html.unescape(answer.content.decode())
     refused = person.post(address, {"body": "1", "delay": "-1"})
@@ -245,6 +245,6 @@ def test_drain_keeps_the_order_also_behind_a_failure(clock: Clock) -> None:
         if len(found) <= 2:
             raise Retry(delay=0)
 
-    clock.advance(seconds=1)
+    clock.advance(1)
     drain()
     assert found == [9, 9, 9, 8, 7]

@@ -150,7 +150,7 @@ def test_the_admin_shows_a_timeline(still: Clock, staff: Staff) -> None:
     assert "is not recorded" in text
     run("kept", Retry("no"))
     assert "Next delivery" in page(client, "kept", sent.id)
-    still.advance(seconds=60)
+    still.advance(60)
     run("kept", Reject("no"))
     text = page(client, "kept", sent.id)
     steps = [
@@ -169,7 +169,7 @@ def test_the_admin_shows_a_message_that_has_ended(still: Clock, staff: Staff) ->
     assert "The message has ended." in text
     assert "<dt>Done</dt>" in text
     assert "Message not found" not in text
-    still.advance(seconds=3_600)
+    still.advance(3_600)
     assert "Message not found" in page(client, "kept", sent.id, 404)
 
 

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -82,7 +83,10 @@ def look(broker: Broker) -> Callable[[], dict[str, str]]:
         assert client.get("/api/rmq/health/ready?workers=false").status_code in (200, 503)
         assert client.get("/api/rmq/workers/").status_code in (200, 409)
         mark = time.monotonic_ns()
-        assert send_message("sound", mark, on_commit=False, fixed_time=4 * 10**12).status == "stored"
+        assert (
+            send_message("sound", mark, on_commit=False, fixed_time=datetime(2096, 10, 2, tzinfo=UTC)).status
+            == "stored"
+        )
         assert send_message("ranked", mark, on_commit=False, priority=50).status == "stored"
         return found
 
@@ -110,7 +114,7 @@ def test_a_definition_that_cannot_be_read_disables_its_topic_alone(
     assert "rmq:topics" in found["dashboard"] and "rmq:topics" in found["spoilt store"]
     assert "rmq:topics" not in found["sound store"]
     with pytest.raises(WrongType, match="rmq:topics"):
-        send_message("spoilt", 1, on_commit=False, fixed_time=4 * 10**12)
+        send_message("spoilt", 1, on_commit=False, fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     assert broker.client.hget(topics_key(prefix), "spoilt") == text, "nobody writes over it"
 
 

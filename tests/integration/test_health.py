@@ -157,10 +157,10 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
         late(broker, "work", 0, 3)
         assert broker.claim(work, 0, "dead", 1, 60_000, 9).taken == 3
         broker.renew(work, 0, "dead", 1, 60_000, seal=True)
-        clock.advance(ms=59_999)
+        clock.advance("59999ms")
         assert set(faces().values()) == {(0, 0)} and lapsed() == 0
         assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]
-        clock.advance(ms=600_001)
+        clock.advance("600001ms")
         assert set(faces().values()) == {(3, 600)}, faces()
         assert "the oldest message has been due for 600 s" in run("--no-workers")[0]
         assert lapsed() == 3
@@ -215,7 +215,7 @@ def test_a_slot_of_a_priority_topic_may_be_filled_for_an_hour() -> None:
     with in_memory({"work": {"TYPE": "priority", "SLOTS": 1, "LISTENER": False}}, clock) as broker:
         broker.send_replace(get_config().topic("work"), 0, [100], [b"1"])
         for seconds, severity in ((USUAL_UNDRAINED - 1, Severity.OK), (2, Severity.NOTE)):
-            clock.advance(seconds=seconds)
+            clock.advance(seconds)
             (age,) = (one for one in check().findings if one.name == "age")
             assert age.severity == severity
 

@@ -51,13 +51,13 @@ class Sampler:
             self.pause = next(self.steps)
             if self.pause > 30:
                 return
-            self.clock.advance(seconds=self.pause)
+            self.clock.advance(self.pause)
         raise AssertionError("the sampling does not end")
 
     def minutes(self, count: int) -> None:
         for _ in range(count):
             self.minute()
-            self.clock.advance(seconds=self.pause)
+            self.clock.advance(self.pause)
 
 
 def merge(broker: Any, slot: int, *names: str, topic: Topic = TOPIC) -> None:
@@ -162,12 +162,12 @@ def test_of_very_many_slots_a_part_is_read_and_scaled(
 def test_above_4096_slots_the_reading_is_spread_over_the_minute(broker: Any, clock: Clock) -> None:
     topic = replace(TOPIC, slots=8192)
     sampler = Sampler(broker, topic, clock)
-    clock.advance(seconds=6)
+    clock.advance(6)
     begun = clock()
     pauses = [next(sampler.steps) for _ in range(31)]
     assert pauses == [pytest.approx(45 / 32)] * 31
     assert clock() == begun
-    clock.advance(seconds=45)
+    clock.advance(45)
     assert next(sampler.steps) < 20
     assert last(broker, topic).sampled_ms == START_MS + 51_000
 
@@ -178,7 +178,7 @@ def test_the_slots_of_now_are_sampled(broker: Any, clock: Clock) -> None:
     merge(broker, 7, "b")
     (duty,) = history.sampling(broker, [TOPIC], 1, lambda _: True, lambda _: next(topics))
     sampler = Sampler(broker, TOPIC, clock)
-    clock.advance(seconds=5)
+    clock.advance(5)
     sampler.steps = duty()
     sampler.minutes(1)
     first = last(broker).depth
@@ -193,7 +193,7 @@ def test_the_slots_of_now_are_sampled(broker: Any, clock: Clock) -> None:
 
 
 def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
-    clock.advance(seconds=10)
+    clock.advance(10)
     samples: list[int] = []
     run = broker.run
 
@@ -207,7 +207,7 @@ def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
     for _ in range(3):
         for sampler in samplers:
             sampler.minute()
-        clock.advance(seconds=60)
+        clock.advance(60)
     assert samples == [4] * 3
     assert [one.depth is not None for one in history.read(broker, TOPIC, 0.1)] == [
         False,
@@ -260,7 +260,7 @@ def test_no_more_minutes_are_kept_than_asked_for(broker: Any, clock: Clock) -> N
     sampler.minutes(70)
     kept = [one for one in history.read(broker, TOPIC, 3) if one.depth]
     assert len(kept) == 60
-    clock.advance(seconds=3600 * 5)
+    clock.advance(3600 * 5)
     sampler.minutes(1)
     assert len([one for one in history.read(broker, TOPIC, 9) if one.depth]) == 1, "also after a long pause"
 
@@ -336,10 +336,10 @@ def test_a_foreign_key_is_named_and_left_alone(redis_url: str, prefix: str) -> N
 def test_minutes_without_a_sample_are_gaps(broker: Any, clock: Clock) -> None:
     sampler = Sampler(broker, TOPIC, clock)
     sampler.minutes(2)
-    clock.advance(seconds=180)
+    clock.advance(180)
     merge(broker, 0, *"abcdefgh")
     sampler.minutes(2)
-    clock.advance(seconds=60 * 60)
+    clock.advance(60 * 60)
     merge(broker, 0, *"ijkl")
     sampler.minutes(1)
     found = history.read(broker, TOPIC, 2)
@@ -426,7 +426,7 @@ def test_lateness_is_counted_by_class_and_given_away_in_the_end(broker: Any, clo
     counts[0], counts[1], counts[EDGES_MS.index(5_000)], counts[-1] = 3, 2, 1, 1
     assert late.counts == tuple(counts)
     Sampler(broker, TOPIC, clock)
-    clock.advance(seconds=60)
+    clock.advance(60)
     Sampler(broker, TOPIC, clock).minute()
     assert last(broker).lateness is None, "each delivery is counted in one minute"
 

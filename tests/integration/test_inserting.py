@@ -106,7 +106,7 @@ def test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one(
     slot.insert(*waiting) if waiting else slot.configure()
     without(slot, *failing)
     if meanwhile:
-        slot.clock.advance(ms=10)
+        slot.clock.advance("10ms")
         slot.send(*meanwhile, score=100 if kind is TopicType.PRIORITY else None)
     later = {member: slot.zset("store")[member] for member in meanwhile}
     if by == "insert":

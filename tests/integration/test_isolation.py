@@ -30,7 +30,7 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 USE_TZ = True
 STATIC_URL = "static/"
 # Nothing listens there: whoever tries to reach it fails.
-RMQ = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": {"orders": {"TYPE": "range_merge", "TIME_RANGE": 60000}}}
+RMQ = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": {"orders": {"TYPE": "range_merge", "TIME_RANGE": 60}}}
 """
 
 TESTS = '''
@@ -201,7 +201,7 @@ def test_under_pytest_each_test_begins_with_nothing(project: Path) -> None:
 # --- TESTING
 
 
-TOPICS = {"orders": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 60_000}}
+TOPICS = {"orders": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 60}}
 
 
 @pytest.mark.parametrize(

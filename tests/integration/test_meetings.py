@@ -35,7 +35,7 @@ from tests.workers import Worker, eventually, live, send
 pytestmark = pytest.mark.django_db
 
 TIMED = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 2}
-MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5_000, "IDENTITY": "key"}
+MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5, "IDENTITY": "key"}
 COLLECTING = {**MERGED, "ACCUMULATE": 50}
 
 
@@ -69,7 +69,7 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
     left = {"s": {"TOPIC": "others", "EVERY": 600}} if moved else {}
     with configured(left, reports={**TIMED, "TYPE": kind}, others=TIMED):
         call_command("rmqtopics", "--apply")
-        clock.advance(seconds=700)
+        clock.advance(700)
         running.declare()
         (begin,) = running.duties()
         assert next(begin()) >= 0
@@ -98,7 +98,7 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
         with mock.patch.object(OracleBroker, "run", run):
             stepper = Stepper(broker(), get_config().topics)
             for _ in range(5):
-                clock.advance(seconds=10)
+                clock.advance(10)
                 with pytest.raises(ServerUnavailable):
                     stepper.settle()
         held = {
@@ -132,7 +132,7 @@ def test_a_repair_joins_collected_bodies() -> None:
 
 
 def test_a_repair_mends_debounced_topics() -> None:
-    found, _ = stray({**MERGED, "DEBOUNCE": True, "MAX_WAIT": 60_000})
+    found, _ = stray({**MERGED, "DEBOUNCE": True, "MAX_WAIT": 60})
     assert found.mended == 1
 
 
@@ -190,7 +190,7 @@ def test_permits_come_in_lists(is_async: bool) -> None:
     assert max(sizes) > 5
 
 
-KEPT = {**MERGED, "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0, "OUTCOME_RETENTION": "1h"}
+KEPT = {**MERGED, "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0, "OUTCOME_RETENTION": "1h"}
 
 
 @pytest.mark.parametrize("by", ["an acknowledgement of Spark", "a person"])
@@ -199,7 +199,7 @@ def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> N
     with configured(kept=KEPT):
         topic, run = get_config().topic("kept"), broker().run
         send_message("kept", 1, key="k")
-        clock.advance(seconds=1)
+        clock.advance(1)
         taken = run(taking.prepare(topic, 0, "me", None, 1))
         run(ending.rollback(topic, 0, taken.receipt, [Failure(b"k", "failed", None, "ValueError: x")]))
         assert message_status("kept", key="k").state == "dead"
@@ -227,7 +227,7 @@ def test_drain_raises_cancelled_only_of_a_listener_that_nobody_cancelled(
             raise Cancelled
 
         send_message("kept", 1)
-        clock.advance(seconds=1)
+        clock.advance(1)
         with nullcontext() if is_cancelled else pytest.raises(Cancelled):
             drain()
         assert message_status("kept", 1).state == ("cancelled" if is_cancelled else "dead")

@@ -49,7 +49,7 @@ from tests.workers import Worker as RunningWorker
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests"
 TOPICS = {
-    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000, "BACKOFF": 0, "MAX_RETRIES": 1},
+    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60, "BACKOFF": 0, "MAX_RETRIES": 1},
     "ranked": {"TYPE": "priority", "SLOTS": 2, "SERIAL": False},
     "large": {"TYPE": "fixed_time", "SLOTS": 8_192},
 }
@@ -150,7 +150,7 @@ def test_time_outs_have_a_reason_of_their_own() -> None:
         with connections.replaced_broker(broker):
             broker.send_merge(topic("work"), 0, 0, [b"1"])
             broker.prepare(topic("work"), 0, "A", None, 1)
-            clock.advance(seconds=31)
+            clock.advance(31)
             broker.expire(topic("work"), 0)
             found = scraped()
     assert found["rmq_deliveries_failed_total", "timeout", "work"] == 1
@@ -166,13 +166,13 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
         broker: Any = OracleBroker("m:", clock)
         with connections.replaced_broker(broker):
             broker.send_replace(topic("ranked"), 0, [50], [b"1"])
-            clock.advance(seconds=10_800)
+            clock.advance(10_800)
             broker.send_replace(topic("ranked"), 0, [60], [b"2"])
             if sampled:
                 monkeypatch.setattr(figures, "LIVE_SLOTS", 0)
                 (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
                 for pause in duty():
-                    clock.advance(seconds=pause)
+                    clock.advance(pause)
                     if history.latest(broker, [topic("ranked")]) != [None]:
                         break
             found = scraped()
@@ -194,9 +194,9 @@ def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() ->
             broker.prepare(work, 2, "A", None, 1)
             found = scraped()
             assert found["rmq_messages_due", "work"] == found["rmq_oldest_due_age_seconds", "work"] == 0
-            clock.advance(seconds=work.timeout - 1)
+            clock.advance(work.timeout - 1)
             broker.extend(work, 0, runs.receipt, [b"1"])
-            clock.advance(seconds=11)
+            clock.advance(11)
             found = scraped()
     assert found["rmq_messages_due", "work"] == 2, "what has rested, and what has timed out"
     assert found["rmq_oldest_due_age_seconds", "work"] == work.timeout + 10 - 5
@@ -222,7 +222,7 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
         assert ("rmq_measured_age_seconds", "large") not in found
         (duty,) = history.sampling(broker, [topic("large")], 1, lambda _: True)
         for pause in duty():
-            clock.advance(seconds=pause)
+            clock.advance(pause)
             if history.latest(broker, [topic("large")])[0] is not None:
                 break
         found = scraped()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     "whole": {"TYPE": "fixed_time", "SLOTS": 16, "SLOT_BASIS": "shop", "BODY": PRICES},
     "text": {"TYPE": "fixed_time", "SLOTS": 2, "BODY": "text"},
 }
-LATE = 4_000_000_000_000
+LATE = datetime(2096, 10, 2, tzinfo=UTC)
 BODY = {"shop": 7, "lines": [], "at": "2026-11-23T12:00:00Z", "reason": "campaign"}
 
 

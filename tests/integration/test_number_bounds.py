@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 1},
     "ranked": {"TYPE": "priority", "SLOTS": 1},
-    "merging": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1000},
+    "merging": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
 }
 NINES = "9" * 400

@@ -41,7 +41,7 @@ from django_rmq.project.settings import get_config
 from django_rmq.testing import InMemoryBroker, RMQTestMixin, drain, memory_broker
 from django_rmq.testing.clock import Clock
 
-KEYED = {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
+KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
 RMQ: dict[str, Any] = {
     "BROKER": "memory",
     "AUTODISCOVER": None,
@@ -50,7 +50,7 @@ RMQ: dict[str, Any] = {
         "moving": {**KEYED, "SLOTS": 4, "SLOT_BASIS": "shop", "ORIGIN": True},
         "others": {**KEYED, "ORIGIN": True},
         "plain": KEYED,
-        "unkeyed": {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1},
+        "unkeyed": {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1},
         "accounts": {"TYPE": "fifo", "SLOTS": 1, "ORIGIN": True, "BACKOFF": 0, "OUTBOX": False},
     },
 }
@@ -88,7 +88,7 @@ def deliver(
 ) -> tuple[list[Message], list[Failure | None]]:
     """Take what is due and call the listener, but tell the queue nothing."""
     declared, found = get_config().topic(topic), registry.listeners()[topic]
-    clock.advance(ms=5)
+    clock.advance("5ms")
     prepared = broker.run(taking.prepare(declared, 0, "test", None, 100))
     messages = [Message(declared, 0, prepared.receipt, given) for given in prepared.deliveries]
     return messages, calling.run(found, messages)
@@ -244,10 +244,10 @@ def test_a_failed_message_is_tried_again_with_its_origin(broker: InMemoryBroker,
             raise Retry("later", delay=0)
 
     send_message("payments", "a")
-    clock.advance(ms=5)
+    clock.advance("5ms")
     for _ in range(5):
         drain()
-        clock.advance(seconds=1)
+        clock.advance(1)
     assert len(origins) == 3
     assert len(set(origins)) == 1
     assert groups() == ["a"]
@@ -321,7 +321,7 @@ def test_hooks_of_the_listener_run_after_the_commit_and_not_for_what_was_rolled_
         return message.retries_left < 16
 
     send_message("payments", "a")
-    clock.advance(ms=5)
+    clock.advance("5ms")
     drain(raise_errors=False)
     assert (hooked, groups()) == ([True], ["a"])
     others = broker.run(looking.peek(get_config().topic("others"), 0, "store", limit=10)).entries
@@ -338,7 +338,7 @@ def test_a_hook_that_fails_leaves_the_effect(broker: InMemoryBroker, clock: Cloc
     messages, (outcome,) = deliver(broker, clock)
     assert outcome is not None
     broker.run(ending.rollback(messages[0].topic, 0, messages[0].receipt, [outcome]))
-    clock.advance(seconds=2)
+    clock.advance(2)
     assert drain() == 1
     assert groups() == ["a"]
 
@@ -491,9 +491,9 @@ def test_the_effects_of_a_strict_fifo_topic_are_committed_in_order(
     assert (calls, booked) == ([[1, 2, 3, 4], [1]], [1])
     give_back(broker, messages)
     tries.clear()
-    clock.advance(ms=10)
+    clock.advance("10ms")
     while drain("accounts"):
-        clock.advance(ms=10)
+        clock.advance("10ms")
     assert booked == [1, 2, 3, 4]
     assert ProcessedMessage.objects.count() == 4
 
@@ -877,9 +877,9 @@ class InATestCase(RMQTestMixin, TestCase):
 
             with self.captureOnCommitCallbacks(execute=True):
                 send_message("payments", "a")
-            self.advance(ms=5)
+            self.advance("5ms")
             self.drain()
-            self.advance(seconds=1)
+            self.advance(1)
             self.drain()
             assert len(runs) == 2
             assert groups() == ["a"]

@@ -49,7 +49,7 @@ from tests.workers import LONG, broker_on, client_of
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
     "ranked": {"TYPE": "priority", "SLOTS": 4},
-    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"},
     "by-shop": {"TYPE": "priority", "SLOTS": 64, "SLOT_BASIS": "shop"},
     "lines": {"TYPE": "fifo", "SLOTS": 64, "SLOT_BASIS": "shop"},
@@ -770,14 +770,15 @@ def test_each_message_is_rescheduled_once(
     for i, member in enumerate(members):
         # Due before and after the new time, so that what is moved comes before and after the cursor.
         broker.send_replace(topic_of(name), i % 2, [now + (i - 350) * 60_000], [member])
-    due = now + 86_400_000 if later else now
+    due_ms = now + 86_400_000 if later else now
+    due = datetime.fromtimestamp(due_ms / 1000, UTC)
     counted = operations.reschedule_all(name, "store", due=due, dry_run=True).result()
     run = operations.reschedule_all(name, "store", due=due)
     assert run.result().outcomes == {"rescheduled": run.progress.total} and run.progress.is_complete
     assert counted.outcomes == {"matching": run.progress.total}
     found = everything(operations, name, "store", limit=500)
     assert len(found) == 700
-    assert all(copy.at_ms is not None and due <= copy.at_ms < due + 11_000 for copy in found)
+    assert all(copy.at_ms is not None and due_ms <= copy.at_ms < due_ms + 11_000 for copy in found)
     assert operations.reschedule_all(name, "store", due=due).result().outcomes == {}
 
 
@@ -828,11 +829,11 @@ def test_retries_of_a_time_topic_are_rescheduled_with_their_budget(
                 [Failure(one.member, "failed", None, "x") for one in taken.deliveries],
             )
     before = {copy.id: copy.retries_left for copy in everything(operations, "timed", "retry")}
-    due = int(time.time() * 1000) + 3_600_000
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     assert operations.reschedule_all("timed", "retry", due=due).result().outcomes == {"rescheduled": 30}
     after = everything(operations, "timed", "retry")
     assert {copy.id: copy.retries_left for copy in after} == before
-    assert {copy.at_ms for copy in after} == {due}
+    assert {copy.at_ms for copy in after} == {due.timestamp() * 1000}
 
 
 def test_a_rate_is_kept(broker: Any, operations: Operations) -> None:
@@ -1117,10 +1118,10 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),
     "cancel": ({Permission.DELETE}, lambda o: o.cancel("timed", ["0.YQ"])),
     "cancel_sent": ({Permission.DELETE}, lambda o: o.cancel_sent("timed", 1)),
-    "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=past())),
+    "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=datetime.now(UTC))),
     "reschedule_all": (
         {Permission.EDIT},
-        lambda o: o.reschedule_all("timed", "store", due=past()).result(),
+        lambda o: o.reschedule_all("timed", "store", due=datetime.now(UTC)).result(),
     ),
     "replay_all": ({Permission.REPLAY}, lambda o: o.replay_all("timed").result()),
     "replay_all by text": (

@@ -60,7 +60,7 @@ from tests.servers import TcpProxy
 from tests.workers import eventually
 
 TOPICS = {
-    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
+    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4},
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
     "keyed": {"TYPE": "priority", "SLOTS": 4, "IDENTITY": "key"},
@@ -303,7 +303,7 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
     due = timezone.now() + timedelta(hours=1)
 
     def send_all() -> None:
-        send_message("prices", {"sku": 1}, time_range=3_600_000)
+        send_message("prices", {"sku": 1}, time_range="1h")
         send_message("renders", 1, priority=77)
         send_message("renders", 2, priority=78, slot_basis="shop 7")
         send_message("orders", {"order": 1}, fixed_time=due)
@@ -343,12 +343,12 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_message_that_is_relayed_late_is_due_when_it_would_have_been() -> None:
-    left_behind(lambda: send_message("prices", 1, time_range=60_000))
+    left_behind(lambda: send_message("prices", 1, time_range=60))
     (row,) = rows()
     OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 40_000)
     relay("default")
     assert abs(waiting("prices")[b"1"] - (row.sent_ms + 20_000)) < 15_000
-    left_behind(lambda: send_message("prices", 2, time_range=60_000))
+    left_behind(lambda: send_message("prices", 2, time_range=60))
     OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 90_000)
     relay("default")
     assert abs(waiting("prices")[b"2"] - timezone.now().timestamp() * 1000) < 15_000

@@ -36,10 +36,10 @@ from tests.integration.test_api import Program, user_with
 from tests.oracle.broker import OracleBroker
 
 TOPICS = {
-    "prices": {"TYPE": "range_merge", "TIME_RANGE": 3_600_000, "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
+    "prices": {"TYPE": "range_merge", "TIME_RANGE": "1h", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
     "orders": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "SLOT_BASIS": "shop"},
 }
-LATE = 4_000_000_000_000
+LATE = datetime(2096, 10, 2, tzinfo=UTC)
 BODIES = [{"n": n} for n in range(12)]
 
 
@@ -221,8 +221,12 @@ def test_operations_act_on_messages_by_ids_from_before_a_re_slotting(
     name: str, old: list[str], operations: Any
 ) -> None:
     some, others = old[:6], old[6:]
-    assert operations().reschedule(name, old, due=LATE + 1).found == dict.fromkeys(old, "rescheduled")
-    assert {copy.score for one in old for copy in operations().get(name, one)} == {LATE + 1}
+    assert operations().reschedule(name, old, due=LATE + timedelta(milliseconds=1)).found == dict.fromkeys(
+        old, "rescheduled"
+    )
+    assert {copy.score for one in old for copy in operations().get(name, one)} == {
+        LATE.timestamp() * 1000 + 1
+    }
     assert operations().bury(name, old, "why not").found == dict.fromkeys(old, "buried")
     assert operations().replay(name, some).found == dict.fromkeys(some, "replayed")
     assert operations().replay(name, some).found == dict.fromkeys(some, "waiting")

@@ -52,11 +52,11 @@ def one_round(broker: Any, topic: Topic, slots: list[range]) -> int:
 def test_only_what_is_older_than_the_retention_is_deleted(broker: Any, clock: Clock) -> None:
     bury(broker, TOPIC, 0, 5, "old")
     bury(broker, TOPIC, 3, 7, "old")
-    clock.advance(seconds=59)
+    clock.advance(59)
     bury(broker, TOPIC, 0, 2, "young")
     one_round(broker, TOPIC, [range(4)])
     assert dead(broker, TOPIC) == [7, 0, 0, 7]
-    clock.advance(seconds=1)
+    clock.advance(1)
     one_round(broker, TOPIC, [range(4)])
     assert dead(broker, TOPIC) == [2, 0, 0, 0]
     assert [ledger["purged_dead"] for ledger in audit(broker, TOPIC)] == [5, 0, 0, 7]
@@ -66,7 +66,7 @@ def test_what_waits_or_runs_is_left_alone_however_old_it_is(broker: Any, clock: 
     bury(broker, TOPIC, 0, 1)
     broker.send_merge(TOPIC, 0, 0, [b"m0", b"waiting", b"running"])
     broker.prepare(TOPIC, 0, "A", None, 1)
-    clock.advance(seconds=3600)
+    clock.advance(3600)
     one_round(broker, TOPIC, [range(4)])
     (ledger, *_) = audit(broker, TOPIC)
     assert (ledger.store + ledger.retry + ledger.prepare, ledger.dead) == (3, 0)
@@ -75,7 +75,7 @@ def test_what_waits_or_runs_is_left_alone_however_old_it_is(broker: Any, clock: 
 def test_slots_of_another_worker_are_left_to_it(broker: Any, clock: Clock) -> None:
     for slot in range(4):
         bury(broker, TOPIC, slot, 1)
-    clock.advance(seconds=61)
+    clock.advance(61)
     one_round(broker, TOPIC, [range(1, 2), range(3, 4)])
     assert dead(broker, TOPIC) == [1, 0, 1, 0]
 
@@ -88,7 +88,7 @@ def test_many_are_deleted_in_many_bounded_steps(
 
     bury(broker, TOPIC, 0, 3500)
     bury(broker, TOPIC, 1, 150)
-    clock.advance(seconds=61)
+    clock.advance(61)
 
     def watched(topic: Topic, slot: int, state: str, up_to: float, limit: int) -> Call[int]:
         limits.append(limit)
@@ -121,7 +121,7 @@ def test_a_slot_that_redis_refuses_to_touch_does_not_keep_the_others_full(
         broker = Broker(client, prefix, clock)
         bury(broker, TOPIC, 1, 3)
         client.set(f"dead_{{{prefix}prices_0}}", "not a sorted set")
-        clock.advance(seconds=61)
+        clock.advance(61)
         one_round(broker, TOPIC, [range(4)])
         assert broker.audit(TOPIC, 1).dead == 0
 

@@ -26,7 +26,7 @@ from tests.brokers import direct
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}
-MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000}
+MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60}
 KEYED = {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"}
 Shop = Callable[..., AbstractContextManager[None]]
 

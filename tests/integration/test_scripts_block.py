@@ -187,7 +187,7 @@ def test_no_script_of_a_strict_fifo_topic_blocks_redis(client: redis.Redis, pref
 def fifo_scripts(slot: Timed) -> Timed:
     """Time what is different on fifo topics: sending, ends of whole batches, and a failure that holds the slot."""
     slot.send_fifo(0, names(BATCH, "plain"))
-    slot.clock.advance(seconds=1)
+    slot.clock.advance(1)
     plain, members = slot.take()
     ended = slot.time("commit_all", lambda: slot.commit_all(plain, BATCH))
     assert (ended, len(members)) == (["ok"] * BATCH, BATCH)
@@ -201,12 +201,12 @@ def fifo_scripts(slot: Timed) -> Timed:
     slot.time(
         "rollback", lambda: slot.rollback(receipt, [Failure(member, error="x" * 1_024) for member in members])
     )
-    slot.clock.advance(seconds=600)
+    slot.clock.advance(600)
     slot.time("promote", lambda: slot.promote(BATCH))
     receipt, members = slot.take()
     slot.time("release", lambda: slot.release(receipt, members))
     slot.take()
-    slot.clock.advance(seconds=3_600)
+    slot.clock.advance(3_600)
     slot.time("expire", lambda: slot.expire(BATCH))
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
@@ -257,16 +257,16 @@ def every_script(slot: Timed) -> Timed:
     failures = [Failure(member, error=error) for member in members]
     assert set(slot.time("rollback", lambda: slot.rollback(receipt, failures))) == {"ok"}
     slot.time(f"{send} superseding", lambda: slot.send(members))
-    slot.clock.advance(seconds=600)
+    slot.clock.advance(600)
     receipt, members = slot.take()
     slot.rollback(receipt, [Failure(member, error=error) for member in members])
-    slot.clock.advance(seconds=600)
+    slot.clock.advance(600)
     assert slot.time("promote", lambda: slot.promote(BATCH)) == BATCH
 
     receipt, members = slot.take()
     assert set(slot.time("release", lambda: slot.release(receipt, members))) == {"ok"}
     receipt, members = slot.take()
-    slot.clock.advance(seconds=3_600)
+    slot.clock.advance(3_600)
     assert slot.time("expire", lambda: slot.expire(BATCH)) == BATCH
     receipt, members = slot.take()
     rejected = [Failure(member, "rejected", error=error) for member in members]
@@ -368,7 +368,7 @@ def claims(slot: Timed) -> None:
             noted = slot.time("fail_claimed", partial(slot.fail_claimed, "s", number, failed))
             assert noted == ["ok"] * BATCH
         if end == "expire":
-            slot.clock.advance(seconds=60)
+            slot.clock.advance(60)
             while slot.zcard("claim"):
                 slot.time("expire claim", lambda: slot.expire(BATCH))
         else:
@@ -380,7 +380,7 @@ def claims(slot: Timed) -> None:
             while slot.time(label, call)[1]:
                 pass
     slot.client.delete(f"failures_{{{slot.broker.prefix}topic_0}}")
-    slot.clock.advance(seconds=3_600)
+    slot.clock.advance(3_600)
     while slot.promote(BATCH):
         pass
     waiting = slot.count().store
@@ -409,7 +409,7 @@ def a_whole_upkeep(slot: Timed) -> Timed:
     receipt, members = slot.take()
     slot.rollback(receipt, [Failure(member, error="x" * 1_024) for member in members])
     slot.take()
-    slot.clock.advance(seconds=3_600)
+    slot.clock.advance(3_600)
     slot.took.clear()
     _, members = slot.take()
     ledger = slot.audit()

@@ -64,7 +64,7 @@ def sale(items: None) -> ProductSet:
 def later(clock: Clock, by: timedelta) -> Iterator[None]:
     """It is so much later than now: for us inside, for Redis from here on."""
     now = timezone.now() + by
-    clock.advance(seconds=by.total_seconds())
+    clock.advance(by.total_seconds())
     with mock.patch("django.utils.timezone.now", return_value=now):
         yield
 
@@ -129,7 +129,7 @@ def test_a_look_too_early_or_too_many_is_harmless(sale: ProductSet) -> None:
 
 def test_a_set_begins_by_the_clock_of_redis_once(sale: ProductSet, clock: Clock) -> None:
     # Ours is more than a minute behind.
-    clock.advance(seconds=61)
+    clock.advance(61)
     assert drain(TIMES) == 1
     sale.refresh_from_db()
     assert sale.running and near(waiting()[sale.pk], sale.ends_at)

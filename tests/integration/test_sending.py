@@ -50,12 +50,12 @@ from tests.brokers import direct
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
-    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
+    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4, "SLOT_BASIS": "shop"},
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
     "jobs": {"SLOTS": 4},
-    "small": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5000, "MAX_BACKLOG": 2},
-    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000, "IDENTITY": "key"},
+    "small": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5, "MAX_BACKLOG": 2},
+    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5, "IDENTITY": "key"},
 }
 
 

@@ -28,7 +28,7 @@ from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
-TOPICS = {"work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1}}
+TOPICS = {"work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"}}
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
-KIND = {"TYPE": "range_merge", "TIME_RANGE": 1}
+KIND = {"TYPE": "range_merge", "TIME_RANGE": "1ms"}
 NAMES = ("started", "committed", "failed", "dead", "replayed")
 
 
@@ -329,7 +329,7 @@ def test_draining_in_a_test_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(registry, "listeners", lambda: found)
     with override_settings(RMQ=rmq), testing.memory_broker(clock), told_of(*NAMES) as told:
         send_messages(name, [1, 2])
-        clock.advance(seconds=1)
+        clock.advance(1)
         testing.drain(raise_errors=False)
     assert sorted(told.bodies("started")) == [1, 2]
     assert (told.bodies("committed"), told.bodies("failed"), told.bodies("dead")) == ([1], [2], [2])

@@ -121,7 +121,7 @@ def test_what_fails_rests_and_dies(still: Clock) -> None:
     assert found.due == began + timedelta(minutes=1)
     assert found.first_failed == found.last_failed == began
     for _ in range(3):
-        still.advance(seconds=60)
+        still.advance(60)
         drain(raise_errors=False)
     found = message_status("kept", 1)
     assert (found.state, found.attempts, found.reason) == ("dead", 3, "failed")
@@ -142,7 +142,7 @@ def test_a_dead_message_that_is_sent_again_and_succeeds_is_done(still: Clock) ->
     send_message("kept", 1, priority=500)
     drain()
     assert message_status("kept", 1).state == "dead"
-    still.advance(seconds=1)
+    still.advance(1)
     send_message("kept", 1, priority=500)
     assert message_status("kept", 1).state == "waiting"
     drain()
@@ -155,9 +155,9 @@ def test_what_is_too_old_is_unknown(still: Clock) -> None:
 
     send_message("kept", 1, priority=500)
     drain()
-    still.advance(seconds=59 * 60)
+    still.advance(59 * 60)
     assert message_status("kept", 1).state == "done"
-    still.advance(seconds=60)
+    still.advance(60)
     assert message_status("kept", 1).state == "unknown"
 
 
@@ -197,8 +197,12 @@ def test_what_is_no_id_is_refused(ask: Callable[..., Any], name: Any) -> None:
 def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Callable[..., Any]) -> None:
     for topic, body, options in (
         ("kept", {"n": 1}, {"priority": 500}),
-        ("orders", {"n": 1}, {"key": "o1", "fixed_time": 4_000_000_000_000}),
-        ("orders", {"n": 1}, {"key": "o2", "fixed_time": 4_000_000_000_000, "slot_basis": "a shop"}),
+        ("orders", {"n": 1}, {"key": "o1", "fixed_time": datetime(2096, 10, 2, tzinfo=UTC)}),
+        (
+            "orders",
+            {"n": 1},
+            {"key": "o2", "fixed_time": datetime(2096, 10, 2, tzinfo=UTC), "slot_basis": "a shop"},
+        ),
         ("line", {"n": 1}, {}),
         ("forgotten", {"n": 1}, {"priority": 500}),
     ):
@@ -221,7 +225,8 @@ def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Ca
 @pytest.mark.django_db(transaction=True)
 def test_an_id_is_taken_back_at_the_commit() -> None:
     sent = [
-        send_message("orders", n, key=f"k{n}", fixed_time=4_000_000_000_000, slot_basis=n) for n in range(6)
+        send_message("orders", n, key=f"k{n}", fixed_time=datetime(2096, 10, 2, tzinfo=UTC), slot_basis=n)
+        for n in range(6)
     ]
     with transaction.atomic():
         names = [one.id if n % 2 else sealed_id("orders", one.slot, one.member) for n, one in enumerate(sent)]
@@ -461,12 +466,12 @@ def test_a_dead_message_is_sent_again_however_it_is_named(still: Clock, topic: s
         seen.append(replay_message(topic, **name))
         raise Reject("not today")
 
-    still.advance(seconds=1)
+    still.advance(1)
     drain(topic)
     assert (seen, message_status(topic, id=sent.id).state) == (["running"], "dead")
     assert async_to_sync(areplay_message)(topic, **name) == "replayed"
     assert message_status(topic, id=sent.id).state == "waiting"
-    still.advance(seconds=1)
+    still.advance(1)
     drain(topic)
     if topic != "line":
         send_message(topic, {"n": 1}, **options[topic])

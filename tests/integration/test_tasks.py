@@ -328,9 +328,9 @@ def test_a_task_waits_for_its_time_and_then_runs_by_its_priority() -> None:
             found = errands.remembers.get_result(result.id)
             assert (found.status, found.task.run_after) == (Status.READY, soon)
             assert found == result
-        clock.advance(seconds=59 * 60 + 59)
+        clock.advance(59 * 60 + 59)
         assert work() == 0
-        clock.advance(seconds=2)
+        clock.advance(2)
         # First all whose time has come are released, and then they run.
         assert drain("tasks-later") == 2
         assert errands.remembers.get_result(low.id).status == Status.READY

@@ -180,7 +180,7 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
         assert died.wait(LONG)
         worker.asleep()
         # What had begun times out.
-        clock.advance(seconds=topic.timeout + 1)
+        clock.advance(topic.timeout + 1)
         heard.wait(40)
         worker.asleep()
         assert worker.dispatcher.lookout.is_whole

@@ -219,11 +219,11 @@ class History:
         self.steps += 1
         if self.random.random() < 0.2:
             # Workers extend what runs: only what died, and is not in the list any more, times out.
-            self.clock.advance(seconds=3)
+            self.clock.advance(3)
             for one in self.running:
                 self.broker.extend(self.topic, one.slot, one.receipt, [one.member])
         else:
-            self.clock.advance(ms=300)
+            self.clock.advance("300ms")
 
     # --- moving
 
@@ -284,7 +284,7 @@ class History:
             self.broker.release(topic, one.slot, one.receipt, [one.member])
         self.running.clear()
         for _ in range(400):
-            self.clock.advance(seconds=2)
+            self.clock.advance(2)
             for slot in range(slots):
                 answer = self.broker.prepare(topic, slot, "A", None, 100)
                 for delivery in answer.deliveries:

@@ -105,7 +105,7 @@ class Walk(History):
     def lose(self) -> None:
         """Let the process that runs the message die, and time pass."""
         self.running.clear()
-        self.clock.advance(seconds=7)
+        self.clock.advance(7)
 
     def bury(self) -> None:
         for slot in (0, 1):
@@ -140,7 +140,7 @@ class Walk(History):
         if self.running:
             self.commit()
         else:
-            self.clock.advance(seconds=7)
+            self.clock.advance(7)
 
     def move(self, found: reslotting.Reslotting) -> None:
         door = self.door()

@@ -102,13 +102,13 @@ ROOT = Path(__file__).parents[2]
 TOPICS = {
     "events": {"TYPE": "priority", "SLOTS": 4},
     "doubled": {"TYPE": "priority", "SLOTS": 2},
-    "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
     "007": {"TYPE": "priority", "SLOTS": 1},
     "queue": {"TYPE": "fifo", "SLOTS": 2},
     "kept": {"TYPE": "priority", "SLOTS": 2, "OUTCOME_RETENTION": 3_600},
     # As in the settings of processes of their own.
-    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
+    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"},
 }
 
 

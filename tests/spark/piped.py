@@ -21,7 +21,7 @@ from django.core.management import CommandError, call_command
 
 SENT, DEAD, SLOTS = 20, 6, 2
 TOPICS = {
-    "notes": {"TYPE": "range_merge", "SLOTS": SLOTS, "TIME_RANGE": 1},
+    "notes": {"TYPE": "range_merge", "SLOTS": SLOTS, "TIME_RANGE": "1ms"},
     "old": {"TYPE": "priority", "SLOTS": SLOTS},
 }
 

@@ -12,15 +12,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DayTimeIntervalType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from django_rmq.core.producer.checks import check_fixed_time
 from django_rmq.core.producer.sending import Producer
+from django_rmq.core.producer.times import instant_ms
 from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.columns import _instants
 from django_rmq.spark.options import WRITE, Options
+from django_rmq.spark.times import instants_ms
 from django_rmq.spark.writing import Target, Writer
 from tests.spark.conftest import Queue
 
@@ -33,8 +41,8 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "key": (StringType(), pa.string()),
     "slot_basis": (StringType(), pa.string()),
     "priority": (LongType(), pa.int64()),
-    "fixed_time": (LongType(), pa.int64()),
-    "time_range": (LongType(), pa.int64()),
+    "fixed_time": (TimestampType(), pa.timestamp("ms", "UTC")),
+    "time_range": (DayTimeIntervalType(), pa.duration("ms")),
 }
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -79,7 +87,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 def writer(topic: Queue, columns: tuple[str, ...]) -> Writer:
     schema = StructType([StructField(name, TYPES[name][0]) for name in ("value", *columns)])
     range_ms = topic.topic.time_range_ms
-    options = {**topic.options, **({"timeRange": str(range_ms)} if range_ms else {})}
+    options = {**topic.options, **({"timeRange": f"{range_ms}ms"} if range_ms else {})}
     return Writer(Options(options, WRITE, "a test"), schema, overwrite=False)
 
 
@@ -159,7 +167,7 @@ def test_columns_become_the_messages_of_any_other_send(
         ("range", {"time_range": 0}, "time_range must be"),
         ("range", {"time_range": None}, "column time_range is null"),
         ("time", {"fixed_time": 1_000}, "not in the future"),
-        ("time", {"fixed_time": 1 << 52}, "is after"),
+        ("time", {"fixed_time": 1 << 42}, "is after"),
         ("time", {"fixed_time": None}, "column fixed_time is null"),
         ("priority", {"priority": 3}, "priority must be from"),
         ("field", {"value": "{}"}, "SLOT_BASIS 'shop'"),
@@ -207,9 +215,9 @@ def test_a_json_text_has_one_canonical_form(body: Any) -> None:
 def test_a_timestamp_is_due_at_the_first_millisecond_that_is_not_before_it(when: datetime) -> None:
     at = when.replace(tzinfo=UTC)
     exact = -((datetime(1970, 1, 1, tzinfo=UTC) - at) // timedelta(milliseconds=1))
-    assert check_fixed_time(at) == exact
-    assert _instants(pa.array([at], pa.timestamp("us", tz="UTC"))).to_pylist() == [exact]
-    assert _instants(pa.array([when], pa.timestamp("us"))).to_pylist() == [exact]
+    assert instant_ms("fixed_time", at) == exact
+    assert instants_ms(pa.array([at], pa.timestamp("us", tz="UTC"))).to_pylist() == [exact]
+    assert instants_ms(pa.array([when], pa.timestamp("us"))).to_pylist() == [exact]
 
 
 def test_timestamps_of_spark_are_columns_too(queue: MakeQueue) -> None:
@@ -227,7 +235,10 @@ def test_timestamps_of_spark_are_columns_too(queue: MakeQueue) -> None:
 def test_one_member_with_two_ranges_is_sent_row_by_row(queue: MakeQueue) -> None:
     kind = KINDS["range"]
     topic = queue(kind.type, slots=1, **kind.options)
-    rows = {"value": pa.array(["1", "2", "1"]), "time_range": pa.array([30 * DAY, DAY, DAY])}
+    rows = {
+        "value": pa.array(["1", "2", "1"]),
+        "time_range": pa.array([30 * DAY, DAY, DAY], pa.duration("ms")),
+    }
     writer(topic, kind.columns).write(iter([pa.RecordBatch.from_pydict(rows)]))
     scores = {member: score for (_, member), (score, _) in stored(topic).items()}
     # The first send decides.
@@ -245,7 +256,7 @@ def test_a_topic_that_was_reslotted_is_followed_with_keys_and_bases(queue: MakeQ
         "value": pa.array(["{}"] * 50),
         "key": pa.array([f"k{n}" for n in range(50)]),
         "slot_basis": pa.array([f"b{n}" for n in range(50)]),
-        "fixed_time": pa.array([LATER] * 50),
+        "fixed_time": pa.array([LATER] * 50, pa.timestamp("ms", "UTC")),
     }
     written = sending.write(iter([pa.RecordBatch.from_pydict(rows)]))
     assert written.counts == {"stored": 50}  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ def records(spark: Any, *pairs: tuple[bytes | None, bytes | None]) -> Any:
 
 def test_records_become_messages_that_merge(spark: Any, kafka: Any, queue: MakeQueue) -> None:
     topic = queue(TopicType.RANGE_MERGE)
-    kafka.QUEUE = {**topic.options, "timeRange": "60000"}
+    kafka.QUEUE = {**topic.options, "timeRange": "1m"}
     batch = records(
         spark, (b"a", b'{"item": 1}'), (b"b", b'{"item": 2}'), (b"c", b'{"item": 1}'), (b"d", None)
     )
@@ -45,7 +45,7 @@ def test_the_last_record_of_a_key_becomes_its_message(spark: Any, kafka: Any, qu
     pairs = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"gone", b"4"), (b"gone", None), (None, b"5")]
     messages = kafka.as_keyed_messages(records(spark, *pairs))
     assert sorted(map(tuple, messages.collect())) == [("a", "3"), ("b", "2")]
-    options = {**topic.options, "timeRange": "60000"}
+    options = {**topic.options, "timeRange": "1m"}
     messages.write.format("rmq").options(**options).mode("append").save()
     found = spark.read.format("rmq").options(**topic.options, includeMetadata="true").load().collect()
     assert {(bytes(row.key), bytes(row.value)) for row in found} == {(b"a", b"3"), (b"b", b"2")}

@@ -98,7 +98,7 @@ def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
 def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes")
     writer = Writer(
-        Options({**topic.options, "timeRange": "60000"}, WRITE, "a test"),
+        Options({**topic.options, "timeRange": "1m"}, WRITE, "a test"),
         StructType([StructField("value", BinaryType())]),
         overwrite=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.workers import eventually, live, total
 
-LATER = 4_000_000_000_000
+LATER = datetime(2096, 10, 2, tzinfo=UTC)
 
 
 def test_pipelines_of_apps_are_listed_and_run(run: Run, broker: Broker) -> None:

@@ -83,7 +83,7 @@ def flow(
     topic = queue(TopicType.RANGE_MERGE, slots=4, slot_basis="item")
 
     def run() -> tuple[Queue, Path]:
-        feeding = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": 1})
+        feeding = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": "1ms"})
         choosing = selecting(spark, topic.options)
         for name, query in (("intake", feeding), ("selection", choosing)):
             started = (
@@ -105,7 +105,7 @@ def test_reports_about_the_items_of_key_accounts_are_due_first(
     Product.objects.create(sku=2, name="Mug", shop=seller, price=1)
     topic = queue(TopicType.RANGE_MERGE, slots=4, slot_basis="item")
     Feeds(tmp_path / "feeds", items=3, seed=1).report_all()
-    query = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": 60_000})
+    query = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": "1m"})
     started = query.option("checkpointLocation", str(tmp_path / "intake")).trigger(availableNow=True).start()
     assert started.awaitTermination(240)
     pages = topic.each("peek", "store")

@@ -76,7 +76,7 @@ def test_a_round_trip(spark: Any, queue: MakeQueue, identity: str) -> None:
 
 def test_equal_messages_merge_and_the_columns_say_when(spark: Any, queue: MakeQueue) -> None:
     topic = queue(TopicType.RANGE_MERGE)
-    rows = [("1", 60_000), ("1", 5), ("2", 90_000)]
+    rows = [("1", 60), ("1", 5), ("2", 90)]
     frame = spark.createDataFrame(rows, "value string, time_range bigint").coalesce(1)
     before = topic.broker.now_ms()
     frame.write.format("rmq").options(**topic.options).mode("append").save()
@@ -183,14 +183,14 @@ def test_text_that_is_not_utf_8_is_refused(
     with pytest.raises(
         Exception, match=rf"row \{{.*xff.*\}}: column {bad}: text is not UTF-8: .*Invalid UTF8"
     ):
-        texts.write.format("rmq").options(**topic.options, timeRange=1, **more).mode("append").save()
+        texts.write.format("rmq").options(**topic.options, timeRange="1ms", **more).mode("append").save()
     assert topic.depth("store") == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (TopicType.RANGE_MERGE, "set the option timeRange (ms), or add a column time_range"),
+        (TopicType.RANGE_MERGE, "set the option timeRange (such as 5s), or add a column time_range"),
         (TopicType.FIXED_TIME, "a write needs the column fixed_time"),
         (TopicType.PRIORITY, "a write needs the column priority"),
     ],
@@ -384,12 +384,12 @@ def test_a_lost_claim_reads_as_nothing_and_its_messages_are_delivered_again(
 def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
     source, target = queue(), queue(TopicType.FIXED_TIME)
     source.send(list(range(100)))
-    at = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
+    at = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
     query = (
         spark.readStream.format("rmq")
         .options(**source.options)
         .load()
-        .selectExpr("value", f"cast({at} as bigint) as fixed_time")
+        .selectExpr("value", f"timestamp_seconds({at}) as fixed_time")
         .writeStream.format("rmq")
         .options(**target.options)
         .option("checkpointLocation", str(tmp_path))

@@ -49,7 +49,7 @@ def batch_of(**columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
 
 def write(queue: Queue, batch: pa.RecordBatch, **options: str) -> dict[str, int]:
     schema = StructType([StructField(field.name, SPARKS[field.type]) for field in batch.schema])
-    given = {"timeRange": "60000", **queue.options, **options}
+    given = {"timeRange": "1m", **queue.options, **options}
     given = {name: value for name, value in given.items() if value}
     written = Writer(Options(given, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
     assert isinstance(written, Written)
@@ -110,7 +110,7 @@ def entries(topic: Queue) -> dict[str, Any]:
             "time",
             {"value": STRING, "fixed_time": types.DateType()},
             {},
-            "such as cast(fixed_time as timestamp)",
+            "such as timestamp_millis(fixed_time)",
         ),
         (
             "merge",
@@ -158,7 +158,7 @@ def test_what_a_write_cannot_use_is_told_on_the_driver(
         "field": lambda: queue(slot_basis="shop"),
         "time": lambda: queue(TopicType.FIXED_TIME),
     }[kind]()
-    given = {name: value for name, value in {"timeRange": "1", **topic.options, **options}.items() if value}
+    given = {name: value for name, value in {"timeRange": "1ms", **topic.options, **options}.items() if value}
     with pytest.raises(ConfigurationError) as raised:
         Writer(
             Options(given, WRITE, "a test"),
@@ -188,7 +188,7 @@ YEAR_10000 = 253_402_300_800_000_000
         ("keyed", {"key": (pa.string(), None)}, "column key is null"),
         ("keyed", {"key": (pa.binary(), b"\xff")}, "row {'value': '1', 'key': b'\\xff'}: key is not UTF-8"),
         ("keyed", {"headers": (HEADERS, [("a", "x" * 9_000)])}, "headers have"),
-        ("keyed", {"expires": (pa.int64(), 1)}, "expires"),
+        ("keyed", {"expires": (pa.timestamp("us", "UTC"), 1)}, "expires"),
         (
             "time",
             {"fixed_time": (pa.timestamp("us", "UTC"), YEAR_10000)},
@@ -210,7 +210,8 @@ def test_an_error_names_the_row_and_its_column(
     if kind == "keyed":
         topic, fine["key"] = queue(TopicType.RANGE_MERGE, identity="key"), (pa.string(), "k")
     elif kind == "time":
-        topic, fine["fixed_time"] = queue(TopicType.FIXED_TIME), (pa.int64(), LATER)
+        topic = queue(TopicType.FIXED_TIME)
+        fine["fixed_time"] = (pa.timestamp("us", "UTC"), LATER * 1_000)
     elif kind == "columns":
         topic, options = queue(TopicType.RANGE_MERGE), {"bodyColumns": ",".join(bad)}
         fine = {}
@@ -240,7 +241,7 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
     keys[10], texts[20], texts[99], keys[21] = None, "{", None, "x" * 5_000
     batch = batch_of(value=(pa.string(), texts), key=(pa.string(), keys))
     schema = StructType([StructField("value", STRING), StructField("key", STRING)])
-    given = {**topic.options, "timeRange": "60000", "badRows": str(tmp_path / "bad")}
+    given = {**topic.options, "timeRange": "1m", "badRows": str(tmp_path / "bad")}
     writer = Writer(Options(given, WRITE, "a test"), schema, overwrite=False)
     for again in (False, True):
         written = writer.write(iter([batch]))
@@ -265,7 +266,7 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
 def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path: Path) -> None:
     topic = queue(TopicType.RANGE_MERGE)
     schema = StructType([StructField("value", STRING)])
-    given = {**topic.options, "timeRange": "1", "badRows": str(tmp_path)}
+    given = {**topic.options, "timeRange": "1ms", "badRows": str(tmp_path)}
     writer = Writer(Options(given, WRITE, "a test"), schema, overwrite=False)
 
     def batches() -> Any:
@@ -321,7 +322,7 @@ def test_a_frame_that_was_read_can_be_written_with_all_that_its_messages_had(
         [producer.build(source.topic, "one", key="a", **said), producer.build(source.topic, "two", key="b")]
     )
     frame = spark.read.format("rmq").options(**source.options, includeMetadata="true").load()
-    frame.write.format("rmq").options(**target.options, timeRange=1).mode("append").save()
+    frame.write.format("rmq").options(**target.options, timeRange="1ms").mode("append").save()
     copies, originals = entries(target), entries(source)
     assert {key: entry.envelope for key, entry in copies.items()} == {
         key: entry.envelope for key, entry in originals.items()
@@ -330,10 +331,10 @@ def test_a_frame_that_was_read_can_be_written_with_all_that_its_messages_had(
     plain, other = queue(TopicType.RANGE_MERGE), queue(TopicType.RANGE_MERGE)
     plain.send([1, 2], time_range=1)
     frame = spark.read.format("rmq").options(**plain.options).load()
-    frame.write.format("rmq").options(**other.options, timeRange=1).mode("append").save()
+    frame.write.format("rmq").options(**other.options, timeRange="1ms").mode("append").save()
     options = {name: value for name, value in other.options.items() if name != "topic"}
     frame.selectExpr("value", f"'{other.topic.name}' as topic").write.format("rmq").options(
-        **options, timeRange=1
+        **options, timeRange="1ms"
     ).mode("append").save()
     assert set(entries(other)) == {"1", "2"} and other.total("merged") == 2
 
@@ -415,7 +416,7 @@ def test_a_stream_names_the_files_of_its_bad_rows_by_query_and_batch(
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "rows.txt").write_text("1\n2\n{\n3\n")
     writer = spark.readStream.text(str(tmp_path / "rows")).writeStream.format("rmq")
-    writer = writer.options(**target.options, timeRange=1, badRows=str(tmp_path / "bad"))
+    writer = writer.options(**target.options, timeRange="1ms", badRows=str(tmp_path / "bad"))
     query = (
         writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     )

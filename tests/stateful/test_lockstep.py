@@ -1123,7 +1123,7 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([0.137, 1, 499, 1_000, 1_000, 2_000, 2_000, 31_000, 31_000, 700_000, -1_500]))
     def time_passes(self, ms: float) -> None:
-        self.clock.advance(ms=ms)
+        self.clock.advance(ms / 1000)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         if ms < 0:
             for member, flight in self.promises.flying.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 from zlib import crc32
 
@@ -82,9 +81,7 @@ def test_equal_messages_have_members_of_their_own() -> None:
     assert {len(member) for member in drawn} == {WIDTH}
 
 
-@pytest.mark.parametrize(
-    "options", [{"expires": 1 << 41}, {"max_retries": 1}, {"timeout": timedelta(seconds=3)}], ids=str
-)
+@pytest.mark.parametrize("options", [{"expires": 1 << 41}, {"max_retries": 1}, {"timeout": 3}], ids=str)
 def test_what_scripts_have_to_read_is_beside_the_member(options: dict[str, Any]) -> None:
     out = build(LINES, "x", **options)
     assert len(out.member) == WIDTH

@@ -64,7 +64,7 @@ def test_both_brokers_share_alike(
     redis_client.delete(limits_key("alike:", "topic"))
     brokers: list[Any] = [Broker(redis_client, "alike:", clock), OracleBroker("alike:", clock)]
     for worker, tokens, in_use, wanted, ms in history:
-        clock.advance(ms=ms)
+        clock.advance(ms / 1000)
         one, other = (
             broker.allow(topic, worker, tokens=tokens, in_use=in_use, wanted=wanted, lease_ms=4_000)
             for broker in brokers

@@ -110,7 +110,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     broker = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(PLAIN, {"n": n}) for n in range(20)])
-    clock.advance(seconds=1)
+    clock.advance(1)
     taken = [broker.prepare(PLAIN, slot, "me", broker.acquire(PLAIN, slot), 100) for slot in range(2)]
     assert all(answer.deliveries for answer in taken)
     notes.owner = "me"
@@ -140,7 +140,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
     broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": n}) for n in range(3)])
-    clock.advance(seconds=1)
+    clock.advance(1)
     epoch = broker.acquire(OTHER, 0)
     taken = broker.prepare(OTHER, 0, "me", epoch, 100)
     notes.owner = "me"
@@ -150,7 +150,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
     [entry] = broker.peek(OTHER, 0, "retry").entries
     failure = FailureRecord.parse(entry.record)
     assert (entry.member, failure.kind, failure.error.decode()) == (members[0], "timed_out", DIED)
-    clock.advance(seconds=OTHER.backoff.base_ms / 1000)
+    clock.advance(OTHER.backoff.base_ms / 1000)
     found = [broker.prepare(OTHER, 0, "another", epoch + 1, 100)]
     while found[-1].deliveries:
         broker.commit(OTHER, 0, found[-1].receipt, [each.member for each in found[-1].deliveries])
@@ -167,7 +167,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": n}) for n in range(20)])
     producer.send([producer.build(PLAIN, {"n": n}) for n in range(3)])
-    clock.advance(seconds=1)
+    clock.advance(1)
     notes.owner = "me"
     for thread, topic in enumerate((OTHER, PLAIN)):
         for slot in range(topic.slots):
@@ -206,7 +206,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Not
     broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(topic, {"n": 1})])
-    clock.advance(seconds=1)
+    clock.advance(1)
     taken = broker.prepare(topic, 0, "me", broker.acquire(topic, 0), 100)
     notes.owner = "me"
     notes.thread(0).take("other", 0, taken.receipt, [taken.deliveries[0].member])[0] = BEGUN
@@ -220,7 +220,7 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     broker = OracleBroker("", clock)
     producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": 1})])
-    clock.advance(seconds=1)
+    clock.advance(1)
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
     assert ends(settle(broker, [OTHER], notes)) == {}
     notes.owner = "me"

@@ -31,7 +31,10 @@ def test_without_a_name_the_pipelines_are_listed() -> None:
     ("arguments", "said"),
     [
         (["nothing"], "invalid choice: 'nothing'"),
-        (["report", "--interval", "soon"], "'soon' is not a duration"),
+        (
+            ["report", "--interval", "soon"],
+            "must be a duration such as 90, 250ms, 15m or 7d, from 0s to 36525d, got 'soon'",
+        ),
         (["report", "--interval", "5s", "--available-now"], "not allowed with argument"),
         (["report", "--conf", "x"], "'x' is not a setting"),
         (["ingest", "events"], "required: source"),

@@ -65,7 +65,7 @@ def _understood(message: Message, error: BaseException) -> Failure:
         if error.delay is not None:
             try:
                 failure = failure._replace(delay_ms=delay_ms(error.delay))
-            except Exception as wrong:  # noqa: BLE001 - whatever a listener gave for a number
+            except Exception as wrong:  # noqa: BLE001 - a subclass may have set any delay
                 journal.unusable(message.topic, "Retry(delay=...)", wrong)
     else:
         kind = "undecodable" if isinstance(error, Undecodable) else "failed"

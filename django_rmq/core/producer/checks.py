@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from django_rmq.core.words.bounds import (
     MAX_DURATION_MS,
@@ -25,9 +25,7 @@ MAX_HEADER_BYTES = 8_192
 """The maximum size of all headers of a message, as JSON, in bytes."""
 
 LONGEST_GUESSED = 10_000_000_000
-"""A time before this number (in April 1970 if it is in ms) is taken for a duration in seconds or ms."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""An instant before this number of ms, in April 1970, is probably meant as something else."""
 
 MAX_REPLICAS = 100
 """The maximum number of replicas that a send may ask to confirm."""
@@ -37,29 +35,20 @@ JUST_NOW_MS = 60_000
 """For how long an instant that has just passed is taken as now: ``fixed_time=timezone.now()`` is no mistake."""
 
 
-def _milliseconds(name: str, value: object) -> int:
-    """Return a duration in ms, given as a timedelta or an integer number of ms."""
-    if isinstance(value, timedelta):
-        return round(value / timedelta(milliseconds=1))
-    if not is_number(value) or value != int(value):
-        raise InvalidMessage(f"{name} must be a timedelta or a whole number of ms, got {shown(value)}")
-    return int(value)
+def check_time_range(value: int) -> int:
+    """Return ``time_range``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("time_range", value, 1)
 
 
-def check_time_range(value: object) -> int:
-    """Return ``time_range`` in ms, or raise ``InvalidMessage``."""
-    range_ms = _milliseconds("time_range", value)
-    if not 0 < range_ms <= MAX_DURATION_MS:
-        raise InvalidMessage(f"time_range must be from 1 to {MAX_DURATION_MS} ms, got {range_ms}")
-    return range_ms
+def check_delay(value: int) -> int:
+    """Return ``delay``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("delay", value, 0)
 
 
-def check_delay(value: object) -> int:
-    """Return ``delay`` in ms, or raise ``InvalidMessage``."""
-    delay_ms = _milliseconds("delay", value)
-    if not 0 <= delay_ms <= MAX_DURATION_MS:
-        raise InvalidMessage(f"delay must be from 0 to {MAX_DURATION_MS} ms, got {delay_ms}")
-    return delay_ms
+def _checked_ms(name: str, value: int, least: int) -> int:
+    if not is_whole(value) or not least <= value <= MAX_DURATION_MS:
+        raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {shown(value)}")
+    return value
 
 
 def check_priority(topic: Topic, value: object) -> int:
@@ -74,31 +63,19 @@ def check_priority(topic: Topic, value: object) -> int:
     return value
 
 
-def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = False) -> int:
-    """Return an instant in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
+def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -> int:
+    """Return an instant, which is in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
 
     A ``fixed_time`` of the last minute counts as now. ``past`` allows all past times.
     """
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidMessage(
-                f"{name} {value!r} is naive; it needs a time zone (see django.utils.timezone.now)"
-            )
-        at = -((_EPOCH - value) // timedelta(milliseconds=1))
-    elif not is_whole(value):
-        raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {shown(value)}")
-    else:
-        at = value
+    if not is_whole(at):
+        raise InvalidMessage(f"{name} must be whole ms since the epoch, got {shown(at)}")
     now = time.time() * 1000
     if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
-        hint = ""
-        if now / 1000 < at * 10 < now:
-            hint = "; is it in seconds? It must be in milliseconds"
-        elif 0 < at < LONGEST_GUESSED and not isinstance(value, datetime):
-            hint = "; is it a duration? It must be a time, such as now() + timedelta(seconds=60)"
+        hint = "; is it a duration, or in seconds where ms are taken?" if 0 < at < LONGEST_GUESSED else ""
         raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
     if at > MAX_INSTANT_MS:
-        raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_INSTANT_MS)}; is it in microseconds?")
+        raise InvalidMessage(f"{name} {_instant(at)} is after {_instant(MAX_INSTANT_MS)}")
     if at <= 999:
         raise InvalidMessage(
             f"{name} {at} ms is too small: it must be above 999, smaller numbers are reserved for retries"
@@ -129,26 +106,20 @@ def _instant(ms: int) -> str:
 def check_score(
     topic: Topic,
     priority: int | None = None,
-    time_range: int | timedelta | None = None,
-    fixed_time: datetime | int | None = None,
-    delay: int | timedelta | None = None,
+    time_range: int | None = None,
+    fixed_time: int | None = None,
+    delay: int | None = None,
 ) -> int:
-    """Return the score given by the options of a message, which must be those of its topic's type."""
+    """Return the score given by the options of a message (times in ms), which must be those of its topic's type."""
     kind = topic.type
-    if (
-        (priority is not None and kind is not TopicType.PRIORITY)
-        or (time_range is not None and kind is not TopicType.RANGE_MERGE)
-        or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
-        or (delay is not None and kind is not TopicType.FIFO)
-    ):
-        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
+    check_placement(topic, priority, time_range, fixed_time, delay)
     if kind is TopicType.FIFO:
         return 0 if delay is None else check_delay(delay)
     if topic.type is TopicType.RANGE_MERGE:
         if time_range is None:
             if topic.time_range_ms is None:
                 raise InvalidMessage(
-                    f"topic {topic.name} has no TIME_RANGE: pass time_range= (ms or a timedelta)"
+                    f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
                 )
             return topic.time_range_ms
         return check_time_range(time_range)
@@ -165,6 +136,20 @@ def check_score(
             f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
         )
     return check_fixed_time(fixed_time)
+
+
+def check_placement(
+    topic: Topic, priority: object, time_range: object, fixed_time: object, delay: object
+) -> None:
+    """Raise ``InvalidMessage`` if one of the options is that of another type than the topic's."""
+    kind = topic.type
+    if (
+        (priority is not None and kind is not TopicType.PRIORITY)
+        or (time_range is not None and kind is not TopicType.RANGE_MERGE)
+        or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
+        or (delay is not None and kind is not TopicType.FIFO)
+    ):
+        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
 
 
 _OPTIONS = {
@@ -240,15 +225,14 @@ def check_max_retries(topic: Topic, value: object) -> int:
     return value
 
 
-def check_timeout(topic: Topic, value: object) -> int:
+def check_timeout(topic: Topic, value: float) -> int:
     """Return the time-out of a message in seconds, or raise ``InvalidMessage``."""
-    seconds = value / timedelta(seconds=1) if isinstance(value, timedelta) else value
-    if not is_number(seconds) or seconds != int(seconds) or not 1 <= seconds <= topic.timeout:
+    if not is_number(value) or value != int(value) or not 1 <= value <= topic.timeout:
         raise InvalidMessage(
-            f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, as a number "
-            f"or a timedelta, got {shown(value)}"
+            f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, "
+            f"got {shown(value)}"
         )
-    return int(seconds)
+    return int(value)
 
 
 def check_stored_basis(basis: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
@@ -25,6 +25,7 @@ from django_rmq.core.words.bounds import MAX_PRIORITY, shown
 from django_rmq.core.words.contents import LARGEST_HELD, draw_members
 from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope, new_origin
 from django_rmq.core.words.topics import Topic, TopicType, slot_counts
+from django_rmq.durations import Duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 
 
@@ -35,14 +36,14 @@ class Send:
     body: Any
     key: str | None = None
     priority: int | None = None
-    time_range: int | timedelta | None = None
-    fixed_time: datetime | int | None = None
-    delay: int | timedelta | None = None
+    time_range: Duration | None = None
+    fixed_time: datetime | None = None
+    delay: Duration | None = None
     slot_basis: object = None
     headers: Mapping[str, str] | None = field(default=None, hash=False)
-    expires: datetime | int | None = None
+    expires: datetime | None = None
     max_retries: int | None = None
-    timeout: int | timedelta | None = None
+    timeout: Duration | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options given beside the body."""
@@ -181,7 +182,7 @@ class Places:
 
 
 def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
-    """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
+    """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``. Times are in ms, timeout in s."""
     topic = places.present(topic)
     given = options.get
     score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
@@ -56,9 +55,9 @@ class Producer:
     def build(self, topic: Topic, body: object, **options: Any) -> Outgoing:
         """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; contacts no server.
 
-        ``options`` are those of ``Send``. ``slot_basis`` chooses the slot instead of the topic's SLOT_BASIS
-        field, the key or the body; equal bodies with different bases do not merge. ``headers`` and
-        ``expires`` need a keyed topic.
+        ``options`` are those of ``Send``, with times in ms (see ``in_milliseconds``). ``slot_basis`` chooses the
+        slot instead of the topic's SLOT_BASIS field, the key or the body; equal bodies with different bases do not
+        merge. ``headers`` and ``expires`` need a keyed topic.
         """
         if options and not options.keys() <= OPTIONS.keys():
             raise TypeError(f"unknown option for a message: {', '.join(options.keys() - OPTIONS.keys())}")
@@ -176,12 +175,12 @@ class Producer:
         bodies: Sequence[Any],
         *,
         priority: int | None = None,
-        time_range: int | timedelta | None = None,
-        fixed_time: datetime | int | None = None,
-        delay: int | timedelta | None = None,
+        time_range: int | None = None,
+        fixed_time: int | None = None,
+        delay: int | None = None,
         results: SendResults | None = None,
     ) -> SendResults:
-        """Send many bodies with the same options, of a topic that ``takes_bodies``; the fast way to send in bulk.
+        """Send many bodies with the same options (times in ms), of a topic that ``takes_bodies``; the fast way to send in bulk.
 
         All bodies are validated before anything is written: ``InvalidMessage`` names the index of a bad one.
         A result object is made when it is first read. ``results`` of earlier calls are extended, and the

@@ -6,9 +6,10 @@ A value that passes ``is_number`` can be compared, rounded, divided and printed 
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
-from typing import Any, TypeGuard
+from typing import TypeGuard
+
+from django_rmq.durations import LONGEST, InvalidDuration, milliseconds, parse_duration
 
 LARGEST = 1 << 53
 """The largest number accepted anywhere. A double, and therefore Lua and JSON, holds every integer up to it."""
@@ -16,14 +17,14 @@ LARGEST = 1 << 53
 MAX_DURATION_MS = 31_622_400_000
 """The longest ``time_range``, ``BACKOFF`` and delay of a rollback: 366 days."""
 
+SHORTEST_WAIT, LONGEST_WAIT = timedelta(milliseconds=1), timedelta(milliseconds=MAX_DURATION_MS)
+"""The bounds of ``time_range``."""
+
 MAX_INSTANT_MS = 4_102_444_800_000
 """The latest instant of a message: 2100-01-01."""
 
 MAX_AGE = 3_200_000_000
 """The maximum age in seconds by which messages are selected: about a hundred years."""
-
-LONGEST_DELAY_MS = 1 << 42
-"""The maximum delay that a listener can request, 139 years; a longer one is shortened to it."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -47,22 +48,29 @@ def shown(value: object) -> str:
     return f"{text[:77]}..." if len(text) > 80 else text
 
 
-def delay_ms(seconds: Any) -> int:
-    """Return a listener's delay (seconds or a timedelta) in ms, limited to the range from 0 to ``LONGEST_DELAY_MS``.
+def delay_ms(delay: object) -> int:
+    """Return the result of a back-off function in ms. A number or timedelta is limited to what ``parse_duration`` takes.
 
-    Raises ``TypeError`` for a value that is not a number, and ``ValueError`` for NaN.
+    A function such as ``2**failures`` has no bounds of its own. Raises ``ValueError`` for what is not a duration.
     """
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
-    if isinstance(seconds, float) and math.isnan(seconds):
-        raise ValueError("a delay cannot be NaN")
-    ms: int = round(min(max(seconds, 0), LONGEST_DELAY_MS / 1000) * 1000)
-    return ms
+    try:
+        return milliseconds(parse_duration(_limited(delay)))
+    except InvalidDuration as error:
+        raise ValueError(f"a delay must be {error}, got {error.given}") from None
+
+
+def _limited(delay: object) -> object:
+    if isinstance(delay, timedelta):
+        return min(max(delay, timedelta()), LONGEST)
+    if isinstance(delay, (int, float)) and not isinstance(delay, bool):
+        longest = LONGEST.total_seconds()
+        # NaN is neither.
+        return 0 if delay < 0 else min(delay, longest)
+    return delay
 
 
 __all__ = [
     "LARGEST",
-    "LONGEST_DELAY_MS",
     "MAX_AGE",
     "MAX_DURATION_MS",
     "MAX_INSTANT_MS",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic
 from django_rmq.core.words import discretion
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.bounds import delay_ms
 from django_rmq.core.words.contents import content_of, key_of, raw_body
 from django_rmq.core.words.envelopes import Envelope
 from django_rmq.core.words.failures import Failure
@@ -18,7 +17,8 @@ from django_rmq.core.words.held import Held, Holder
 from django_rmq.core.words.retries import due_of, priority_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.typed import BodyType
-from django_rmq.exceptions import InvalidBody
+from django_rmq.durations import Duration
+from django_rmq.exceptions import InvalidBody, retry_seconds
 
 
 def message_id(slot: int, member: bytes) -> str:
@@ -197,9 +197,10 @@ class Message(Held, Generic[Body]):
         """The number in Redis with which it was taken: due ms, priority, or that of a retry. See ``due`` and ``priority``."""
         return self.delivery.score
 
-    def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
-        """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""
-        rest_ms = None if delay is None else delay_ms(delay)
+    def retry(self, reason: str = "retry", *, delay: Duration | None = None) -> None:
+        """In a batch: try this message again, after ``delay`` or the topic's back-off. Raises the errors of ``Retry``."""
+        seconds = retry_seconds("message.retry", reason, delay)
+        rest_ms = None if seconds is None else round(seconds * 1000)
         self.outcome = Failure(self.delivery.member, "failed", rest_ms, reason)
 
     def reject(self, reason: str = "rejected") -> None:

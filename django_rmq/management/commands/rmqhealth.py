@@ -86,7 +86,7 @@ class Command(RmqCommand):
             type=duration,
             default=6.0,
             metavar="TIME",
-            help="how long slots may be without a worker while workers start and stop (default: 6 s)",
+            help="how long slots may be without a worker while workers start and stop (default: 6s)",
         )
         parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 

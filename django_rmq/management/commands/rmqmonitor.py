@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.exceptions import ServerTrouble
-from django_rmq.management import RmqCommand, at_least, shown
+from django_rmq.management import RmqCommand, at_least, shown, update_interval
 from django_rmq.management.commands import rmqschedules
 from django_rmq.management.commands.rmqstats import COLUMNS, cells_of, lines_of, remarks_of, row_of
 from django_rmq.operations import Flow, ScheduleFigures, TopicFigures
@@ -32,10 +32,10 @@ class Command(RmqCommand):
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
             "--interval",
-            type=at_least(0.1, float),
+            type=update_interval,
             default=1.0,
-            metavar="SECONDS",
-            help="time between updates (default: 1)",
+            metavar="TIME",
+            help="time between updates, such as 250ms or 5s (default: 1s)",
         )
         parser.add_argument("--count", type=at_least(1), metavar="N", help="end after N updates, or events")
         parser.add_argument("--events", action="store_true", help="print each event instead of figures")

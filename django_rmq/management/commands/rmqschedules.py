@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.words.schedules import CATCH_UP
-from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, at_least, shown, table
+from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, shown, table
 from django_rmq.operations import Operations, ScheduleFigures
 
 ON_TIME = "on time"
@@ -39,7 +39,7 @@ class Command(RmqCommand):
         )
         timing = parser.add_mutually_exclusive_group()
         timing.add_argument("--cron", metavar="EXPRESSION", help="set: five fields, such as '0 3 * * *'")
-        timing.add_argument("--every", type=at_least(1), metavar="SECONDS", help="set: an interval")
+        timing.add_argument("--every", metavar="TIME", help="set: an interval, such as 90, 15m or 2h")
         parser.add_argument("--timezone", metavar="ZONE", help="set: such as Europe/Berlin")
         parser.add_argument("--catch-up", choices=CATCH_UP, help="set: which missed ticks are sent")
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -76,13 +76,10 @@ class Command(RmqCommand):
         parser.add_argument("--priority", type=int, metavar="N", help="priority topics: the priority")
         parser.add_argument(
             "--time-range",
-            type=at_least(1),
-            metavar="MS",
-            help="range_merge topics: milliseconds until it is due",
+            metavar="TIME",
+            help="range_merge topics: due after 5, 250ms, 15m or 2h",
         )
-        parser.add_argument(
-            "--delay", type=at_least(0), metavar="MS", help="fifo topics: milliseconds until it is due"
-        )
+        parser.add_argument("--delay", metavar="TIME", help="fifo topics: due after 5, 250ms, 15m or 2h")
         when = parser.add_mutually_exclusive_group()
         when.add_argument(
             "--in",
@@ -124,8 +121,7 @@ class Command(RmqCommand):
         )
         parser.add_argument(
             "--timeout",
-            type=at_least(1),
-            metavar="SECONDS",
+            metavar="TIME",
             help="IDENTITY key: a shorter time-out than the topic's",
         )
 

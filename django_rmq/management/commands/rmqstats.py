@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError
-from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table
+from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table, update_interval
 from django_rmq.management.messages import (
     add_names,
     as_json,
@@ -37,7 +37,7 @@ class Command(RmqCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
-            "--interval", type=at_least(0.1, float), metavar="SECONDS", help="repeat until Ctrl-C"
+            "--interval", type=update_interval, metavar="TIME", help="repeat after 1, 15m or 2h, until Ctrl-C"
         )
         parser.add_argument(
             "--count", type=at_least(1), metavar="N", help="with --interval: end after N times"

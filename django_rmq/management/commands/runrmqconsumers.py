@@ -28,7 +28,7 @@ from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.logs.workers import WorkerFilter
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import RmqCommand, at_least, discard_output
+from django_rmq.management import RmqCommand, at_least, discard_output, duration
 from django_rmq.project import connections
 from django_rmq.project.listening import processes as forking
 from django_rmq.project.listening import reload as reloading
@@ -103,7 +103,7 @@ class Command(RmqCommand):
             _describe(action, settings, given)
             _from_environment(parser, action, given)
 
-        whole, seconds = at_least(1, int), at_least(0, float)
+        whole = at_least(1)
         add("topics", nargs="*", metavar="topic", help="only these topics")
         add("--exclude", action="append", default=[], metavar="TOPIC", help="do not consume this topic")
         add("-p", "--processes", type=whole, metavar="N", help="worker processes")
@@ -116,17 +116,17 @@ class Command(RmqCommand):
             metavar="MIB",
             help="replace a process that uses more memory than this",
         )
-        add("--max-idle-time", type=seconds, metavar="SECONDS", help="end after this time without a message")
+        add("--max-idle-time", type=duration, metavar="TIME", help="end after this time without a message")
         add(
             "--shutdown-timeout",
-            type=seconds,
-            metavar="SECONDS",
+            type=duration,
+            metavar="TIME",
             help="how long running listeners may take to finish at shutdown",
         )
         add(
             "--watchdog",
-            type=seconds,
-            metavar="SECONDS",
+            type=duration,
+            metavar="TIME",
             help="kill a process whose main loop (not a listener) makes no progress for this time; 0: never",
         )
         self._add_watching(add)

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, at_least, duration, ended_by_signals, shown, table
+from django_rmq.management import RmqCommand, duration, ended_by_signals, shown, table
 from django_rmq.pipelines import Context, Pipeline, pipelines, summary
 from django_rmq.pipelines.context import Stopped
 from django_rmq.spark.session import check_installed, describe, is_sparks
@@ -140,10 +140,10 @@ def _add_shared(parser: ArgumentParser) -> None:
     )
     streams.add_argument(
         "--grace",
-        type=at_least(0, float),
+        type="duration",
         default=30.0,
-        metavar="SECONDS",
-        help="how long a running batch may take to finish after SIGTERM (default: %(default)g)",
+        metavar="TIME",
+        help="how long a running batch may take to finish after SIGTERM (default: 30s)",
     )
 
 

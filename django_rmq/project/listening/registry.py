@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -23,6 +22,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.messages import Message
+from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
 from django_rmq.project.scheduling import registry as scheduled
@@ -188,7 +188,7 @@ def schedule(
     topic: str | None = None,
     body: Any = None,
     cron: str | None = None,
-    every: float | timedelta | None = None,
+    every: Duration | None = None,
     timezone: str | None = None,
     catch_up: str = "last",
 ) -> Callable[[Function], Function]:
@@ -197,8 +197,8 @@ def schedule(
     Above ``@listener`` the message goes to the topic of the listener. Without a listener the function becomes that of a
     topic with the name of the schedule, which no settings need to declare. ``topic`` names another one.
 
-    ``cron``: an expression of five fields, in ``timezone`` (by default TIME_ZONE). ``every``: whole seconds
-    or a timedelta. ``catch_up``: which of the ticks that were missed are sent: none, last or all.
+    ``cron``: an expression of five fields, in ``timezone`` (by default TIME_ZONE). ``every``: whole seconds,
+    a timedelta, or text such as "15m". ``catch_up``: which of the ticks that were missed are sent: none, last or all.
 
     Raises ``ConfigurationError`` for options that cannot be used, and for a second schedule of this name.
     """

@@ -11,6 +11,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.settings import get_config, set_schedule_topics
 from django_rmq.project.settings.schedules import NAME_WANTED, SCHEDULE_KEYS, is_name
 from django_rmq.project.settings.values import Wanted
+from django_rmq.project.settings.wording import shown
 
 _schedules: dict[str, Schedule] = {}
 """By name. An empty time zone stands for TIME_ZONE."""
@@ -49,7 +50,7 @@ def _parsed(name: object, given: dict[str, Any]) -> Schedule:
             values[field] = parse(value)
         except Wanted as wanted:
             raise ConfigurationError(
-                f'@schedule("{name}"): {field} must be {wanted}, got {value!r}'
+                f'@schedule("{name}"): {field} must be {wanted}, got {shown(value)}'
             ) from None
     return Schedule(str(name), **values)
 

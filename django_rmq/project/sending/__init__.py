@@ -1,6 +1,7 @@
 """`send_message` and related functions, in step with database transactions."""
 
 from django_rmq.core.producer.placing import Send
+from django_rmq.project.sending.bulk import options_in_ms
 from django_rmq.project.sending.dispatching import observers
 from django_rmq.project.sending.front import (
     aensure_message,
@@ -30,6 +31,7 @@ __all__ = [
     "cancel_message",
     "ensure_message",
     "observers",
+    "options_in_ms",
     "remove_message",
     "send_message",
     "send_messages",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.utils.timezone import get_default_timezone, is_naive, make_aware
+from django.utils.timezone import get_default_timezone
 
 from django_rmq.core.producer.placing import Send
 from django_rmq.core.producer.sending import takes_bodies
+from django_rmq.core.producer.times import in_milliseconds
 from django_rmq.core.words.results import STORED, Durability, SendResults
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, RmqError, SlotMoved
@@ -35,6 +35,8 @@ class Bulk:
         self._topic = topic
         self._producer = connections.get_producer()
         self._shared = shared
+        self._times = options_in_ms(topic, shared)
+        """The shared options as the producer takes them."""
         self._wanted = wanted
         self._connection = connection
         self._using = using
@@ -67,11 +69,12 @@ class Bulk:
             return
         built, seen = [], []
         for index, item in enumerate(chunk, len(self.results)):
-            body, options = item, self._shared
-            if isinstance(item, Send):
-                body, options = item.body, {**self._shared, **with_zones(item.options())}
+            body, options, times = item, self._shared, self._times
             try:
-                built.append(self._producer.build(self._topic, body, **call.options(options)))
+                if isinstance(item, Send):
+                    body, options = item.body, {**self._shared, **item.options()}
+                    times = options_in_ms(self._topic, options)
+                built.append(self._producer.build(self._topic, body, **call.options(times)))
             except CallerError as error:
                 raise error.reworded(f"item {index}: {error}{self._so_far()}") from None
             seen.append((body, options))
@@ -84,7 +87,7 @@ class Bulk:
         connections.agree(self._topic)
         before = len(self.results)
         try:
-            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._shared)
+            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._times)
         except CallerError as error:
             raise error.reworded(f"{error}{self._so_far()}") from None
         except SlotMoved as error:
@@ -96,13 +99,12 @@ class Bulk:
         return f"; the {len(self.results)} messages before it were sent" if self.results else ""
 
 
-def with_zones(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a message; naive datetimes in them are times of ``TIME_ZONE`` if ``USE_TZ`` is False."""
-    for name in ("fixed_time", "expires"):
-        value = options.get(name)
-        if isinstance(value, datetime) and is_naive(value) and not settings.USE_TZ:
-            options[name] = make_aware(value, get_default_timezone())
-    return options
+def options_in_ms(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a message as the producer takes them; see ``in_milliseconds``.
+
+    Naive datetimes in them are times of ``TIME_ZONE`` if ``USE_TZ`` is False.
+    """
+    return in_milliseconds(topic, options, None if settings.USE_TZ else get_default_timezone())
 
 
-__all__ = ["Bulk", "with_zones"]
+__all__ = ["Bulk", "options_in_ms"]

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -20,11 +20,12 @@ from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.contents import key_of
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
+from django_rmq.durations import Duration
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.coroutines import coroutine_of
 from django_rmq.project.ids import Identity, find_held, identify_for_program
-from django_rmq.project.sending.bulk import Bulk, with_zones
+from django_rmq.project.sending.bulk import Bulk, options_in_ms
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch
 from django_rmq.project.sending.failures import too_full
 from django_rmq.project.settings import did_you_mean, get_config
@@ -68,14 +69,14 @@ def send_message(
     *,
     key: str | None = None,
     priority: int | None = None,
-    time_range: int | timedelta | None = None,
-    fixed_time: datetime | int | None = None,
-    delay: int | timedelta | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
-    expires: datetime | int | None = None,
+    expires: datetime | None = None,
     max_retries: int | None = None,
-    timeout: int | timedelta | None = None,
+    timeout: Duration | None = None,
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
@@ -83,9 +84,10 @@ def send_message(
 ) -> SendResult:
     """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
 
-    ``time_range`` and ``delay`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms
-    since the epoch. ``key``, ``headers``, ``expires``, ``max_retries`` and ``timeout`` need IDENTITY "key".
-    ``max_retries`` and ``timeout`` (seconds) are at most those of the topic. ``slot_basis`` chooses the slot:
+    ``time_range``, ``delay`` and ``timeout`` are seconds, a timedelta, or text such as "250ms" or "15m".
+    ``fixed_time`` and ``expires`` are aware datetimes (naive ones with USE_TZ = False). ``key``, ``headers``,
+    ``expires``, ``max_retries`` and ``timeout`` need IDENTITY "key". ``max_retries`` and ``timeout`` are at most
+    those of the topic. ``slot_basis`` chooses the slot:
     messages of equal basis run one after the other. ``using`` names the database whose commit to wait for.
     ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's
     disk. Each waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises
@@ -106,14 +108,14 @@ def ensure_message(
     *,
     key: str | None = None,
     priority: int | None = None,
-    time_range: int | timedelta | None = None,
-    fixed_time: datetime | int | None = None,
-    delay: int | timedelta | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
-    expires: datetime | int | None = None,
+    expires: datetime | None = None,
     max_retries: int | None = None,
-    timeout: int | timedelta | None = None,
+    timeout: Duration | None = None,
     id: str | None = None,  # noqa: A002 - as results of sends name it
     replicas: int = 0,
     fsync: bool = False,
@@ -138,14 +140,14 @@ def send_messages(
     bodies: Iterable[Any],
     *,
     priority: int | None = None,
-    time_range: int | timedelta | None = None,
-    fixed_time: datetime | int | None = None,
-    delay: int | timedelta | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
-    expires: datetime | int | None = None,
+    expires: datetime | None = None,
     max_retries: int | None = None,
-    timeout: int | timedelta | None = None,
+    timeout: Duration | None = None,
     replicas: int = 0,
     fsync: bool = False,
     on_commit: bool | None = None,
@@ -206,7 +208,7 @@ aensure_message = coroutine_of(ensure_message)
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a message that were given among the ``parameters`` of a call, as ``locals`` returns them."""
-    return with_zones({name: value for name in OPTIONS if (value := parameters.get(name)) is not None})
+    return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
 
 
 def _send_one(
@@ -223,7 +225,8 @@ def _send_one(
     producer = connections.get_producer()
     connection = commit_to_wait_for(on_commit, using)
     with telemetry.sending(topic, waits=connection is not None) as call:
-        outgoing = producer.build(topic, body, **call.options(options))
+        times = options_in_ms(topic, options)
+        outgoing = producer.build(topic, body, **call.options(times))
         if identity is not None:
             _check_slot(outgoing, identity)
         if ensure:

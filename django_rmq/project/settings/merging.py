@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
+from django_rmq.durations import duration_text
 from django_rmq.project.settings.problems import Problems
 
 
@@ -27,9 +29,13 @@ def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mappi
     elif values.get("debounce") and range_ms is not None and wait_ms is not None and wait_ms < range_ms:
         problems.report(
             "E006",
-            f"{place} has MAX_WAIT {wait_ms} ms and TIME_RANGE {range_ms} ms: MAX_WAIT is the shorter one.",
+            f"{place} has MAX_WAIT {_text(wait_ms)} and TIME_RANGE {_text(range_ms)}: MAX_WAIT is the shorter one.",
             "Set MAX_WAIT to at least TIME_RANGE.",
         )
+
+
+def _text(ms: int) -> str:
+    return duration_text(timedelta(milliseconds=ms))
 
 
 def _accumulate(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:

@@ -52,7 +52,6 @@ class Problems(list[Problem]):
                 found[name] = parse(value)
             except Wanted as wanted:
                 seen = f"{kind(value)} that cannot be used" if key in _SECRET else shown(value)
-                self.report(
-                    wanted.problem_id, f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
-                )
+                message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
+                self.report(wanted.problem_id, message, wanted.hint)
         return found

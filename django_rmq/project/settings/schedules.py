@@ -8,28 +8,17 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.core.words.bounds import MAX_DURATION_MS
+from django_rmq.core.words.bounds import LONGEST_WAIT
 from django_rmq.core.words.keys import TOPIC_NAME
 from django_rmq.core.words.schedules import CATCH_UP, Schedule
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.settings.keys import Keys
 from django_rmq.project.settings.problems import Problems
 from django_rmq.project.settings.topics import read_defaults, read_topic
-from django_rmq.project.settings.values import Wanted, number, one_of, optional, text
+from django_rmq.project.settings.values import Wanted, one_of, optional, text, whole_seconds
 from django_rmq.project.settings.wording import shown
 
 NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
-
-
-def every(value: object) -> int:
-    """Return EVERY in seconds."""
-    try:
-        found = float(number(value))
-    except Wanted:
-        found = 0.0
-    if not 1 <= found <= MAX_DURATION_MS / 1000 or found != int(found):
-        raise Wanted("whole seconds or a timedelta, from 1 s to 366 days")
-    return int(found)
 
 
 def body(value: object) -> object:
@@ -44,7 +33,7 @@ SCHEDULE_KEYS: Keys = {
     "TOPIC": ("topic", text),
     "BODY": ("body", body),
     "CRON": ("cron", optional(text)),
-    "EVERY": ("every", optional(every)),
+    "EVERY": ("every", optional(whole_seconds(LONGEST_WAIT))),
     "TIMEZONE": ("timezone", text),
     "CATCH_UP": ("catch_up", one_of(*CATCH_UP)),
 }

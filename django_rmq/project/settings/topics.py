@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.core.producer.checks import check_time_range
-from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_PRIORITY, MAX_RETRIES_LIMIT, is_number
+from django_rmq.core.words.bounds import (
+    BATCH,
+    LONGEST_WAIT,
+    MAX_PRIORITY,
+    MAX_RETRIES_LIMIT,
+    MAX_TIMEOUT,
+    SHORTEST_WAIT,
+    is_number,
+)
 from django_rmq.core.words.keys import check_slots, check_topic_name
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.settings.bodies import body, typed
 from django_rmq.project.settings.fifo import fifo
 from django_rmq.project.settings.keys import Keys
@@ -22,8 +30,8 @@ from django_rmq.project.settings.values import (
     Wanted,
     boolean,
     dotted_path,
+    in_ms,
     kept_for,
-    number,
     one_of,
     optional,
     seconds,
@@ -42,13 +50,8 @@ def slots(value: object) -> int:
         raise Wanted(f"a power of two from 1 to 1048576 ({error})") from None
 
 
-def time_range(value: object) -> int:
-    """Return TIME_RANGE or MAX_WAIT in ms."""
-    try:
-        return check_time_range(value)
-    except InvalidMessage:
-        raise Wanted("a timedelta or a whole number of ms, from 1 ms to 366 days") from None
-
+time_range = in_ms(SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
+"""Returns TIME_RANGE or MAX_WAIT."""
 
 SLOWEST, FASTEST = 1e-6, 1e6
 """The bounds of MAX_RATE. A slot counts its rate in whole µs from one delivery to the next."""
@@ -76,25 +79,28 @@ def rate(value: object) -> float | PerSlot:
 
 def back_off(value: object) -> BackOff:
     """Return BACKOFF."""
-    if isinstance(value, str):
-        path = dotted_path(value)
-        try:
-            function = import_string(path)
-        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
-            raise Wanted(
-                f"the dotted path of a function, but this one cannot be imported ({shown_error(error)})",
-                "E008",
-            ) from None
-        if not callable(function):
-            what = f"the dotted path of a function (failures) -> seconds, but this one is {shown(function)}"
-            raise Wanted(what, "E008")
-        return BackOff(function=function)
     try:
-        rest_ms = round(float(number(value)) * 1000)
+        path = dotted_path(value)
     except Wanted:
-        rest_ms = -1
-    if not 0 <= rest_ms <= MAX_DURATION_MS:
-        raise Wanted("seconds (0: none, at most 366 days), a timedelta, or the dotted path of a function")
+        return _constant(value)
+    try:
+        function = import_string(path)
+    except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
+        raise Wanted(
+            f"the dotted path of a function, but this one cannot be imported ({shown_error(error)})",
+            "E008",
+        ) from None
+    if not callable(function):
+        what = f"the dotted path of a function (failures) -> seconds, but this one is {shown(function)}"
+        raise Wanted(what, "E008")
+    return BackOff(function=function)
+
+
+def _constant(value: object) -> BackOff:
+    try:
+        rest_ms = in_ms(timedelta(), LONGEST_WAIT)(value)
+    except Wanted as wanted:
+        raise Wanted(f"{wanted} (0: no rest), or the dotted path of a function") from None
     return BackOff(rest_ms, rest_ms)
 
 
@@ -110,7 +116,7 @@ TOPIC_KEYS: Keys = {
     "IDENTITY": ("identity", one_of("body", "key")),
     "SLOT_BASIS": ("slot_basis", optional(text)),
     "SERIAL": ("serial", boolean),
-    "TIMEOUT": ("timeout", whole_seconds),
+    "TIMEOUT": ("timeout", whole_seconds(timedelta(seconds=MAX_TIMEOUT))),
     "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
     "BACKOFF": ("backoff", back_off),
     "DEFAULT_PRIORITY": ("default_priority", optional(whole(1, MAX_PRIORITY))),

@@ -9,17 +9,26 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.core.words.bounds import LARGEST, MAX_AGE, MAX_TIMEOUT, is_number, is_whole
+from django_rmq.core.words.bounds import LARGEST, is_whole
 from django_rmq.core.words.keys import check_prefix
+from django_rmq.durations import (
+    LONGEST,
+    AmbiguousDuration,
+    InvalidDuration,
+    duration_text,
+    milliseconds,
+    parse_duration,
+)
 from django_rmq.exceptions import ConfigurationError
 
 
 class Wanted(Exception):
-    """Carries the required form of a value, and the id of the problem."""
+    """Carries the required form of a value, the id of the problem, and a hint if there is one."""
 
-    def __init__(self, what: str, problem_id: str = "E003") -> None:
+    def __init__(self, what: str, problem_id: str = "E003", hint: str = "") -> None:
         super().__init__(what)
         self.problem_id = problem_id
+        self.hint = hint
 
 
 def boolean(value: object) -> bool:
@@ -43,60 +52,55 @@ def whole(low: int, high: int | None = None) -> Callable[[object], int]:
     return parse
 
 
-def number(value: object) -> float:
-    """Return a number; a timedelta as seconds."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if not is_number(value):
-        raise Wanted("a number")
-    return value
+def duration(
+    least: timedelta, most: timedelta = LONGEST, *, is_short: bool = False
+) -> Callable[[object], timedelta]:
+    """Return a parser of a duration within bounds; see ``parse_duration``."""
 
-
-def seconds(low: float = 0.0) -> Callable[[object], float]:
-    """Return a parser of seconds, above 0 or from ``low``."""
-
-    def parse(value: object) -> float:
+    def parse(value: object) -> timedelta:
         try:
-            found = float(number(value))
-        except Wanted:
-            found = -1.0
-        if found < low or (low == 0.0 and found == 0.0):
-            least = "more than 0" if low == 0.0 else f"at least {low:g}"
-            raise Wanted(f"a number of seconds or a timedelta, {least}")
-        if found > MAX_AGE:
-            raise Wanted(f"a number of seconds or a timedelta, at most {MAX_AGE} s")
-        return found
+            return parse_duration(value, least, most, is_short=is_short)
+        except AmbiguousDuration as error:
+            raise Wanted(str(error), "E105", error.hint) from None
+        except InvalidDuration as error:
+            raise Wanted(str(error)) from None
 
     return parse
 
 
-_KEPT_AT_MOST = 30 * 86_400
+def seconds(least: float = 0.001, most: timedelta = LONGEST) -> Callable[[object], float]:
+    """Return a parser of a duration of at least ``least`` seconds, as seconds."""
+    parse = duration(timedelta(seconds=least), most)
+    return lambda value: parse(value).total_seconds()
 
 
-def kept_for(value: object) -> int:
-    """Return OUTCOME_RETENTION in ms."""
-    if isinstance(value, str) and (text := re.fullmatch(r"(\d{1,7})([smhd])", value, re.ASCII)):
-        value = int(text[1]) * _PERIODS[text[2]]
-    try:
-        found = float(number(value))
-    except Wanted:
-        found = -1.0
-    if not 1 <= found <= _KEPT_AT_MOST:
-        raise Wanted(
-            'a time from 1 second to 30 days: seconds, a timedelta, or text such as "90s", "15m", "1h" or "7d"'
-        )
-    return round(found * 1000)
+WHOLE_FORMS = 'whole seconds, a timedelta or text such as "2s", "15m" or "7d"'
 
 
-def whole_seconds(value: object) -> int:
-    """Return a TIMEOUT."""
-    try:
-        found = float(number(value))
-    except Wanted:
-        found = 0.0
-    if not 1 <= found <= MAX_TIMEOUT or found != int(found):
-        raise Wanted(f"whole seconds from 1 to {MAX_TIMEOUT}, as a number or a timedelta")
-    return int(found)
+def whole_seconds(most: timedelta) -> Callable[[object], int]:
+    """Return a parser of a duration of whole seconds, from 1."""
+    parse = duration(timedelta(seconds=1), most)
+
+    def parse_whole(value: object) -> int:
+        try:
+            found = parse(value)
+        except Wanted:
+            found = timedelta()
+        if not found or found % timedelta(seconds=1):
+            raise Wanted(f"{WHOLE_FORMS}, from 1s to {duration_text(most)}")
+        return int(found.total_seconds())
+
+    return parse_whole
+
+
+def in_ms(least: timedelta, most: timedelta = LONGEST, *, is_short: bool = False) -> Callable[[object], int]:
+    """Return a parser of a duration within bounds, as milliseconds."""
+    parse = duration(least, most, is_short=is_short)
+    return lambda value: milliseconds(parse(value))
+
+
+kept_for = in_ms(timedelta(seconds=1), timedelta(days=30))
+"""Returns OUTCOME_RETENTION."""
 
 
 def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
@@ -108,7 +112,7 @@ def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
         try:
             return parse(value)
         except Wanted as wanted:
-            raise Wanted(f"{wanted}; or None") from None
+            raise Wanted(f"{wanted}; or None", wanted.problem_id, wanted.hint) from None
 
     return parse_optional
 

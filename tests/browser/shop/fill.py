@@ -49,7 +49,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     elif kind == "fixed_time":
         options["fixed_time"] = timezone.now() + timedelta(milliseconds=HEADROOM_MS)
     else:
-        options["time_range"] = HEADROOM_MS
+        options["time_range"] = timedelta(milliseconds=HEADROOM_MS)
     send_messages(topic, bodies, **options)
 
 

@@ -15,7 +15,7 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
     **SHOP_RMQ,
     "TOPICS": {
         **SHOP_RMQ["TOPICS"],  # type: ignore[dict-item]
-        "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000, "BODY": "text", "LISTENER": False},
+        "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1, "BODY": "text", "LISTENER": False},
         "letters": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "LISTENER": False},
         "views": {
             "TYPE": "priority",

@@ -17,9 +17,9 @@ class ReportTests(RMQTestMixin, TestCase):
         for days in range(-1, 3):
             Order.objects.create(paid_on=today + timedelta(days=days), amount=10 + days)
         assert first.strftime("%H:%M") == "03:00"
-        self.advance(seconds=24 * 3600)
+        self.advance(24 * 3600)
         self.drain("reports")
-        self.advance(seconds=24 * 3600)
+        self.advance(24 * 3600)
         self.drain("reports")
         yesterday = first.date() - timedelta(days=1)
         totals = dict(Report.objects.values_list("day", "total"))

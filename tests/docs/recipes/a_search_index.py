@@ -24,7 +24,7 @@ class IndexTests(RMQTestMixin, TestCase):
             for book in books:
                 self.change(book, title)
         with patch.object(listeners.Book.objects, "in_bulk", wraps=Book.objects.in_bulk) as reads:
-            self.advance(seconds=3)
+            self.advance(3)
             self.drain()
             assert reads.call_count <= 2
         assert self.entries() == {book.pk: "abc" for book in books}
@@ -34,15 +34,15 @@ class IndexTests(RMQTestMixin, TestCase):
         for second in range(61):
             self.change(book, f"title {second}")
             assert bool(self.drain()) == (second == 60)
-            self.advance(seconds=1)
+            self.advance(1)
 
     def test_a_deleted_book_leaves_the_index(self):
         book = Book()
         self.change(book, "A")
-        self.advance(seconds=3)
+        self.advance(3)
         self.drain()
         with self.captureOnCommitCallbacks(execute=True):
             book.delete()
-        self.advance(seconds=3)
+        self.advance(3)
         self.drain()
         assert self.entries() == {}

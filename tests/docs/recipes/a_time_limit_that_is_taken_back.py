@@ -17,7 +17,7 @@ class TicketTests(RMQTestMixin, TestCase):
         return ticket
 
     def is_escalated(self, ticket, after):
-        self.advance(seconds=60 * after)
+        self.advance(60 * after)
         self.drain()
         ticket.refresh_from_db()
         return ticket.is_escalated
@@ -31,7 +31,7 @@ class TicketTests(RMQTestMixin, TestCase):
         ticket = self.open(minutes=10)
         with self.captureOnCommitCallbacks(execute=True):
             ticket.give_answer("Yes.")
-        self.advance(seconds=3600)
+        self.advance(3600)
         assert self.drain() == 0
         assert not self.is_escalated(ticket, after=0)
 

@@ -67,7 +67,7 @@ class WebhookTests(RMQTestMixin, TestCase):
         self.send(7, customer=self.other)
         self.drain()
         assert self.called() == [1, 7]
-        self.advance(seconds=60)
+        self.advance(60)
         self.drain()
         assert self.called() == [1, 7, 1, 2]
         keys = [headers["Idempotency-Key"] for _, headers, _ in self.server.calls]
@@ -78,10 +78,10 @@ class WebhookTests(RMQTestMixin, TestCase):
         self.server.codes = [429]
         self.send(1)
         self.drain(raise_errors=False)
-        self.advance(seconds=29)
+        self.advance(29)
         self.drain()
         assert self.called() == [1]
-        self.advance(seconds=2)
+        self.advance(2)
         self.drain()
         assert self.called() == [1, 1]
 
@@ -90,5 +90,5 @@ class WebhookTests(RMQTestMixin, TestCase):
         self.send(1, 2)
         self.drain(raise_errors=False)
         assert self.called() == [1, 2]
-        self.advance(seconds=3600)
+        self.advance(3600)
         assert self.drain() == 0

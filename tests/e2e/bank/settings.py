@@ -27,7 +27,7 @@ RMQ = {
     "TOPICS": {
         "transfers": {
             "TYPE": "range_merge",
-            "TIME_RANGE": 1,
+            "TIME_RANGE": "1ms",
             "SLOTS": 32,
             "IDENTITY": "key",
             "ORIGIN": True,

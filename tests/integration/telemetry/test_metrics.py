@@ -27,7 +27,7 @@ from example_project.embedded_server import free_port
 from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually
 
-KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
+KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}
 RMQ = {
     "BROKER": "memory",
     "METRICS": {"OPENTELEMETRY": True},
@@ -163,13 +163,13 @@ def test_a_worker_records_what_it_processes_and_settles(
             raise Reject("never")
 
     send_messages("work", ["good", "fine"])
-    clock.advance(seconds=1)
+    clock.advance(1)
     reporter, work = announcing.Reporter(), get_config().topic("work")
     hooks = Hooks(around=announcing.around)
     with Worker(broker, work, listen, hooks=hooks, watcher=reporter, batch_size=10):
         eventually(lambda: ("commit", "work", None) in recorded(reader).get(OPERATION, {}), "a commit")
         send_message("work", "bad")
-        clock.advance(seconds=1)
+        clock.advance(1)
         eventually(lambda: ("rollback", "work", None) in recorded(reader)[OPERATION], "a rollback")
     reporter.stop(LONG)
     found = recorded(reader)

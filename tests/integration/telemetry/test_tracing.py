@@ -29,7 +29,7 @@ from example_project.embedded_server import free_port
 from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually
 
-KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
+KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}
 RMQ = {
     "BROKER": "memory",
     "TRACING": True,
@@ -59,7 +59,7 @@ def consumed(
     found = {topic: registry.Listener(topic, function, batch_size, "here:1", "here")}
     monkeypatch.setattr(registry, "autodiscover", lambda: None)
     monkeypatch.setattr(registry, "listeners", lambda: found)
-    clock.advance(seconds=1)
+    clock.advance(1)
     return drain(raise_errors=False)
 
 
@@ -335,7 +335,7 @@ def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
     senders = [span.context.span_id for span in spans.get_finished_spans() if span.context]
     spans.clear()
     reporter, keyed = announcing.Reporter(), get_config().topic("keyed")
-    clock.advance(seconds=1)
+    clock.advance(1)
     with Worker(broker, keyed, listen, hooks=Hooks(around=announcing.around), watcher=reporter):
         eventually(lambda: len(spans.get_finished_spans()) >= 4, "two calls and their ends")
     reporter.stop(LONG)

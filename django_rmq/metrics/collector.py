@@ -223,8 +223,8 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     )
     yield _gauge(
         "measured_age_seconds",
-        "Age of depths and counters: 0, except for topics with very many slots, which workers sample every minute.",
-        (((one.figures.topic.name,), max(0, one.figures.now_ms - one.sampled_ms) / 1000) for one in known),
+        "Age of depths: up to 3 s; of topics with very many slots also of counters, which workers sample every minute.",
+        (((one.figures.topic.name,), max(0, one.now_ms - one.sampled_ms) / 1000) for one in known),
     )
 
 

@@ -62,7 +62,7 @@ class Operations(Desk):
     overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots
     shared_survey = looking.shared_survey
     shared_outbox, shared_schedules = looking.shared_outbox, looking.shared_schedules
-    shared_servers = looking.shared_servers
+    shared_servers, shared_flow = looking.shared_servers, looking.shared_flow
     flow, measured, workers, health = looking.flow, looking.measured, looking.workers, check_health
     history, last_minutes, events = looking.history, looking.last_minutes, looking.events
     servers = read_servers

@@ -83,6 +83,12 @@ def flow(desk: Desk, names: Iterable[str] | None = None) -> Flow:
     return flows.flow(desk.broker, desk.present_all(names))
 
 
+def shared_flow(desk: Desk, names: Iterable[str] | None = None) -> Flow:
+    """Return the same as ``flow``, up to a second ago: everybody who looks shares one answer."""
+    desk.actor.require(Permission.VIEW)
+    return surveys.shared_flow(desk.broker, desk.present_all(names))
+
+
 def measured(desk: Desk, names: Iterable[str] | None = None) -> Measurement:
     """Return the measurements of topics for monitoring systems: depths, counters, durations."""
     desk.actor.require(Permission.VIEW)

@@ -12,7 +12,7 @@ from django_rmq.core.telling.history import EDGES_MS, Depth, Latest, Totals
 from django_rmq.core.words.samples import Times
 from django_rmq.core.words.topics import Topic, former_slot_counts
 from django_rmq.exceptions import RmqError, WrongType
-from django_rmq.operations import figures
+from django_rmq.operations import figures, surveys
 from django_rmq.operations.figures import TopicFigures
 
 
@@ -32,7 +32,9 @@ class Measured:
     times: Times | None
     """None: the durations cannot be read."""
     sampled_ms: int
-    """When depth and totals were read, by the clock of Redis."""
+    """When the depths were read, and for large topics the totals, by the clock of Redis."""
+    now_ms: int
+    """When the measurement ended, by the clock of Redis."""
     is_scaled: bool = False
     """Whether not all slots were read, so that sums are scaled."""
     problems: tuple[str, ...] = ()
@@ -50,19 +52,20 @@ class Measurement(NamedTuple):
 def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
     """Return the measurements of ``topics``: up to 8,192 slots are read directly, others come from the workers' samples.
 
-    It costs two reads of each of these slots, and one of the times of each topic, all in a few round trips.
+    It costs two reads of each of these slots, and one of the times of each topic, all in a few round trips. The depths are
+    those of the survey that everybody shares, so they are up to three seconds old, and the counters are of this moment.
     Values that cannot be read are missing only from their own topic. Raises ``ServerTrouble``.
     """
     try:
         definitions: Mapping[str, dict[str, Any]] = broker.definitions()
     except WrongType:
         definitions = {}
-    seen = figures.survey(broker, topics)
+    seen = surveys.shared_survey(broker, topics)
     large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]
     latest = dict(zip(large, history.latest(broker, large), strict=True))
     counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
     totals = dict(zip(counted, history.totals(broker, list(counted.values())), strict=True))
-    found = []
+    found, now_ms = [], broker.now_ms()
     for one, times in zip(seen.topics, history.times(broker, topics), strict=True):
         record, sums = latest.get(one.topic), totals.get(one.topic)
         problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
@@ -70,12 +73,19 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
         if isinstance(record, Latest):
             found.append(
                 Measured(
-                    one, record.depth, record.totals, known, record.sampled_ms, record.is_scaled, problems
+                    one,
+                    record.depth,
+                    record.totals,
+                    known,
+                    record.sampled_ms,
+                    now_ms,
+                    record.is_scaled,
+                    problems,
                 )
             )
         else:
             sums = None if isinstance(sums, RmqError) else sums
-            found.append(Measured(one, None, sums, known, one.now_ms, problems=problems))
+            found.append(Measured(one, None, sums, known, one.now_ms, now_ms, problems=problems))
     return Measurement(found, seen.workers, seen.problem)
 
 

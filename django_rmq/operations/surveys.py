@@ -26,6 +26,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import figures
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.figures import Overview, TopicFigures
+from django_rmq.operations.flow import Flow, flow
 from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleFigures, schedules
@@ -82,6 +83,13 @@ def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     if connections.in_memory():
         return figures.survey(broker, topics)
     return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
+
+
+def shared_flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
+    """Return what ``flow`` returned at most a second ago. Raises ``ServerTrouble``."""
+    if connections.in_memory():
+        return flow(broker, topics)
+    return _shared(("flow", broker, *topics), partial(flow, broker, topics), KEPT_SECONDS)
 
 
 def shared_outbox(desk: Desk) -> list[Waiting]:
@@ -198,4 +206,4 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     return Overview(found, workers, problem, now_ms)
 
 
-__all__ = ["shared_outbox", "shared_schedules", "shared_servers", "shared_survey"]
+__all__ = ["shared_flow", "shared_outbox", "shared_schedules", "shared_servers", "shared_survey"]

@@ -31,6 +31,12 @@ def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]
     client.close()
 
 
+@pytest.fixture(autouse=True)
+def _surveys_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test looks at what it has just done."""
+    monkeypatch.setattr("django_rmq.operations.surveys.KEPT_MS", 0)
+
+
 @pytest.fixture
 def staff(db: None) -> Callable[..., Client]:
     """Log in a new member of the staff who has these permissions, by their codenames."""

@@ -16,9 +16,12 @@ from django.urls import reverse
 from django_rmq.core.calls import answers
 from django_rmq.core.words.keys import answer_key, slot_keys
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
-from django_rmq.operations import Actor, Operations, figures, surveys
+from django_rmq.metrics import RmqCollector
+from django_rmq.operations import Actor, Operations, Permission, figures, surveys
+from django_rmq.operations import flow as flows
 from django_rmq.project import connections
 from tests.brokers import Broker
+from tests.integration.test_api import Program, user_with
 from tests.servers import RedisServer
 from tests.workers import eventually
 
@@ -237,6 +240,36 @@ def test_the_schedules_and_the_outbox_are_read_once_for_all_who_look(
                 tabs.map(lambda _tab, ask=ask: getattr(Operations(Actor("me", "test")), ask)(), range(TABS))
             )
     assert read == ["outbox", "schedules"]
+
+
+@pytest.mark.django_db
+def test_pages_the_topics_of_rest_and_a_scrape_share_a_survey(broker: Broker, made: list[list[str]]) -> None:
+    (seen_ms,) = {one.now_ms for one in look().topics}
+    program, collecting = Program(user_with(Permission.VIEW)), RmqCollector()
+    for _ in range(2):
+        assert [one["name"] for one in program.ok("GET", "topics/")["results"]] == list(TOPICS)
+        assert "rmq_messages" in {family.name for family in collecting.collect()}
+    assert made == [list(TOPICS)]
+    measured = Operations(Actor("me", "test")).measured().topics
+    assert {one.sampled_ms for one in measured} == {seen_ms}
+    assert all(one.now_ms >= seen_ms for one in measured), "the age of what was measured is known"
+
+
+@pytest.mark.django_db
+def test_the_counters_of_rest_are_read_once_for_all_who_look(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def flow(broker: Any, topics: Any) -> Any:
+        asked.extend(one.name for one in topics)
+        return flows.flow(broker, topics)
+
+    monkeypatch.setattr(surveys, "flow", flow)
+    program = Program(user_with(Permission.VIEW))
+    found = [program.ok("GET", "stats/") for _ in range(TABS)]
+    assert asked == list(TOPICS)
+    assert len({one["now_ms"] for one in found}) == 1
 
 
 def test_a_survey_needs_the_permission_to_see_topics(broker: Broker) -> None:

@@ -993,7 +993,9 @@ def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pyte
             raise OperationalError("the server does not answer")
         return relay(alias)
 
-    monkeypatch.setattr(relaying, "aliases", lambda: ["gone", DEFAULT_DB_ALIAS])
+    monkeypatch.setattr(outbox, "aliases", lambda: ["gone", DEFAULT_DB_ALIAS])
+    monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: True)
+    monkeypatch.setattr(outbox_looking, "waiting", lambda alias: [])
     monkeypatch.setattr(relaying, "_relayed", relayed)
     left_behind(lambda: send_message("renders", 1, priority=100))
     make_due()

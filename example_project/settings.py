@@ -87,6 +87,8 @@ RMQ = {
     # A database of its own: cache.clear() of a cache on the same one would empty the queues.
     "REDIS": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
     "KEY_PREFIX": os.environ.get("RMQ_KEY_PREFIX", ""),
+    # Equal bodies are one message, unless a topic says otherwise.
+    "TOPIC_DEFAULTS": {"IDENTITY": "body"},
     "TOPICS": {
         # Changes of one product within five seconds are one message.
         "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5},

@@ -64,6 +64,7 @@ django_rmq.E105    a number of 1000 or more for TIME_RANGE or MAX_WAIT, which ma
 django_rmq.E050    no database may have the outbox, because the routers forbid it
 django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
 django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
+django_rmq.I003    topics whose IDENTITY is "body", because it is not set (with ``--deploy``)
 django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
@@ -86,7 +87,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.checks.bodies import check_bodies
 from django_rmq.checks.listeners import check_listeners, check_tables
-from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
+from django_rmq.checks.reports import TAGS, AppError, AppInfo, AppWarning, sentence
 from django_rmq.checks.schedules import check_schedules
 from django_rmq.checks.tasks import check_tasks
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
@@ -94,7 +95,7 @@ from django_rmq.core.topics.durability import Flaw
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases, looking
-from django_rmq.project.settings import Config, read_settings
+from django_rmq.project.settings import Config, read_settings, with_unwritten_identity
 
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
@@ -206,6 +207,21 @@ _FLAWS = {
     "writes": "django_rmq.E045",
     "memory": "django_rmq.W046",
 }
+
+
+@register(*TAGS, deploy=True)
+def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what topics cannot do whose settings leave IDENTITY out."""
+    config, _ = read_settings()
+    names = [] if config is None else with_unwritten_identity(config)
+    if not names:
+        return []
+    message = (
+        f'IDENTITY is "body", because it is not set, for {", ".join(names)}: equal bodies are one message. Sends take no '
+        "key=, headers=, expires=, max_retries= and timeout=; ORIGIN, ACCUMULATE, once= and schedules are not possible."
+    )
+    hint = 'Write "IDENTITY": "body" where that is meant, and "key" elsewhere, before the first message: it changes only while '
+    return [AppInfo(message, hint=f"{hint}the topic is empty.", id="django_rmq.I003")]
 
 
 @register(*TAGS, deploy=True)

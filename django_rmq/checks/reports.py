@@ -26,9 +26,13 @@ class AppWarning(_OldIds, checks.Warning):
     """A warning of this app."""
 
 
+class AppInfo(_OldIds, checks.Info):
+    """A note of this app."""
+
+
 def sentence(text: object) -> str:
     """Return the text of an error with a full stop, which texts of servers and drivers may have already."""
     return f"{str(text).rstrip('. ')}."
 
 
-__all__ = ["TAGS", "AppError", "AppWarning", "sentence"]
+__all__ = ["TAGS", "AppError", "AppInfo", "AppWarning", "sentence"]

@@ -13,7 +13,7 @@ from django.core import checks
 from django.test import override_settings
 
 from django_rmq import listener
-from django_rmq.checks import check_listeners, check_package, check_settings, check_zookeeper
+from django_rmq.checks import check_identity, check_listeners, check_package, check_settings, check_zookeeper
 from django_rmq.checks.reports import sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import registry
@@ -136,6 +136,23 @@ def test_errors_of_the_settings_come_with_their_hints() -> None:
 
 def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
     assert told(check_listeners, TOPICS={"orders": {"TYPE": "lifo"}}) == []
+
+
+def test_what_bodies_as_identities_cannot_do_is_said_where_nobody_has_chosen_them() -> None:
+    topics = {
+        "clicks": {"TYPE": "range_merge", "TIME_RANGE": 1000},
+        "chosen": {"TYPE": "priority", "IDENTITY": "body"},
+        "keyed": {"TYPE": "fixed_time", "IDENTITY": "key"},
+        "jobs": {},
+    }
+    (note,) = told(check_identity, TOPICS=topics)
+    assert (note.id, note.level) == ("django_rmq.I003", checks.INFO)
+    assert "for clicks: equal bodies" in note.msg and "headers=" in note.msg
+    assert told(check_identity, TOPICS=topics, TOPIC_DEFAULTS={"IDENTITY": "body"}) == []
+    assert told(check_identity, TOPICS={"jobs": {}}) == []
+    assert told(check_identity, TOPICS={"jobs": {"TYPE": "lifo"}}) == []
+    assert check_identity in checks.registry.registry.get_checks(include_deployment_checks=True)
+    assert check_identity not in checks.registry.registry.get_checks()
 
 
 def test_no_topics_at_all_is_a_warning() -> None:

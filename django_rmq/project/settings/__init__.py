@@ -2,7 +2,13 @@
 
 from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.problems import Problem
-from django_rmq.project.settings.reader import get_config, is_debug, read_settings, set_schedule_topics
+from django_rmq.project.settings.reader import (
+    get_config,
+    is_debug,
+    read_settings,
+    set_schedule_topics,
+    with_unwritten_identity,
+)
 from django_rmq.project.settings.redis import RedisServer
 from django_rmq.project.settings.wording import did_you_mean
 
@@ -15,4 +21,5 @@ __all__ = [
     "is_debug",
     "read_settings",
     "set_schedule_topics",
+    "with_unwritten_identity",
 ]

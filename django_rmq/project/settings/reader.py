@@ -121,6 +121,19 @@ def get_config() -> Config:
     return config
 
 
+def with_unwritten_identity(config: Config) -> list[str]:
+    """Return the topics whose IDENTITY is "body" because the settings say nothing about it."""
+    root: Mapping[str, Any] = settings.RMQ
+    if "IDENTITY" in root.get("TOPIC_DEFAULTS", {}):
+        return []
+    written = root.get("TOPICS", {})
+    return [
+        name
+        for name, topic in config.topics.items()
+        if not topic.keyed and name in written and "IDENTITY" not in written[name]
+    ]
+
+
 def set_schedule_topics(names: Iterable[str]) -> None:
     """Have a topic for each of these schedules, which need not be declared, in place of those of the last call."""
     global _of_schedules, _config  # noqa: PLW0603

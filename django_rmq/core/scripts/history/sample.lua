@@ -25,9 +25,9 @@ for i = 1, #slots_keys, 9 do
     'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
     'revived', 'replay_merged', 'cancelled', 'overran')
   -- If a key of its claims has a foreign type, only what is claimed is not counted.
-  local held, leases = redis.pcall('ZCARD', slots_keys[i + 6]), redis.pcall('ZCARD', slots_keys[i + 7])
-  local records = redis.pcall('HLEN', slots_keys[i + 8])
-  if type(held) ~= 'number' or type(leases) ~= 'number' or type(records) ~= 'number' then held = 0 end
+  local held = redis.pcall('ZCARD', slots_keys[i + 6])
+  if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
+    or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil

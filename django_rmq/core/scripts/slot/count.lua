@@ -21,7 +21,7 @@
 --         due: in Store, rested in Retry, timed out in Prepare, or claimed under a lease that has ended; the ms are those of
 --         the first of them
 
--- check: types
+-- check: types but inflight claimants claims
 -- include: _now
 -- include: _overdue
 local waiting = redis.call('ZCARD', store)
@@ -36,6 +36,10 @@ local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since',
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 timeout = tonumber(known[4]) or timeout
 local rests, runs, held = redis.call('ZCARD', retry), redis.call('ZCARD', prepare), redis.call('ZCARD', claim)
+if runs + held > 0 then
+  local wrong = mistyped('hash', inflight, claims) or mistyped('zset', claimants)
+  if wrong then return wrong end
+end
 local others, since, lapsed = overdue(retry, rests, prepare, runs, timeout, claim, held, claimants, claims)
 if others > 0 then
   local first = string.format('%.0f', since)
@@ -47,15 +51,14 @@ if others > 0 then
 end
 
 -- A receipt is the time of its delivery in microseconds, and no extension changes it.
-local function first_delivery()
-  local low = string.sub(timed_out(timeout), 2)
-  local members = runs > 0 and redis.call('ZRANGEBYSCORE', prepare, low, '+inf', 'LIMIT', 0, 1000) or {}
-  if #members == 0 then return '' end
-  local first = math.huge
-  for _, record in ipairs(redis.call('HMGET', inflight, unpack(members))) do
+local first_delivery = ''
+if runs > 0 then
+  local low, first = string.sub(timed_out(timeout), 2), math.huge
+  local members = redis.call('ZRANGEBYSCORE', prepare, low, '+inf', 'LIMIT', 0, 1000)
+  for _, record in ipairs(#members > 0 and redis.call('HMGET', inflight, unpack(members)) or {}) do
     first = math.min(first, tonumber(string.match(record or '', '^%d+')) or math.huge) -- rule: newest_runs_longest
   end
-  return first < math.huge and string.format('%.0f', math.floor(first / 1000)) or ''
+  if first < math.huge then first_delivery = string.format('%.0f', math.floor(first / 1000)) end
 end
 return { waiting, due + others, runs, rests, redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery(), lapsed } -- rule: count_never_paused
+  known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery, lapsed } -- rule: count_never_paused

@@ -31,7 +31,7 @@ TOPICS: dict[str, Any] = {
     "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
     "raw": {"TYPE": "priority", "SLOTS": 1, "BODY": "bytes"},
     "line": {"TYPE": "fifo", "SLOTS": 2, "SLOT_BASIS": "shop"},
-    "kept": {"TYPE": "priority", "SLOTS": 1, "KEEP_DONE": "1h", "OUTBOX": True},
+    "kept": {"TYPE": "priority", "SLOTS": 1, "OUTCOME_RETENTION": "1h", "OUTBOX": True},
     "hidden": {"TYPE": "priority", "SLOTS": 1},
     "growing": {
         "TYPE": "range_merge",

@@ -254,12 +254,17 @@ def exact_number(token: str) -> float | Number:
     return value if repr(value) == token else Number(token)
 
 
+_decode_exactly = json.JSONDecoder(parse_float=exact_number).decode
+
+
 def exact_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, so that ``encode_json`` writes each of its numbers as it was.
 
     Raises ``ValueError`` for any other text.
     """
-    return json.loads(text, parse_float=exact_number)
+    if isinstance(text, bytes) or text.startswith("\ufeff"):
+        return json.loads(text, parse_float=exact_number)
+    return _decode_exactly(text)
 
 
 def floats_beside_bodies(value: Any) -> Any:

@@ -284,7 +284,7 @@ requirements: $(INSTALLED) ## pin the requirements, with hashes (needs npm)
 	  requirements/clients.in --output-file requirements/clients.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-	  --extra tasks pyproject.toml requirements/wagtail.in --output-file requirements/wagtail.txt
+	  --extra tasks --extra testing pyproject.toml requirements/wagtail.in --output-file requirements/wagtail.txt
 	@for kind in clients/typescript types; do \
 	  rm -rf build/npm && mkdir -p build/npm && cp tests/$$kind/package.json build/npm && \
 	  npm install --prefix build/npm --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund && \

@@ -18,9 +18,9 @@ class ReportTests(RMQTestMixin, TestCase):
             Order.objects.create(paid_on=today + timedelta(days=days), amount=10 + days)
         assert first.strftime("%H:%M") == "03:00"
         self.advance(24 * 3600)
-        self.drain("reports")
+        self.drain()
         self.advance(24 * 3600)
-        self.drain("reports")
+        self.drain()
         yesterday = first.date() - timedelta(days=1)
         totals = dict(Report.objects.values_list("day", "total"))
         assert list(totals) == [yesterday, yesterday + timedelta(days=1)]

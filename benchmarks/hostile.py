@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 TOPICS: dict[str, Any] = {
@@ -41,10 +42,12 @@ TOPICS: dict[str, Any] = {
         "ACCUMULATE": 100,
     },
 }
+FAR = datetime(2099, 1, 1, tzinfo=UTC)
+
 SENDS: dict[str, dict[str, Any]] = {
     "ranked": {"priority": 17},
-    "timed": {"fixed_time": 4_000_000_000_000},
-    "keyed": {"fixed_time": 4_000_000_000_000, "key": "k", "headers": {"a": "1"}},
+    "timed": {"fixed_time": FAR},
+    "keyed": {"fixed_time": FAR, "key": "k", "headers": {"a": "1"}},
     "line": {},
     "kept": {"priority": 17},
     "hidden": {"priority": 17},

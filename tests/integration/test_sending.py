@@ -130,7 +130,7 @@ def test_each_type_takes_its_own_option() -> None:
     ("topic", "option", "wanted"),
     [
         ("prices", "debounce", "takes time_range="),
-        ("renders", "prio", "did you mean 'priority'?. Topic renders has the type priority"),
+        ("renders", "prio", "did you mean 'priority'? Topic renders has the type priority"),
         ("orders", "eta", "takes fixed_time= (an aware datetime)"),
         ("jobs", "countdown", "takes delay="),
         ("nobody", "eta", "has no option 'eta'"),

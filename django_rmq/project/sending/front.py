@@ -55,11 +55,11 @@ def _naming_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _unknown(function: str, option: str, known: Sequence[str], name: object) -> str:
-    text = f"{function}() has no option {option!r}{did_you_mean(option, known)}".removesuffix(".")
+    text = f"{function}() has no option {option!r}{did_you_mean(option, known)}"
     declared = get_config().topics.get(name) if isinstance(name, str) else None
     if declared is None:
-        return text
-    return f"{text}. Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
+        return text.removesuffix(".")
+    return f"{text} Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
 
 
 @_naming_options

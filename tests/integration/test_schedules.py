@@ -250,7 +250,7 @@ def test_a_cron_expression_without_cronsim_is_reported() -> None:
         ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": {1, 2}}}, "it must be what JSON can hold"),
         ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": (1, 2)}}, "it must be what JSON can hold"),
         ({"a": {"TOPIC": "reports", "CORN": ""}}, "unknown key 'CORN'"),
-        ({"a": {"TOPIC": "reports", "EVERY": 1.5}}, "whole seconds or a timedelta"),
+        ({"a": {"TOPIC": "reports", "EVERY": 1.5}}, "whole seconds, a timedelta or text"),
         ({"a": {"TOPIC": "reports", "EVERY": 60, "CATCH_UP": "yes"}}, "'none', 'last' or 'all'"),
     ],
 )  # fmt: skip

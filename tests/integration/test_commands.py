@@ -127,9 +127,9 @@ def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) 
     assert run("rmqsend", "renders", '{"sku": 1}', "--priority", "500").startswith("stored in slot ")
     found = json.loads(run("rmqsend", "renders", "--priority", "600", "--json", stdin='{"sku":1}'))
     assert (found["status"], found["score"]) == ("replaced", 600)
-    run("rmqsend", "notes", "Grüße\n", "--time-range", "5000")
+    run("rmqsend", "notes", "Grüße\n", "--time-range", "5s")
     assert [member for member, _ in stored(broker, "notes")] == ["Grüße\n".encode()]
-    assert "merged" in run("rmqsend", "notes", "--time-range", "5000", "Grüße\n")
+    assert "merged" in run("rmqsend", "notes", "--time-range", "5s", "Grüße\n")
     run("rmqsend", "blobs", "--in", "2h", stdin=b"\xff\x00")
     ((member, score),) = stored(broker, "blobs")
     assert member == b"\xff\x00" and 7_100_000 < score - time.time() * 1000 < 7_300_000

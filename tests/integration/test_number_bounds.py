@@ -149,7 +149,9 @@ def test_json_lines_with_a_number_out_of_bounds_are_refused(
 ) -> None:
     topic = {"time_range": "merging", "priority": "ranked"}.get(name, "keyed")
     rest = ', "fixed_time": 4000000000000' if name == "expires" else ""
-    for number in [*HOSTILE, "NaN", "Infinity", "[" * 100_000]:
+    # A duration may be text, and have a fraction.
+    refused = [number for number in HOSTILE if not (name == "time_range" and number in ('"5"', "0.5", "1.5"))]
+    for number in [*refused, "NaN", "Infinity", "[" * 100_000]:
         line = f'{{"body": 1, "{name}": {number}{rest}}}'.encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
         with pytest.raises(CommandError, match="line 1") as caught:

@@ -188,7 +188,7 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     known = [one for one in found if one.totals is not None]
     yield _gauge(
         "messages",
-        "Messages by state: waiting, in_flight, claimed (held by Spark), retry (resting after a failure), dead.",
+        "Messages by state: waiting, running, claimed (held by Spark), resting (after a failure), dead.",
         (
             ((one.figures.topic.name, state), getattr(one.depth or one.figures, field))
             for one in known

@@ -74,7 +74,7 @@ class ScheduleFigures:
     problem: str = ""
     """Why its next run is unknown. Empty: it is known."""
     outcome: str = ""
-    """What became of the latest run that has ended, of the last ``RUNS``: dead, done, removed or cancelled. retry: none of
+    """What became of the latest run that has ended, of the last ``RUNS``: dead, done, removed or cancelled. resting: none of
     them has ended, and at least one has failed. Empty: no run has ended, or what became of it is not kept."""
     outcome_ms: int | None = None
     """When this run was due. None: ``outcome`` is empty."""

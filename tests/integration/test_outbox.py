@@ -1195,6 +1195,19 @@ def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_with_debug_the_queries_of_one_turn_of_the_duty_are_kept_until_the_next() -> None:
+    ((_, begin),) = relaying.duties()
+    duty = begin()
+    with override_settings(DEBUG=True):
+        kept = []
+        for _ in range(4):
+            next(duty)
+            kept.append(len(connection.queries))
+    duty.close()
+    assert kept == [1] * 4
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     left_behind(lambda: send_messages("keyed", [Send(n, key="a") for n in range(300)], priority=100))
     with transaction.atomic():

@@ -959,6 +959,17 @@ def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client])
     assert staff("view_topic").post(f"{root}nightly/run/").status_code == 403
 
 
+def test_health_knows_the_schedules_of_decorators(broker: OracleBroker) -> None:
+    def discover() -> list[Any]:
+        schedule("hourly", topic="reports", every=timedelta(hours=1))(lambda message: None)
+        return []
+
+    out = io.StringIO()
+    with settings(), mock.patch("django_rmq.project.listening.registry.discover", discover):
+        call_command("rmqhealth", "--no-workers", stdout=out)
+    assert "reports: schedule hourly is declared, and Redis does not know it" in out.getvalue()
+
+
 def test_metrics_and_health_tell_how_late_a_schedule_is(broker: OracleBroker, clock: Clock) -> None:
     from django_rmq.metrics.collector import RmqCollector
 
@@ -1052,6 +1063,8 @@ def test_a_schedule_whose_runs_die_is_seen(
         assert outcome() == ("", None), "it has not ended"
         end_runs(broker, "failed")
         assert outcome() == ("resting", one)
+        page = staff("view_topic").get(reverse("admin:django_rmq_topic_schedules")).content.decode()
+        assert "failed, is tried again" in page
         assert command().rstrip().endswith("last run failed, on time")
         clock.advance(3000)
         end_runs(broker, "rejected")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message
-from django_rmq.core.consumer.calling import run
+from django_rmq.core.consumer.calling import Group, run
 from django_rmq.core.producer.bulk import _each
 from django_rmq.core.producer.placing import basis_of
 from django_rmq.core.words.answers import Delivery
@@ -406,3 +406,12 @@ def test_an_untyped_topic_needs_no_pydantic() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "False"
+
+
+def test_a_body_whose_upcast_exits_fails_alone() -> None:
+    topic = typed("PriceChanged", "exits")
+    group = Group([message(topic, b"{}"), message(PRICES, STORED)])
+    assert [each.body for each in group.readable] == [CHANGED]
+    ((_, failure),) = group.rest()
+    assert failure is not None
+    assert "body is not json" in failure.error

@@ -29,7 +29,7 @@ class ScheduleAnswer(Answer):
     )
     outcome = maybe(
         serializers.CharField,
-        help_text="What became of the latest run that has ended: dead, done, removed or cancelled; retry if none "
+        help_text="What became of the latest run that has ended: dead, done, removed or cancelled; resting if none "
         "of the last ones has ended and one has failed; null if it is not known",
     )
     outcome_ms = maybe(help_text="When this run was due")

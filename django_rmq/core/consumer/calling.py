@@ -28,7 +28,7 @@ def check_returned(returned: Any) -> None:
         )
 
 
-def undecodable(message: Message, error: Exception) -> Undecodable:
+def undecodable(message: Message, error: BaseException) -> Undecodable:
     """Return the error of a message whose body cannot be decoded, because of ``error``."""
     if isinstance(error, InvalidBody):
         return Unfit(f"{name_of(error)}: {text_of(error)}")
@@ -80,7 +80,7 @@ class Group:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.readable: list[Message] = []
         """What the listener gets."""
-        self._unreadable: list[tuple[Message, Exception]] = []
+        self._unreadable: list[tuple[Message, BaseException]] = []
         for message in messages:
             if message.stopped:
                 self._unreadable.append((message, Cancelled()))
@@ -88,7 +88,7 @@ class Group:
             try:
                 message.body  # noqa: B018
                 self.readable.append(message)
-            except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            except BaseException as error:  # noqa: BLE001 - whatever a decoder, a type or UPCAST raises
                 self._unreadable.append((message, undecodable(message, error)))
                 # An unreadable message that is tried again holds the slot of a strict fifo topic. The messages
                 # behind it are not called before it has ended.

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import IntegrityError, close_old_connections, connections, transaction
+from django.db import IntegrityError, close_old_connections, connections, reset_queries, transaction
 from django.db.models.functions import Now
 
 from django_rmq.core.consumer.duties import Duty
@@ -177,6 +177,7 @@ class _Forgetting:
 
         Rows were inserted in about the order of their ids, so no index by time is needed.
         """
+        reset_queries()  # DEBUG keeps all queries of a thread until somebody does
         close_old_connections()
         try:
             rows = ProcessedMessage.objects.using(self._alias)

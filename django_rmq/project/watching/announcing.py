@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from django.db import close_old_connections
+from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
 from django_rmq import signals
@@ -223,6 +223,7 @@ class Reporter:
                     committed, failed, began_ns, ended_ns = self._ended.popleft()
                     self._waiting -= len(committed) + len(failed)
                 try:
+                    reset_queries()  # DEBUG keeps all queries of a thread until somebody does
                     close_old_connections()
                     ended(committed, failed)
                     _observe("commit", committed, began_ns, ended_ns)

@@ -910,9 +910,9 @@ def test_every_check_is_documented_in_both_places() -> None:
     files = [file for folder in folders for file in folder.glob("*.py")]
     files += [Path(str(module.__file__)) for module in (conditions, of_schedules, of_bodies, declared)]
     source = "".join(file.read_text() for file in files)
-    used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
+    used = set(re.findall(r"\"(?:django_rmq\.)?([EWI]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
-    assert set(re.findall(r"django_rmq\.([EW]\d{3})", checks.__doc__)) == used
+    assert set(re.findall(r"django_rmq\.([EWI]\d{3})", checks.__doc__)) == used
     page = (REFERENCE / "checks.md").read_text()
     parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
     told = dict(zip(parts[::2], parts[1::2], strict=True))

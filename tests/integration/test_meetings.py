@@ -28,8 +28,7 @@ from django_rmq.project import connections
 from django_rmq.project.listening.registry import isolated
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
-from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
-from tests.oracle.broker import OracleBroker
+from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from tests.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
@@ -88,14 +87,14 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
     both = {"a": {"TOPIC": "lost", "EVERY": 10}, "b": {"TOPIC": "found", "EVERY": 10}}
     with configured(both, lost=TIMED, found=TIMED):
         running.declare()
-        real = OracleBroker.run
+        real = InMemoryBroker.run
 
-        def run(self: OracleBroker, call: Call[Any]) -> Any:
+        def run(self: InMemoryBroker, call: Call[Any]) -> Any:
             if call.name == "tick" and call.given["topic"].name == "lost":
                 raise ServerUnavailable("its node is down")
             return real(self, call)
 
-        with mock.patch.object(OracleBroker, "run", run):
+        with mock.patch.object(InMemoryBroker, "run", run):
             stepper = Stepper(broker(), get_config().topics)
             for _ in range(5):
                 clock.advance(10)
@@ -183,7 +182,7 @@ def test_permits_come_in_lists(is_async: bool) -> None:
     def listen(messages: list[Any]) -> None:
         sizes.append(len(messages))
 
-    memory = OracleBroker("m:")
+    memory = InMemoryBroker("m:")
     send(memory, topic, range(200))
     with Worker(memory, topic, listen_beside if is_async else listen, batch_size=50, threads=2):
         eventually(lambda: live(memory, topic) == 0)

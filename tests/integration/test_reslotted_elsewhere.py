@@ -323,7 +323,7 @@ def test_commands_act_by_ids_from_before_a_re_slotting(old: list[str], name: str
     assert run("rmqreplay", *some, dry_run=True).startswith(f"{name}: 3 messages would be replayed")
     assert run("rmqreplay", *some[1:]) == f"{name}: 2 replayed\n"
     body = json.dumps({**shell().get(name, some[0])[0].body(), "edited": True})
-    assert run("rmqreplay", some[0], body=body) == f"{name}: 1 replayed\n"
+    assert run("rmqreplay", some[0], new_body=body) == f"{name}: 1 replayed\n"
     assert run("rmqcancel", *some[1:]) == f"{name}: 2 deleted\n"
 
 

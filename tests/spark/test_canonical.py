@@ -148,10 +148,9 @@ def test_plain_texts_are_all_rewritten_and_the_others_are_not() -> None:
     "texts",
     [
         pytest.param(["[1]", '{"a":1}'], id="no object"),
-        pytest.param(["{}", "{}"], id="nothing in it"),
         pytest.param(['{"a":[1]}'], id="a list"),
         pytest.param(['{"a":1}', '{"b":1}'], id="each text is another"),
-        pytest.param(['{"a":"%s"}' % ("x" * 200)], id="long texts"),
+        pytest.param(['{"a":"%s"}' % ("x" * 400)], id="long texts"),
         pytest.param(["{" + ",".join(f'"{n}":1' for n in range(13)) + "}"], id="many values"),
         pytest.param(['{"\\ud800":1}'], id="a key that is no Unicode"),
     ],

@@ -54,7 +54,7 @@ def test_a_write_keeps_the_order_of_the_rows_of_each_entity(spark: Any, queue: M
 
 def test_a_delay_is_a_column(spark: Any, queue: MakeQueue) -> None:
     topic = lines(queue, slots=1)
-    rows = [("1", 60_000), ("2", None), ("3", 0), ("4", 30_000)]
+    rows = [("1", 60), ("2", None), ("3", 0), ("4", 30)]
     write(spark, topic, spark.createDataFrame(rows, "value string, delay bigint").coalesce(1))
     assert bodies(topic) == [2, 3, 4, 1]
 

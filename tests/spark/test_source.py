@@ -410,7 +410,7 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
         ({"minMessagesPerTrigger": "11", "maxMessagesPerTrigger": "10"}, "minMessagesPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger"),
-        ({"patience": "-1"}, "option patience must be a time from 0"),
+        ({"patience": "-1"}, "option patience must be a duration"),
         ({"consumerId": "a b"}, "consumerId"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),
         ({"slots": "1,x"}, "option slots must be numbers from 0"),

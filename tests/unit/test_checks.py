@@ -140,7 +140,7 @@ def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
 
 def test_what_bodies_as_identities_cannot_do_is_said_where_nobody_has_chosen_them() -> None:
     topics = {
-        "clicks": {"TYPE": "range_merge", "TIME_RANGE": 1000},
+        "clicks": {"TYPE": "range_merge", "TIME_RANGE": "1s"},
         "chosen": {"TYPE": "priority", "IDENTITY": "body"},
         "keyed": {"TYPE": "fixed_time", "IDENTITY": "key"},
         "jobs": {},

@@ -32,7 +32,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_distribution_for_executors_is_what_the_core_and_spark_are(tmp_path: Path) -> None:
     wheel = built(ROOT / "deploy/pyspark-rmq", tmp_path)
-    expected = {"django_rmq/__init__.py", "django_rmq/exceptions.py", "django_rmq/py.typed"} | {
+    top = ("__init__.py", "durations.py", "exceptions.py", "py.typed")
+    expected = {f"django_rmq/{name}" for name in top} | {
         str(path.relative_to(ROOT))
         for folder in ("django_rmq/core", "django_rmq/spark", "pyspark_rmq")
         for path in (ROOT / folder).rglob("*")

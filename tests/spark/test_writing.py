@@ -286,7 +286,9 @@ def test_times_are_compared_with_the_clock_of_the_server(
     now = topic.broker.now_ms()
     monkeypatch.setattr("time.time", lambda: now / 1000 + 3_600)
     soon, past = now + 1_800_000, now - 1_800_000
-    batch = batch_of(value=(pa.string(), ["1", "2"]), fixed_time=(pa.timestamp("us", "UTC"), [soon * 1_000, past * 1_000]))
+    batch = batch_of(
+        value=(pa.string(), ["1", "2"]), fixed_time=(pa.timestamp("us", "UTC"), [soon * 1_000, past * 1_000])
+    )
     assert write(topic, batch, pastTimes="now") == {"stored": 2}
     scores = {member: entry.score for member, entry in entries(topic).items()}
     assert scores["1"] == soon and now <= scores["2"] < now + 900_000

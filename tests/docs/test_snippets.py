@@ -70,9 +70,6 @@ NOT_RUN: dict[str, str] = {
     ),
     "openapi-python-client generate --path openapi.yaml --meta none --output-path rmq_client": GENERATORS,
     "npx openapi-typescript openapi.yaml --default-non-nullable false --output schema.d.ts": GENERATORS,
-    "python manage.py selection_feeds --items 500 --rate 100   # files as the sources would send them": (
-        "commands of the example project for five terminals; tests/spark/test_selection.py runs them"
-    ),
 }
 """First line of a block → why nobody can run it here."""
 

@@ -11,6 +11,7 @@ from django.apps import apps
 from django.db import (
     DatabaseError,
     InterfaceError,
+    InternalError,
     OperationalError,
     ProgrammingError,
     connections,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 60.0
 """Seconds between two checks whether a database without the table has it by now."""
+
+ENDED_IN_TRANSACTION = "25P03"
+"""What PostgreSQL calls the end of a connection whose transaction stood still for longer than it may."""
 
 _missing: dict[str, float] = {}
 """Alias of a database without the table -> when to check again (monotonic)."""
@@ -105,7 +109,13 @@ def _naming(alias: str, duty: Duty) -> Duty:
     def begin() -> Generator[float, None, None]:
         try:
             yield from duty()
-        except (OperationalError, InterfaceError) as error:
+        except (OperationalError, InterfaceError, InternalError) as error:
+            # PostgreSQL ends a transaction that stands still by an error of this class, and the connection with it.
+            if (
+                isinstance(error, InternalError)
+                and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
+            ):
+                raise
             raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
 
     return begin

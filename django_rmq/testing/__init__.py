@@ -20,8 +20,7 @@ from django_rmq.testing.captured import (
     assert_no_messages,
     captured_messages,
 )
-from django_rmq.testing.cases import RMQTestMixin, clock_from_now, memory_broker
-from django_rmq.testing.clock import Clock
+from django_rmq.testing.cases import Clock, RMQTestMixin, clock_from_now, memory_broker
 from django_rmq.testing.draining import adrain, drain
 from django_rmq.testing.scheduling import ScheduleState, schedule_state, start_schedules
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 from django_rmq.core.redis.in_memory import InMemoryBroker
-from django_rmq.durations import Duration
+from django_rmq.durations import Duration, parse_duration
 from django_rmq.testing.captured import (
     CapturedMessage,
     CapturedMessages,
@@ -16,8 +17,21 @@ from django_rmq.testing.captured import (
     assert_no_messages,
     captured_messages,
 )
-from django_rmq.testing.clock import Clock
 from django_rmq.testing.draining import drain
+
+
+class Clock:
+    """A time for tests: microseconds since the epoch, changed only by ``advance``."""
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._micros = start_ms * 1000
+
+    def __call__(self) -> int:
+        return self._micros
+
+    def advance(self, by: Duration) -> None:
+        """Move on by a duration, to the microsecond. A negative one stands for a clock that was set back."""
+        self._micros += parse_duration(by, timedelta.min, timedelta.max) // timedelta(microseconds=1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, ClusterBroker, InMemoryBroker, OracleBroker
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift

@@ -15,7 +15,7 @@ from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.keyspaces import Keyspace
 
 START_MS = 1_800_000_000_000

@@ -11,7 +11,7 @@ from django_rmq.core.words.answers import Prepared, Row
 from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Death
 from django_rmq.core.words.topics import BackOff, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -11,7 +11,7 @@ import pytest
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.keyspaces import Keyspace
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
 

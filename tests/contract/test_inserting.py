@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.words.topics import TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 from tests.contract.test_waking import Ear

@@ -12,7 +12,7 @@ from django_rmq.core.calls import looking, sending
 from django_rmq.core.calls.broker import Broker, Pipeline
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import FUNCTIONS, OracleBroker
 from tests.contract.slots import START_MS, TYPES, Slot
 from tests.oracle.pipeline import Pipeline as MemoryPipeline

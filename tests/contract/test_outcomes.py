@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.words.outcomes import MOST, Outcome, Progress, digest, parse
 from django_rmq.core.words.topics import TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

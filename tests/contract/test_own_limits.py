@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.words.topics import BackOff, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
 
 KINDS = [

@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.words.topics import TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -10,7 +10,7 @@ import pytest
 from django_rmq.core.words.bounds import MAX_PRIORITY
 from django_rmq.core.words.failures import Death, FailureRecord
 from django_rmq.core.words.topics import BackOff, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -9,7 +9,7 @@ import pytest
 from django_rmq.core.words.answers import Acquired
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.keyspaces import in_one_form
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 

@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.contract.slots import TIME_TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.oracle.broker import OracleBroker
 from tests.workers import client_of

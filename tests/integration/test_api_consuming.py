@@ -21,8 +21,7 @@ from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from django_rmq.testing import clock_from_now
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock, clock_from_now
 from tests.brokers import ClusterBroker, direct, set_clock
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster

@@ -30,7 +30,7 @@ from django_rmq.core.coordination.redis import RedisCoordinator, describe, membe
 from django_rmq.core.words.keys import worker_keys
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests import party as parties
 from tests.brokers import Broker
 from tests.contract.keyspaces import RedisKeyspace

@@ -23,7 +23,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import set_clock
 from tests.oracle.broker import OracleBroker
 from tests.oracle.keyspace import Hash, SortedSet

@@ -20,7 +20,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerFull
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import set_clock
 from tests.servers import RedisServer, TcpProxy
 from tests.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total

@@ -15,7 +15,7 @@ import redis
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 
 ROUNDS = 3_000

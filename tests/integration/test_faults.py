@@ -24,7 +24,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, Methods
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift

@@ -14,7 +14,7 @@ from health_check.views import HealthCheckView
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 
 TOPICS = {

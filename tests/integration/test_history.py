@@ -20,7 +20,7 @@ from django_rmq.core.words.keys import history_keys, slot_keys
 from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, ClusterBroker
 from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster

@@ -21,7 +21,7 @@ from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, intercept, set_clock
 from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total

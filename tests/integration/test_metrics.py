@@ -39,7 +39,7 @@ from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.oracle.broker import OracleBroker
 from tests.servers import absent

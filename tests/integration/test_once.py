@@ -38,8 +38,7 @@ from django_rmq.project import transactions
 from django_rmq.project.listening import once, processed, registry, starting
 from django_rmq.project.listening.processed import row_of
 from django_rmq.project.settings import get_config
-from django_rmq.testing import InMemoryBroker, RMQTestMixin, drain, memory_broker
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
 RMQ: dict[str, Any] = {

@@ -12,7 +12,7 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.duties import Duties, trim_dead
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.workers import LONG, audit, client_of, eventually
 

@@ -26,7 +26,7 @@ from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.oracle.holding import UPKEEP
 from tests.oracle.moving import MOVED

@@ -30,8 +30,7 @@ from django_rmq.project.tasks import frameworks
 from django_rmq.project.tasks.attempts import Attempt
 from django_rmq.project.tasks.jobs import place
 from django_rmq.project.tasks.running import release, run
-from django_rmq.testing import drain, memory_broker
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock, drain, memory_broker
 from tests import errands
 from tests.newsletter.tasks import count, publish
 from tests.oracle.broker import OracleBroker

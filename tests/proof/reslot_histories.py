@@ -24,7 +24,7 @@ from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import LostRace, SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 from tests.oracle.pipeline import Pipeline
 

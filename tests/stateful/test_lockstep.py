@@ -34,7 +34,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.outcomes import Outcome, parse
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace, in_one_form
 from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises

@@ -14,7 +14,7 @@ from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.calls.headers import signature
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import FUNCTIONS, Broker
 from tests.oracle.broker import OracleBroker
 

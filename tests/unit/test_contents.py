@@ -27,7 +27,7 @@ from django_rmq.core.words.contents import (
 from django_rmq.core.words.envelopes import Envelope, body_of, decode_envelope, encode_envelope
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 
 LINES = Topic("lines", TopicType.FIFO, slots=8, identity="key", body="text")

@@ -1,4 +1,4 @@
-"""What the fingers of somebody who knows another queue type. No guess is silently wrong: each is right or is told the word."""
+"""What people type who know another queue. No guess is silently wrong: it is right, or the error names the right word."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.oracle.broker import OracleBroker
 from tests.unit import outside_slots

@@ -28,7 +28,7 @@ from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.listening import processes
 from django_rmq.project.sealing import sealed_id
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)

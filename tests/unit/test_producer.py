@@ -27,7 +27,7 @@ from django_rmq.exceptions import (
     ServerUnavailable,
     SlotMoved,
 )
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)

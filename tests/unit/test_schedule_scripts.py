@@ -14,7 +14,7 @@ from django_rmq.core import scripts
 from django_rmq.core.words.keys import schedules_key
 from django_rmq.core.words.schedules import Record, Schedule, Wall, walls_text
 from django_rmq.exceptions import ServerRefused, Unreadable
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules

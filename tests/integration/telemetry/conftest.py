@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_rmq.project import connections
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from tests.oracle.broker import OracleBroker
 
 

@@ -22,7 +22,7 @@ from django_rmq.project import connections
 from django_rmq.project.settings import get_config, values
 from django_rmq.project.watching import announcing, telemetry
 from django_rmq.project.watching.telemetry import instruments, names
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock
 from example_project.embedded_server import free_port
 from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually

@@ -23,8 +23,7 @@ from django_rmq.project.listening import registry
 from django_rmq.project.settings import get_config, values
 from django_rmq.project.watching import announcing, telemetry
 from django_rmq.project.watching.telemetry import names, sends
-from django_rmq.testing import captured_messages, drain
-from django_rmq.testing.clock import Clock
+from django_rmq.testing import Clock, captured_messages, drain
 from example_project.embedded_server import free_port
 from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, Worker, eventually

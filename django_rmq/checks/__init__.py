@@ -107,16 +107,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     config, problems = read_settings()
     if config is None:
         return [AppError(message, hint=hint or None, id=id_) for id_, message, hint in problems]
-    found = list(_paths(config))
-    if not config.topics:
-        found.append(
-            AppWarning(
-                'RMQ["TOPICS"] is empty: no message can be sent.',
-                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
-                id="django_rmq.W002",
-            )
-        )
-    return found
+    return list(_paths(config))
 
 
 @register(*TAGS)

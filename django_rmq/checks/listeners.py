@@ -20,7 +20,7 @@ NAMED = 10
 
 @register(*TAGS)
 def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Import the listeners of every app and check that each topic has exactly one."""
+    """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
     if read_settings()[0] is None:
         return []  # check_settings reports why
     found: list[CheckMessage] = []
@@ -29,6 +29,14 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     config, _ = read_settings()
     if config is None:
         return []
+    if not config.topics:
+        found.append(
+            AppWarning(
+                'RMQ["TOPICS"] is empty: no message can be sent.',
+                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
+                id="django_rmq.W002",
+            )
+        )
     for one in failed:
         if isinstance(one.error, ConfigurationError):
             kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"

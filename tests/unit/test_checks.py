@@ -12,7 +12,7 @@ from django.apps import apps
 from django.core import checks
 from django.test import override_settings
 
-from django_rmq import listener
+from django_rmq import listener, schedule
 from django_rmq.checks import check_identity, check_listeners, check_package, check_settings, check_zookeeper
 from django_rmq.checks.reports import sentence
 from django_rmq.exceptions import ConfigurationError
@@ -115,7 +115,7 @@ def test_the_checks_have_the_label_of_the_app_as_a_tag_and_a_short_one(tag: str)
 
 @pytest.mark.parametrize("silenced", ["django_rmq.W002", "rmq.W002"])
 def test_a_check_is_silenced_by_its_id_and_by_its_older_one(silenced: str) -> None:
-    (warning,) = told(check_settings)
+    (warning,) = told(check_listeners)
     assert not warning.is_silenced()
     with override_settings(SILENCED_SYSTEM_CHECKS=[silenced]):
         assert warning.is_silenced()
@@ -156,8 +156,18 @@ def test_what_bodies_as_identities_cannot_do_is_said_where_nobody_has_chosen_the
 
 
 def test_no_topics_at_all_is_a_warning() -> None:
-    (warning,) = told(check_settings)
+    (warning,) = told(check_listeners)
     assert (warning.id, warning.level) == ("django_rmq.W002", checks.WARNING)
+
+
+def test_a_project_whose_only_topics_belong_to_schedules_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_listeners() -> list[FailedModule]:
+        schedule("nightly", every="1d")(handle)
+        return []
+
+    monkeypatch.setattr(registry, "discover", import_listeners)
+    assert told(check_settings) == []
+    assert told(check_listeners) == []
 
 
 @pytest.mark.parametrize(

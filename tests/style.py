@@ -46,7 +46,7 @@ TAGS = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:[^<>\"]|\"[^\"]*\")*>", 
 FENCE = re.compile(r"\s*(```|~~~)")
 BEGIN = re.compile(r"<!-- (?!end )\w+ -->$")
 APART = re.compile(
-    r"- (Takes|Default|Example|Registered): |\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])"
+    r"- (Takes|Default|Unit|Example|Registered): |\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])"
 )
 """Lines that belong to no paragraph, and what `make reference` writes below the keys of the settings."""
 ITEM = re.compile(r"\s*([-*]|\d+\.|:) +")

@@ -1,4 +1,4 @@
-"""What each setting takes, its default and an example, from the code: the list below each heading of docs/reference/settings.md.
+"""The list below each heading of docs/reference/settings.md: what a setting takes, its default, unit and an example.
 
     make reference      writes them into the page
 
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from django_rmq.project.settings.values import WHOLE_FORMS, Wanted
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
 PAGE = Path(__file__).parents[1] / "reference/settings.md"
-LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Example|Registered): .*\n)*\n?", re.MULTILINE)
+LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Unit|Example|Registered): .*\n)*\n?", re.MULTILINE)
 TOPIC = "TOPICS: "
 DEFAULTS = {
     "TYPE": '`"fifo"` with `ORDER` `"loose"`: see below',
@@ -59,6 +60,13 @@ IN_WORDS = {
     "OUTBOX": ("True, False or a dict, which turns it on", "`False`"),
 }
 """What keys take, and their defaults, that no parser of one value reads."""
+UNITS = {
+    "MAX_BODY": "bytes",
+    "MAX_BYTES": "bytes",
+    "MAX_MEMORY": "MiB",
+    "HOURS": "hours",
+}
+"""Units of numbers that are neither durations nor counts of what the name says."""
 EXAMPLES: Mapping[str, Any] = {
     "REDIS": "redis://localhost:6379/1",
     "TOPICS": {"orders": {"TYPE": "fixed_time"}},
@@ -132,8 +140,32 @@ EXAMPLES: Mapping[str, Any] = {
     "API:LONG_POLLS": 4,
     "OUTBOX:GRACE": 10,
     "OUTBOX:REPLICAS": 1,
+    ":BROKER": "memory",
+    ":TESTING": True,
+    ":ON_COMMIT": False,
+    ":TRACING": True,
+    ":EVENTS": True,
+    "TOPICS:DEBOUNCE": True,
+    "TOPICS:SERIAL": False,
+    "TOPICS:LISTENER": False,
+    "TOPICS:ORIGIN": True,
+    "TOPICS:OUTBOX": True,
+    "SCHEDULES:TOPIC": "reports",
+    "SCHEDULES:BODY": {"kind": "daily"},
+    "TASKS:ON_COMMIT": False,
+    "TASKS:DATABASE": "orders",
+    "ZOOKEEPER:AUTH": ("digest", "shop:secret"),
+    "ZOOKEEPER:ACL": "creator",
+    "CONSUMER:POLL_INTERVAL": "500ms",
+    "CONSUMER:WATCHDOG": "10m",
+    "CONSUMER:MAX_IDLE_TIME": "15m",
+    "API:IDEMPOTENT_RATE": "100000/day",
+    "API:MAX_BYTES": 4194304,
+    "API:LONG_POLLS_PER_USER": 2,
+    "METRICS:TOKEN": "change-me-0123456789",
+    "METRICS:OPENTELEMETRY": True,
 }
-"""Values that somebody might write. A test of the page has each read by the setting."""
+"""Values that somebody might write. A test has the settings read with each of them."""
 REGISTERED = {
     *Topic(
         "any", TopicType.RANGE_MERGE, debounce=True, max_wait_ms=1, accumulate=2, identity="key", origin=True
@@ -162,7 +194,7 @@ def sections() -> Iterator[tuple[str, Keys, type]]:
 
 
 def entries() -> Mapping[str, list[str]]:
-    """Return heading → the list below it: what the key takes, its default, an example, whether it is registered."""
+    """Return heading → the list below it: what the key takes, its default, unit, an example, whether it is registered."""
     found = {}
     for key in RMQ_KEYS:
         if key not in PLAIN_KEYS:
@@ -170,8 +202,10 @@ def entries() -> Mapping[str, list[str]]:
     for section, keys, kind in sections():
         defaults = {one.name: one for one in fields(kind)}
         for key, (field, parse) in keys.items():
-            default = DEFAULTS.get(key) or _default(defaults[field])
-            lines = [*_lines(taken(parse), default), *_example(section.strip(": ") + ":" + key, parse)]
+            takes = taken(parse)
+            unit = "seconds" if takes.startswith("a duration") else UNITS.get(key, "")
+            default = DEFAULTS.get(key) or _default(defaults[field], unit)
+            lines = _lines(takes, default, unit) + _example(section.strip(": ") + ":" + key, parse)
             if section == TOPIC and field in REGISTERED:
                 lines.append(f"- Registered: {REGISTERED_IN_WORDS.get(key, 'yes')}")
             found[heading(section, key)] = lines
@@ -185,14 +219,12 @@ def heading(section: str, key: str) -> str:
     return section + key
 
 
-def _lines(takes: str, default: str) -> list[str]:
-    return [f"- Takes: {takes}", f"- Default: {default}"]
+def _lines(takes: str, default: str, unit: str = "") -> list[str]:
+    return [f"- Takes: {takes}", f"- Default: {default}", *([f"- Unit: {unit}"] if unit else [])]
 
 
 def _example(name: str, parse: Any) -> list[str]:
-    """Return the line with an example, which has to be a value that the setting takes."""
-    if name not in EXAMPLES:
-        return []
+    """Return the line with an example, which has to be a value that the setting takes. Raises if there is none."""
     value = EXAMPLES[name]
     if parse is not None:
         parse(value)
@@ -203,6 +235,10 @@ def _literal(value: Any) -> str:
     """Return a value as Python code, with double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_literal, value)) + ")"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
@@ -219,19 +255,17 @@ def taken(parse: Any) -> str:
     raise ValueError(f"{parse} takes anything")
 
 
-def _default(field: Any) -> str:
+def _default(field: Any, unit: str) -> str:
+    """Return a default as it is written in the settings; that of a long duration also in words."""
     if field.default is MISSING:
         return "none, it is required"
     value = field.default
     if value is None:
         return "none"
-    return (
-        f"`{json.dumps(value)}`"
-        if isinstance(value, str)
-        else f"`{value:g}`"
-        if isinstance(value, float)
-        else f"`{value!r}`"
-    )
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else value
+    in_words = f" ({duration_text(timedelta(seconds=value))})" if unit == "seconds" and value > 60 else ""
+    return f"`{json.dumps(value) if isinstance(value, str) else repr(value)}`{in_words}"
 
 
 def filled(page: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from itertools import pairwise
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from django.dispatch import Signal
+from django.test import override_settings
 
 import django_rmq
 from django_rmq import signals
 from django_rmq.api import urls
+from django_rmq.project.settings import reader
 from docs.site import reference
 from docs.site import settings as table
 
@@ -85,6 +88,72 @@ def test_a_setting_without_an_entry_and_an_entry_without_a_setting_are_found() -
         table.filled(page.replace("\n### MAX_RETRIES\n", "\n"))
     with pytest.raises(ValueError, match="NEW_KEY"):
         table.filled(page + "\n### NEW_KEY\n")
+
+
+EXAMPLE = re.compile(r"^### (.+)\n\n(?:- .*\n)*?- Example: `(.+)`$", re.MULTILINE)
+WITH: dict[str, dict[str, object]] = {
+    "UPCAST": {"BODY": "shop.events.PriceChanged"},
+    "ORDER": {"TYPE": "fifo"},
+    "ON_DUPLICATE": {"TYPE": "fifo"},
+    "ORIGIN": {"IDENTITY": "key"},
+    "TIME_RANGE": {"TYPE": "range_merge"},
+    "DEBOUNCE": {"TYPE": "range_merge", "MAX_WAIT": "1m"},
+    "MAX_WAIT": {"TYPE": "range_merge", "DEBOUNCE": True},
+    "ACCUMULATE": {"TYPE": "range_merge", "IDENTITY": "key"},
+    "OUTBOX of a topic": {"TYPE": "fixed_time"},
+    "MAX_PREPARED": {"SERIAL": False},
+    "DEFAULT_PRIORITY": {"TYPE": "priority"},
+    "RETRY_PRIORITY": {"TYPE": "priority"},
+    "SCHEDULES": {"TOPICS": {"reports": {"TYPE": "fixed_time", "IDENTITY": "key"}}},
+    "COORDINATOR": {"ZOOKEEPER": {"HOSTS": "zk1:2181"}},
+    "ZOOKEEPER: ACL": {"AUTH": ("digest", "shop:secret")},
+}
+"""What a key needs beside its example."""
+
+
+def settings_with(heading: str, example: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Return RMQ and TASKS with the example of a key."""
+    value = ast.literal_eval(f"{{{example}}}") | WITH.get(heading, {})
+    section, _, key = heading.rpartition(": ")
+    rmq: dict[str, object] = {"REDIS": "redis://localhost:6379/1"}
+    if section == "TASKS":
+        return rmq, {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": value}}
+    if section == "SCHEDULES":
+        options = {"TOPIC": "reports", "EVERY": 60} | value
+        if "CRON" in value:
+            del options["EVERY"]
+        topics = {"reports": {"TYPE": "fixed_time", "IDENTITY": "key"}}
+        return {**rmq, "TOPICS": topics, "SCHEDULES": {"report": options}}, {}
+    if section:
+        hosts = {"HOSTS": "zk1:2181"} if section == "ZOOKEEPER" else {}
+        return {**rmq, section: {**hosts, **value}}, {}
+    if key in reader.RMQ_KEYS:
+        return {**rmq, **value}, {}
+    return {**rmq, "TOPICS": {"orders": value}}, {}
+
+
+def test_the_settings_are_read_with_each_example_and_none_is_missing() -> None:
+    page = table.PAGE.read_text()
+    examples = dict(EXAMPLE.findall(page))
+    assert sorted(examples) == sorted(re.findall(r"^### (.+)$", page, re.MULTILINE))
+    for heading, example in examples.items():
+        rmq, tasks = settings_with(heading, example)
+        with override_settings(RMQ=rmq, TASKS=tasks):
+            config, problems = reader.read_settings()
+        assert config is not None and not problems, (heading, [problem.message for problem in problems])
+
+
+def test_an_example_that_the_settings_refuse_is_found() -> None:
+    rmq, tasks = settings_with("SLOTS", '"SLOTS": 3')
+    with override_settings(RMQ=rmq, TASKS=tasks):
+        assert reader.read_settings()[0] is None
+
+
+def test_each_duration_and_size_of_the_settings_has_a_unit() -> None:
+    for entry in re.findall(r"^### (.+\n\n(?:- .*\n)+)", table.PAGE.read_text(), re.MULTILINE):
+        assert ("\n- Unit: seconds\n" in entry) == ("\n- Takes: a duration" in entry), entry
+        heading = entry.partition("\n")[0].rpartition(": ")[2]
+        assert heading not in table.UNITS or f"\n- Unit: {table.UNITS[heading]}\n" in entry
 
 
 def test_headings_of_settings_have_anchors_of_their_own() -> None:

@@ -111,7 +111,7 @@ class Asking:
     def queue(self, pipeline: Pipeline, coming: Asked | None, left_out: Container[Place] = ()) -> Asked:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         if self._schedule.waiting:
-            self._hand.estimate(self._crew)
+            self._hand.estimate(self._crew.running(), self._crew.blocked_seconds())
         asked, room = self.nothing(coming), self._room
         parked: list[Place] = []
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)

@@ -180,7 +180,7 @@ class Feeding:
         if now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        self._hand.estimate(self._crew)
+        self._hand.estimate(self._crew.running(), self._crew.blocked_seconds())
         self._room.note_slow(self._hand.slow())
         before = uptime() - REFRESH_SECONDS
         late = [

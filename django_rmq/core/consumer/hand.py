@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.slots import Place
 
 TAKEN_SECONDS = 1.0
@@ -49,12 +49,15 @@ class Hand:
         """Return whether a thread's call has run for so long that nobody knows when it ends."""
         return self._ran[thread] >= TAKEN_SECONDS
 
-    def estimate(self, crew: Crew) -> None:
-        """Correct the estimates of threads whose call takes longer than expected."""
+    def estimate(self, running: Iterable[Batch], blocked_seconds: float) -> None:
+        """Correct the estimates of threads whose call takes longer than expected.
+
+        ``running`` has the batch that each thread runs; ``blocked_seconds`` is how long something has blocked the event loop.
+        """
         now = uptime()
         self._ran = [0.0] * len(self.load)
-        self._ran[-1] = crew.blocked_seconds()
-        for batch in crew.running():
+        self._ran[-1] = blocked_seconds
+        for batch in running:
             # The thread writes it, and may end the call at any time.
             since, thread = batch.running_since, batch.thread
             if since is None or thread is None or (ran := now - since) < LONG_CALL_SECONDS:

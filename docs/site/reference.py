@@ -142,7 +142,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[str]:
         yield f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*"
     for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         yield _parameter(each, default)
-    if arguments.kwarg:
+    # Others are refused: that is for the error, not for readers.
+    if arguments.kwarg and arguments.kwarg.arg != "unknown":
         yield f"**{ast.unparse(arguments.kwarg)}"
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypedDict, Unpack
 
 from django_rmq.core.producer.checks import check_durability, option_of
 from django_rmq.core.producer.placing import OPTIONS, Outgoing
@@ -31,38 +30,11 @@ from django_rmq.project.sending.failures import too_full
 from django_rmq.project.settings import did_you_mean, get_config
 from django_rmq.project.watching import telemetry
 
-P = ParamSpec("P")
-R = TypeVar("R")
+
+class _NoOthers(TypedDict):
+    """Options that no send has, so that a type checker refuses them. At run time their error names the right one."""
 
 
-def _naming_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Let the error about an unknown option say which option the topic takes for it."""
-    known = list(signature(function).parameters)
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except TypeError:
-            unknown = next((name for name in kwargs if name not in known), None)
-            if unknown is None:
-                raise
-            raise TypeError(
-                _unknown(function.__name__, unknown, known, args[0] if args else kwargs.get("topic"))
-            ) from None
-
-    return call
-
-
-def _unknown(function: str, option: str, known: Sequence[str], name: object) -> str:
-    text = f"{function}() has no option {option!r}{did_you_mean(option, known)}"
-    declared = get_config().topics.get(name) if isinstance(name, str) else None
-    if declared is None:
-        return text.removesuffix(".")
-    return f"{text} Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
-
-
-@_naming_options
 def send_message(
     topic: str,
     body: Any,
@@ -81,6 +53,7 @@ def send_message(
     fsync: bool = False,
     on_commit: bool | None = None,
     using: str | None = None,
+    **unknown: Unpack[_NoOthers],
 ) -> SendResult:
     """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
 
@@ -97,11 +70,12 @@ def send_message(
     message sent at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``. A failure after a
     commit is logged and sent as the signal ``send_failed``, and the result says ``failed``.
     """
+    if unknown:
+        raise _unknown_option(send_message, topic, unknown)
     options = _given(locals())
     return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
 
 
-@_naming_options
 def ensure_message(
     topic: str,
     body: Any,
@@ -121,11 +95,14 @@ def ensure_message(
     fsync: bool = False,
     on_commit: bool | None = None,
     using: str | None = None,
+    **unknown: Unpack[_NoOthers],
 ) -> SendResult:
     """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``).
 
     ``id``, in place of ``key``: that of an earlier send of the same message. A send with a ``slot_basis`` needs it again.
     """
+    if unknown:
+        raise _unknown_option(ensure_message, topic, unknown)
     options = _given(locals())
     durability = check_durability(replicas, fsync)
     if id is None:
@@ -134,7 +111,6 @@ def ensure_message(
     return _send_one(topic, body, options, True, durability, on_commit, using, identity)
 
 
-@_naming_options
 def send_messages(
     topic: str,
     bodies: Iterable[Any],
@@ -152,6 +128,7 @@ def send_messages(
     fsync: bool = False,
     on_commit: bool | None = None,
     using: str | None = None,
+    **unknown: Unpack[_NoOthers],
 ) -> SendResults:
     """Send many messages to one topic and return the result of each, in order.
 
@@ -163,6 +140,8 @@ def send_messages(
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """
+    if unknown:
+        raise _unknown_option(send_messages, topic, unknown)
     shared = _given(locals())
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
@@ -204,6 +183,18 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
 asend_message = coroutine_of(send_message)
 asend_messages = coroutine_of(send_messages)
 aensure_message = coroutine_of(ensure_message)
+
+
+def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterable[str]) -> TypeError:
+    """Return the error about an option that ``function`` does not have; it says which one the topic takes."""
+    option, known = next(iter(unknown)), list(signature(function).parameters)[:-1]
+    text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, known)}"
+    declared = get_config().topics.get(name) if isinstance(name, str) else None
+    if declared is None:
+        return TypeError(text.removesuffix("."))
+    return TypeError(
+        f"{text} Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
+    )
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

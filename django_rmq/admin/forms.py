@@ -11,7 +11,7 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.core.words.bodies import encode_body, exact_json
-from django_rmq.core.words.bounds import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
+from django_rmq.core.words.bounds import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -142,20 +142,21 @@ class BodyForm(forms.Form):
 class DurationField(forms.Field):
     """A duration as text, such as ``90``, ``250ms`` or ``15m``."""
 
-    def __init__(self, least: timedelta, **options: Any) -> None:
+    def __init__(self, least: timedelta, most: timedelta = LONGEST_WAIT, **options: Any) -> None:
         super().__init__(**options)
         self._least = least
+        self._most = most
 
     def to_python(self, value: Any) -> timedelta | None:
         """Return the duration. None: the field is empty."""
         if value in self.empty_values:
             return None
         try:
-            return parse_duration(value, self._least, LONGEST_WAIT, is_short=True)
+            return parse_duration(value, self._least, self._most, is_short=self._most == LONGEST_WAIT)
         except InvalidDuration as error:
             raise forms.ValidationError(
                 _("This is not a time from %(least)s to %(most)s with a unit, such as 250ms, 5s, 15m or 2h.")
-                % {"least": duration_text(self._least), "most": duration_text(LONGEST_WAIT)}
+                % {"least": duration_text(self._least), "most": duration_text(self._most)}
             ) from error
 
 
@@ -189,11 +190,12 @@ class SendForm(BodyForm):
         min_value=0,
         help_text=_("Leave empty for the topic's MAX_RETRIES."),
     )
-    timeout = forms.IntegerField(
-        label=_("Time-out in s"),
+    timeout = DurationField(
+        timedelta(seconds=1),
+        timedelta(seconds=MAX_TIMEOUT),
+        label=_("Time-out"),
         required=False,
-        min_value=1,
-        help_text=_("Leave empty for the topic's TIMEOUT."),
+        help_text=_("Whole seconds, or a time such as 30s or 5m. Leave empty for the topic's TIMEOUT."),
     )
     fixed_time = forms.DateTimeField(
         label=_("Due"),

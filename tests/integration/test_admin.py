@@ -989,6 +989,17 @@ def test_a_message_that_cannot_be_sent_is_an_error_of_the_form(boss: Client) -> 
     assert "errorlist" in text(low)
 
 
+def test_a_time_out_is_a_duration_like_those_of_python(boss: Client, broker: Broker) -> None:
+    given = {"body": "1", "key": "k", "fixed_time": "2040-01-02T03:04"}
+    for wrong in ("1500ms", "0", "soon"):
+        assert "errorlist" in text(boss.post(url("send", "keyed"), {**given, "timeout": wrong}))
+    assert depth(broker, "keyed", "store") == 0
+    for right, seconds in {"12s": 12, "7": 7}.items():
+        boss.post(url("send", "keyed"), {**given, "timeout": right}, follow=True)
+        (copy,) = Operations(Actor("shell", "test")).listing("keyed", "waiting").copies
+        assert copy.timeout == seconds
+
+
 def test_a_topic_is_paused_and_resumed(boss: Client, broker: Broker) -> None:
     send(broker, "timed", b'{"a":1}')
     assert "4 paused (4 slots)" in text(boss.post(url("act", "timed"), {"act": "pause"}, follow=True))

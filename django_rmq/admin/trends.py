@@ -76,9 +76,9 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
     return Recent(spark, rates.sent, rates.merged, rates.committed, rates.failed, sample)
 
 
-def spans(hours_kept: int) -> list[int]:
-    """Return the hours that can be selected if this many are kept."""
-    return [hours for hours, _step in SPANS if hours <= max(hours_kept, 1)]
+def spans(seconds_kept: float) -> list[int]:
+    """Return the hours that can be selected if this many seconds are kept."""
+    return [hours for hours, _step in SPANS if hours <= max(seconds_kept / 3600, 1)]
 
 
 def charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled]:

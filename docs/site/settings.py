@@ -53,7 +53,6 @@ IN_WORDS = {
     ),
     "ZOOKEEPER": ("a dict; or None", "none"),
     "CONSUMER": ("a dict", "`{}`"),
-    "HISTORY": ("a dict", "`{}`"),
     "ADMIN": ("a dict", "`{}`"),
     "API": ("a dict", "`{}`"),
     "METRICS": ("a dict", "`{}`"),
@@ -64,7 +63,6 @@ UNITS = {
     "MAX_BODY": "bytes",
     "MAX_BYTES": "bytes",
     "MAX_MEMORY": "MiB",
-    "HOURS": "hours",
 }
 """Units of numbers that are neither durations nor counts of what the name says."""
 EXAMPLES: Mapping[str, Any] = {
@@ -75,13 +73,13 @@ EXAMPLES: Mapping[str, Any] = {
     "COORDINATOR": "zookeeper",
     "ZOOKEEPER": {"HOSTS": "zk1:2181,zk2:2181"},
     "CONSUMER": {"PROCESSES": 2, "THREADS": 16},
-    "HISTORY": {"HOURS": 24},
     "ADMIN": {"PAGE_SIZE": 100},
     "API": {"SEND_RATE": "6000/min"},
     "METRICS": {"OPENTELEMETRY": True},
     "OUTBOX": {"REPLICAS": 1},
     ":KEY_PREFIX": "shop:",
     ":ONCE_RETENTION": "14d",
+    ":HISTORY_RETENTION": "7d",
     ":AUTODISCOVER": "queues",
     ":DURABILITY": "strict",
     "TOPICS:TYPE": "fixed_time",
@@ -131,7 +129,6 @@ EXAMPLES: Mapping[str, Any] = {
     "CONSUMER:MAX_MEMORY": 512,
     "CONSUMER:HEARTBEAT_FILE": "/run/rmq/heartbeat",
     "CONSUMER:HEALTH_ADDRESS": "0.0.0.0:8001",
-    "HISTORY:HOURS": 24,
     "ADMIN:FORMATTER": "shop.privacy.shown",
     "ADMIN:PAGE_SIZE": 100,
     "API:PERMISSION": "shop.api.OwnTopics",

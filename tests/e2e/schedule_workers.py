@@ -47,7 +47,7 @@ def configure(url: str, prefix: str) -> None:
             "REDIS": url,
             "KEY_PREFIX": prefix,
             "AUTODISCOVER": None,
-            "HISTORY": {"HOURS": 0},
+            "HISTORY_RETENTION": None,
             "CONSUMER": {"POLL_INTERVAL": 0.05, "THREADS": 2},
             "TOPICS": {"ticks": {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 8}},
             "SCHEDULES": {

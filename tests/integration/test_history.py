@@ -40,7 +40,7 @@ class Sampler:
     """A worker's duty for one topic, led through given time."""
 
     def __init__(self, broker: Any, topic: Topic, clock: Clock, hours: int = 48, ours: bool = True) -> None:
-        (duty,) = history.sampling(broker, [topic], hours, lambda _: ours)
+        (duty,) = history.sampling(broker, [topic], hours * 60, lambda _: ours)
         self.clock = clock
         self.steps = duty()
         self.pause = 0.0

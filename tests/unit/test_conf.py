@@ -352,7 +352,7 @@ def test_the_sections_arrive() -> None:
             "HEARTBEAT_FILE": "/run/rmq",
             "HEALTH_ADDRESS": "127.0.0.1:8001",
         },
-        HISTORY={"HOURS": 48},
+        HISTORY_RETENTION="3d",
         ADMIN={"FORMATTER": "shop.rules.hide", "PAGE_SIZE": 20},
         API={
             "PERMISSION": "shop.rules.Allowed",
@@ -378,7 +378,7 @@ def test_the_sections_arrive() -> None:
         "/run/rmq",
         "127.0.0.1:8001",
     )
-    assert found.history.hours == 48
+    assert found.history_retention == 3 * 86_400
     assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
     api = found.api
     assert (api.permission, api.max_bytes) == ("shop.rules.Allowed", 2048)
@@ -424,6 +424,7 @@ def test_rmq_itself_must_be_a_dict() -> None:
     ("rmq", "sentence"),
     [
         ({"TOPIC": {}}, "RMQ has the unknown key 'TOPIC'; did you mean 'TOPICS'?"),
+        ({"HISTORY": {"HOURS": 24}}, "RMQ has the unknown key 'HISTORY'; did you mean 'HISTORY_RETENTION'?"),
         (
             {"TOPICS": {"orders": {"TYPE": "priority", "SLOT": 4}}},
             "RMQ[\"TOPICS\"][\"orders\"] has the unknown key 'SLOT'; did you mean 'SLOTS'?",
@@ -549,7 +550,8 @@ def test_a_hard_time_out_exceeds_max_runtime() -> None:
         {"CONSUMER": {"MAX_IDLE_TIME": 0}},
         {"CONSUMER": {"HEARTBEAT_FILE": ""}},
         {"CONSUMER": {"HEALTH_ADDRESS": "8001"}},
-        {"HISTORY": {"HOURS": -1}},
+        {"HISTORY_RETENTION": 0},
+        {"HISTORY_RETENTION": "400d"},
         {"ADMIN": {"FORMATTER": "nodots"}},
         {"ADMIN": {"PAGE_SIZE": 0}},
         {"API": {"PERMISSION": "IsAdmin"}},

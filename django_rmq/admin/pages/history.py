@@ -17,8 +17,8 @@ from django_rmq.operations import Operations
 
 def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
     """Return the content for the requested hours."""
-    kept = operations.config.history.hours
-    offered = trends.spans(kept)
+    kept = operations.config.history_retention
+    offered = trends.spans(kept or 0.0)
     wanted = number(request.GET.get("hours"))
     hours = wanted if wanted in offered else min(6, offered[-1])
     try:
@@ -29,7 +29,7 @@ def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[st
     if problem:
         note = problem
     elif not kept:
-        note = _('No history is kept: RMQ["HISTORY"]["HOURS"] is 0.')
+        note = _('No history is kept: RMQ["HISTORY_RETENTION"] is None.')
     elif not sampled:
         note = _("No samples in this period. Workers sample once a minute.")
     else:

@@ -104,7 +104,7 @@ class WorkerProcess:
         self._reporter = announcing.Reporter()
         threads = options.threads or config.consumer.threads
         duties_broker = connections.get_broker("coordinator")
-        times = history.TimesCount(duties_broker) if config.history.hours else None
+        times = history.TimesCount(duties_broker) if config.history_retention else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
@@ -157,13 +157,13 @@ class WorkerProcess:
 
     def _new_duties(self, broker: Any, times: history.TimesCount | None) -> list[Duties]:
         """Return a thread of duties for Redis, and one for each database that duties use."""
-        hours = self._config.history.hours
+        minutes = round((self._config.history_retention or 0) / 60)
         everything = [connections.present(topic) for topic in self._config.topics.values()]
         of_redis = [
             # The first, because a duty that has not begun does nothing at the end.
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
-            *history.sampling(broker, everything, hours, self._may_sample, connections.present),
+            *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
             *running.duties(),
             self._keep_definitions,
         ]

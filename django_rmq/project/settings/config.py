@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django_rmq.core.producer.checks import MAX_REPLICAS
 from django_rmq.core.words.schedules import Schedule
@@ -35,13 +36,6 @@ class Consumer:
     max_idle_time: float | None = setting(values.optional(values.seconds()), None)
     heartbeat_file: str | None = setting(values.optional(values.text), None)
     health_address: str | None = setting(values.optional(values.address), None)
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """``RMQ["HISTORY"]``."""
-
-    hours: int = setting(values.whole(0, 8784), 48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +136,13 @@ class Config:
     on_commit: bool = setting(values.boolean, True)
     once_retention: float = setting(values.seconds(1.0), 604_800.0)
     """How long (seconds) a database remembers the messages of listeners with ``once``."""
+    history_retention: float | None = setting(
+        values.optional(values.seconds(60.0, timedelta(days=366))), 172_800.0
+    )
+    """How long (seconds) the figures of each minute are kept. None: nothing is recorded."""
     autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
     durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
     consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})
-    history: History = field(default_factory=History, metadata={"section": History})
     admin: Admin = field(default_factory=Admin, metadata={"section": Admin})
     api: Api = field(default_factory=Api, metadata={"section": Api})
     metrics: Metrics = field(default_factory=Metrics, metadata={"section": Metrics})

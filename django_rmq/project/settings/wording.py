@@ -49,5 +49,8 @@ def shown_error(error: BaseException) -> str:
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown ``name``: the nearest known name, if one is near."""
     choices = {str(choice).lower(): str(choice) for choice in known}
-    near = get_close_matches(str(name).lower(), choices, 1, 0.6)
+    given = str(name).lower()
+    near = get_close_matches(given, choices, 1, 0.6) or [
+        one for one in choices if one.startswith(f"{given}_")
+    ]
     return f"; did you mean {choices[near[0]]!r}?" if near else "."

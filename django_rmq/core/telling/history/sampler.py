@@ -29,16 +29,16 @@ Steps = Callable[[], Generator[float, None, None]]
 def sampling(
     broker: Broker,
     topics: Iterable[Topic],
-    hours: int,
+    minutes: int,
     is_ours: Callable[[Topic], bool],
     present: Callable[[Topic], Topic] = lambda topic: topic,
 ) -> list[Steps]:
-    """Return a duty for each topic that samples it once a minute, unless another worker does. None with ``hours`` 0.
+    """Return a duty for each topic that samples it once a minute, unless another worker does. None with ``minutes`` 0.
 
     ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``present``
     returns a topic with its current slots.
     """
-    return [_Sampling(broker, topic, hours * 60, is_ours, present) for topic in topics] if hours else []
+    return [_Sampling(broker, topic, minutes, is_ours, present) for topic in topics] if minutes else []
 
 
 class _Sampling:

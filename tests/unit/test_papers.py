@@ -195,6 +195,19 @@ def test_the_page_of_commands_has_every_command() -> None:
     }
 
 
+def test_the_glossary_has_one_short_meaning_for_each_word() -> None:
+    page = (ROOT / "docs/reference/glossary.md").read_text()
+    words = re.findall(r"^([a-z].*)\n:   ", page, re.MULTILINE)
+    assert len(words) == len(set(words)) == page.count("\n:   ")
+    assert {
+        "in flight", "due", "delivered", "acknowledge", "commit", "time out", "expire", "replay", "owner",
+        "lease", "epoch", "fenced", "slot", "claim", "relay", "tick", "receipt", "gate", "fetch", "capacity",
+    } <= set(words)  # fmt: skip
+    meanings = re.findall(r"^:   ((?:.+\n)+)", page, re.MULTILINE)
+    assert max(len(meaning.split()) for meaning in meanings) < 30
+    assert len(page.split()) < 1200
+
+
 def test_the_home_page_has_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     table = (ROOT / "docs/index.md").read_text().partition("| extra |")[2].partition("\n\n")[0]

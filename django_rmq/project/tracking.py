@@ -35,10 +35,9 @@ def message_status(
 ) -> MessageStatus:
     """Return what Redis knows about a message. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
 
-    ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``), which is searched in
-    its slot. It is the only name of a message whose send gave no key.
-    A message that ended is known on topics with OUTCOME_RETENTION, for that long. It takes one round trip, and a few where
-    nothing is known: the topic may have been re-slotted.
+    ``id`` is that of a ``SendResult`` or ``Message``, or one that the log shows (``3~...``). A fifo message without a
+    key has no other name. A message that ended is known for OUTCOME_RETENTION. It takes one round trip, and a few
+    where nothing is known.
 
     Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
     """
@@ -78,8 +77,8 @@ def replay_message(
 ) -> ReplayResult:
     """Send a dead message again, with its full number of retries. It is named as for ``message_status``.
 
-    It is sent at once, also in a transaction. Returns ``replayed``, or ``merged`` if it waits already, and the dead copy
-    is gone. If it was not dead, the word says where it is: ``waiting``, ``running``, ``resting`` or ``not_found``.
+    It is sent at once, also in a transaction. Returns ``replayed``, or ``merged`` if it waits already; if it was not
+    dead, ``waiting``, ``running``, ``resting`` or ``not_found``.
 
     Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
     """

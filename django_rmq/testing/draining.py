@@ -26,10 +26,9 @@ def drain(
     """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
 
     Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
-    like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an
-    error of a listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and
-    ``InvalidBody`` for a body that does not fit its type, is raised here after its message was rolled back.
-    ``KeyboardInterrupt`` is raised in any case, because in a test it is Ctrl-C.
+    like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an error of a
+    listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and ``InvalidBody``, is
+    raised here after its message was rolled back. ``KeyboardInterrupt`` always is.
     Messages that rest until a later time stay; so do those that still wait for a database commit. More than
     ``limit`` deliveries raise ``RuntimeError``.
 

@@ -2,7 +2,8 @@
 
     python docs/site/reference.py      writes it (`make reference`), the lists of settings.py and the navigation
 
-``<!-- begin: options of rmqstats -->`` holds the description and the options of a command. ``<!-- begin: django_rmq.Message:
+``<!-- begin: options of rmqstats -->`` holds the description and the options of a command; those that several have
+stand once, in ``options of several commands``. ``<!-- begin: django_rmq.Message:
 body, raw -->`` holds the signature and the docstrings of a public name, and of these members; without members all
 public ones, and with ``none`` none. A test says if a page is not what this writes.
 """
@@ -15,7 +16,9 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,20 +56,58 @@ def with_decisions(nav: str) -> str:
 # --- commands
 
 
+SHARED = "several commands"
+"""The part with the options that more than one command has in the same words."""
+
+
 def options_of(command: str) -> str:
-    """Return a command's description and a table of its own options, from its parser."""
+    """Return a command's description and a table of its own options, from its parser, or the options of ``SHARED``."""
+    shared = _shared_options()
+    if command == SHARED:
+        return _table(shared)
+    parser = _parser_of(command)
+    rows = _rows_of(parser)
+    own = [row for row in rows if row not in shared]
+    others = ", ".join(row[0] for row in rows if row in shared)
+    if others:
+        own.append((others, "[as in other commands](#options-of-several-commands)"))
+    return f"{_paragraphs(parser.description or '')}\n\n{_table(own)}"
+
+
+@cache
+def _shared_options() -> Mapping[tuple[str, str], None]:
+    """Return the rows that several commands have in common. Of an option with several texts the most usual one is among them."""
+    commands = DOCS.parent.glob("django_rmq/management/commands/rmq*.py")
+    counted = Counter(row for path in sorted(commands) for row in _rows_of(_parser_of(path.stem)) if row[1])
+    usual: dict[str, tuple[str, str]] = {}
+    for row, number in counted.most_common():
+        if number > 1:
+            usual.setdefault(row[0], row)
+    return dict.fromkeys(row for row in counted if usual.get(row[0]) == row)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    lines = "\n".join(f"| {names} | {text} |" for names, text in rows)
+    return f"| argument | meaning |\n|---|---|\n{lines}"
+
+
+def _parser_of(command: str) -> argparse.ArgumentParser:
     import django
     from django.conf import settings
-    from django.core.management import BaseCommand, load_command_class
+    from django.core.management import load_command_class
 
     if not settings.configured:
         settings.configure(INSTALLED_APPS=["django_rmq"], RMQ={"BROKER": "memory"}, USE_I18N=False)
         django.setup()
-    parser = load_command_class("django_rmq", command).create_parser("manage.py", command)
+    return load_command_class("django_rmq", command).create_parser("manage.py", command)
+
+
+def _rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """Return the options that not every command of Django has: how each is typed, and what it means."""
+    from django.core.management import BaseCommand
+
     known = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
-    rows = [row for row in map(_row, parser._actions) if row[0] not in known]
-    table = "\n".join(f"| {names} | {text} |" for _, names, text in rows)
-    return f"{_paragraphs(parser.description or '')}\n\n| argument | meaning |\n|---|---|\n{table}"
+    return [(names, text) for dest, names, text in map(_row, parser._actions) if dest not in known]
 
 
 def _row(action: argparse.Action) -> tuple[str, str, str]:
@@ -96,7 +137,7 @@ def about(path: str, members: list[str] | None) -> str:
     node = _node_of(value)
     parts = [f"### {name}", _signature(node), _paragraphs(inspect.getdoc(value) or "")]
     if isinstance(value, type) and members != ["none"]:
-        found = dict(_members(value))
+        found = dict(_members(value, all_bases=members is not None))
         parts += [found[member] for member in members or found]
     return "\n\n".join(parts)
 
@@ -151,10 +192,16 @@ def _parameter(each: ast.arg, default: ast.expr | None) -> str:
     return ast.unparse(each) + (f" = {ast.unparse(default)}" if default is not None else "")
 
 
-def _members(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield each public member of a class that has a docstring, and what the page says of it, as in the code."""
+def _members(kind: type, *, all_bases: bool) -> Iterator[tuple[str, str]]:
+    """Yield each public member of a class that has a docstring, and what the page says of it, as in the code.
+
+    Without ``all_bases`` those of a base that has an entry of its own are left out.
+    """
+    public = import_module("django_rmq").__all__
     for each in reversed(kind.__mro__):
         if not each.__module__.startswith("django_rmq"):
+            continue
+        if each is not kind and each.__name__ in public and not all_bases:
             continue
         body = _node_of(each)
         assert isinstance(body, ast.ClassDef)

@@ -63,7 +63,7 @@ class Confirmed(NamedTuple):
 class SendResult:
     """The result of a send. Inside a database transaction its ``status`` is ``pending`` until the commit.
 
-    It is ``discarded`` as soon as the transaction, or the savepoint that the send belongs to, is rolled back.
+    After a rollback of the transaction, or of the send's savepoint, it is ``discarded``.
     """
 
     topic: str
@@ -71,14 +71,13 @@ class SendResult:
     member: bytes
     status: SendStatus = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
-    (the server was unavailable at the commit), in_outbox (it could not be sent at the commit, and the relay of the
-    outbox will send it), outdated (it was not sent at the commit, because the relay or a newer send of the same message
-    had dealt with it) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
-    runs no more of them, and what is in the outbox is sent by its relay)."""
+    (the server was unavailable at the commit), in_outbox (the relay of the outbox will send it), outdated (the relay
+    or a newer send of the same message had dealt with it) or discarded (rolled back, or an earlier callback of the
+    commit raised: Django then runs no more of them)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None
-    """How many replicas have confirmed that they have it, if ``replicas=`` was given. None: not requested, or unknown."""
+    """How many replicas have it, if ``replicas=`` was given. None: not requested, or unknown."""
     fsynced: bool | None = None
     """Whether it is known to be on the primary's disk, if ``fsync=`` was given; None: not requested."""
     wanted: Durability = STORED
@@ -103,7 +102,7 @@ class SendResult:
 class SendResults(Sequence[SendResult]):
     """The results of a bulk send, in the order of its messages.
 
-    A result object is made when it is first read, so a million messages that were all stored cost nothing.
+    A result object is made when it is first read.
     """
 
     def __init__(self, topic: str) -> None:

@@ -61,24 +61,23 @@ class MessageStatus:
     id: str = field(repr=False)
     """The message's id: its slot and its member. It contains what is stored."""
     state: MessageState
-    """``waiting``, ``running``, ``running_and_waiting``, ``resting`` (it rests after a failure) or ``dead``; on topics
-    with OUTCOME_RETENTION also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or what became of it
-    is not kept."""
+    """``waiting``, ``running``, ``running_and_waiting``, ``resting`` or ``dead``; on topics with OUTCOME_RETENTION
+    also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or its end is not kept."""
     due: datetime | None = None
     """When it can be delivered next. Not known on priority topics, and for a retry that can be delivered at once."""
     priority: int | None = None
     """Its priority, if it waits on a priority topic and has not failed."""
     attempts: int = 0
-    """How many deliveries have failed or succeeded since the message last ended, and the one that is in flight."""
+    """How many deliveries there were since the message last ended, with the one that is in flight."""
     worker: str = ""
-    """The worker that has it, or had it when it ended. Empty: none, or it is not known (claims, and topics that are
-    not SERIAL)."""
+    """The worker that has it, or had it when it ended. Empty: none, or unknown (claims, topics that are not
+    SERIAL)."""
     delivered: datetime | None = None
     """When the delivery began that is in flight, or in which it ended."""
     ended: datetime | None = None
     """When it ended: ``done``, ``removed``, ``cancelled`` or ``dead``."""
     progress: float | None = None
-    """The fraction from 0 to 1 that its listener reported for the running delivery (OUTCOME_RETENTION). 1 once it is done."""
+    """The fraction from 0 to 1 that its listener reported (OUTCOME_RETENTION). 1 once it is done."""
     progress_text: str = ""
     """What the listener said about its progress."""
     progress_at: datetime | None = None

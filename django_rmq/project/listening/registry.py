@@ -109,10 +109,9 @@ def listener(
     exception rolls back. Calls of an ``async def`` overlap in the event loop of the worker process, up to the
     topic's ``CONCURRENCY``.
 
-    ``once``: True for the default database, or the alias of another one. The listener then runs in a
-    transaction of that database, and what it writes there happens exactly once for each message, although
-    the listener may be called more than once. The topic needs ``ORIGIN``. An ``async def`` with ``once`` takes
-    a thread for each call, because a transaction belongs to a thread.
+    ``once``: True for the default database, or the alias of another one. The listener then runs in a transaction of
+    that database, and what it writes there happens exactly once for each message. The topic needs ``ORIGIN``. An
+    ``async def`` with ``once`` takes a thread for each call.
 
     Raises ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
     """

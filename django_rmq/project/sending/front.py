@@ -62,13 +62,11 @@ def send_message(
     ``expires``, ``max_retries`` and ``timeout`` need IDENTITY "key". ``max_retries`` and ``timeout`` are at most
     those of the topic. ``slot_basis`` chooses the slot:
     messages of equal basis run one after the other. ``using`` names the database whose commit to wait for.
-    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's
-    disk. Each waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises
-    nothing: ``replicas``, ``fsynced`` and ``durable`` of the result say what was reached.
+    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's disk. Each
+    waits for at most 0.4 s in a web process; the result says what was reached.
 
-    Raises ``InvalidMessage`` or ``UnknownTopic`` for a message that cannot be sent, always at the call. A
-    message sent at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``. A failure after a
-    commit is logged and sent as the signal ``send_failed``, and the result says ``failed``.
+    Raises ``InvalidMessage`` or ``UnknownTopic`` at the call; if it is sent at once, also ``TopicFull``,
+    ``SlotMoved`` and ``ServerTrouble``.
     """
     if unknown:
         raise _unknown_option(send_message, topic, unknown)
@@ -99,7 +97,7 @@ def ensure_message(
 ) -> SendResult:
     """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``).
 
-    ``id``, in place of ``key``: that of an earlier send of the same message. A send with a ``slot_basis`` needs it again.
+    ``id``, in place of ``key``: that of an earlier send of the same message, with the same ``slot_basis``.
     """
     if unknown:
         raise _unknown_option(ensure_message, topic, unknown)
@@ -132,11 +130,10 @@ def send_messages(
 ) -> SendResults:
     """Send many messages to one topic and return the result of each, in order.
 
-    ``bodies`` are bodies, or ``Send(body, priority=…)`` for a message with options of its own. A list or
-    tuple is validated as a whole before anything is written. Any other iterable is consumed in chunks of some
-    thousands, each validated before it is written (inside a transaction: all of it, at the call).
-    ``InvalidMessage`` names the index of the item that cannot be sent. If a later chunk fails, those before it stay
-    sent: ``sent`` of an ``RmqError`` says how many messages, and so does a note of any other exception.
+    ``bodies`` are bodies, or ``Send(body, priority=…)`` for a message with options of its own. A list or tuple is
+    validated before anything is written; any other iterable in chunks of some thousands (inside a transaction: all of
+    it, at the call). ``InvalidMessage`` names the index of the item. If a later chunk fails, those before it stay
+    sent: ``sent`` of the error, or a note of it, says how many.
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """

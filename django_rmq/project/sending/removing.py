@@ -38,20 +38,17 @@ def remove_message(
 ) -> RemoveResult:
     """Take a message back. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
 
-    ``id`` is that of a ``SendResult`` or of a ``Message``, or one that the log shows (``3~...``). The latter is
-    searched in its slot at the call: a message that is not there yet is ``not_found``.
+    ``id`` is that of a ``SendResult`` or ``Message``, or one that the log shows (``3~...``), which is searched at the
+    call.
 
     Returns a word for the state in which the message was. ``waiting`` and ``resting``: it is removed.
     ``running``: it ends with the current delivery, and is not tried again. ``running_and_waiting``: both.
     ``not_found``: there was none; a dead message stays.
 
-    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what
-    the transaction sends; the ``status`` of the result then says where it was. ``on_commit`` and ``using``
-    are those of ``send_message``.
+    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what the
+    transaction sends; ``status`` then says where it was. ``on_commit`` and ``using`` are those of ``send_message``.
 
-    Raises ``InvalidMessage`` or ``UnknownTopic``, always at the call. A removal that is done at once also
-    raises ``ServerTrouble``. A failure after a commit is logged and sent as the signal ``remove_failed``, and
-    the result's ``status`` is ``failed``.
+    Raises ``InvalidMessage`` or ``UnknownTopic`` at the call; if it is done at once, also ``ServerTrouble``.
     """
     named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
     return _take_back("remove", topic, named, on_commit, using)
@@ -72,8 +69,8 @@ def cancel_message(
     ``message.cancelled`` becomes true, and ``asyncio.CancelledError`` is raised in an async listener. If it
     returns, the message is done; if it fails, it ends as cancelled and is not tried again.
 
-    Returns the words of ``remove_message``, where ``running`` means that the worker is notified. ``claimed``: a
-    Spark consumer has it, and cannot be notified. Only the delivery that runs now is cancelled, no later one.
+    Returns the words of ``remove_message``, or ``claimed``: a Spark consumer has it, and cannot be notified. Only the
+    delivery that runs now is cancelled, no later one.
     """
     named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
     return _take_back("cancel", topic, named, on_commit, using)

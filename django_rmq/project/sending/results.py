@@ -67,11 +67,9 @@ class RemoveResult(str):
     """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
 
     ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
-    for ``cancel_message`` also ``claimed`` (a Spark consumer has it, and cannot be notified).
-    In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
-    above, ``failed`` (the server was unavailable), ``in_outbox`` (the relay of the outbox will remove it) or
-    ``outdated`` (the relay or a newer send of the same message has dealt with it).
-    After a rollback ``status`` is ``discarded``: nothing was removed.
+    for ``cancel_message`` also ``claimed``. In a transaction the word is ``pending``, and so is ``status`` until the
+    commit; after it one of the above, ``failed``, ``in_outbox`` or ``outdated`` (as of ``SendResult``), or
+    ``discarded`` after a rollback.
     """
 
     __slots__ = ("_call", "member", "status", "topic")

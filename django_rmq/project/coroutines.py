@@ -24,7 +24,9 @@ def coroutine_of(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]
         return await called(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
-    call.__doc__ = f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections."
+    call.__doc__ = (
+        f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections."
+    )
     return call
 
 

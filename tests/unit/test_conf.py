@@ -921,7 +921,7 @@ def test_every_check_is_documented_in_both_places() -> None:
     assert set(told) == used
     assert list(told) == sorted(used, key=lambda name: (name[1:], name[0]))
     for name, text in told.items():
-        says, advice = text.split("**What to do.**")
+        says, advice = text.split("\n\n→ ")
         assert says.startswith(f"\n`django_rmq.{name}`"), name
         assert len(advice.split()) >= 4, name
 

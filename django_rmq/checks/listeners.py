@@ -7,11 +7,11 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Tags, register
-from django.db import Error as DatabaseError
 
 from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import conditions, registry
+from django_rmq.project.outbox.databases import ask_each
 from django_rmq.project.settings import Config, did_you_mean, read_settings
 
 NAMED = 10
@@ -99,10 +99,9 @@ def check_tables(
         return []
     registry.discover()
     wanted = {*registry.once_databases().values()} & {*databases}
-    try:
-        return [_of_once(each) for each in conditions.missing_tables(sorted(wanted))]
-    except DatabaseError:
-        return []  # Django reports a database that does not answer
+    # A database that does not answer is reported when something needs it.
+    given, _ = ask_each(sorted(wanted), conditions.missing_table)
+    return [_of_once(problem) for answer in given.values() for problem in answer]
 
 
 def _of_once(problem: conditions.Problem) -> CheckMessage:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
-from django.db import connections as databases
 
 from django_rmq.core.consumer.duties import Duties
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
@@ -23,7 +22,7 @@ from django_rmq.operations.desk import Desk
 from django_rmq.operations.inquiries import Inquiry
 from django_rmq.operations.named import chosen as chosen_note
 from django_rmq.project.outbox import looking, relaying
-from django_rmq.project.outbox.databases import aliases, threads_of_duties
+from django_rmq.project.outbox.databases import aliases, needs_this_thread, threads_of_duties
 from django_rmq.project.outbox.looking import Found, Waiting
 from django_rmq.project.outbox.relaying import Step
 
@@ -148,16 +147,6 @@ def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> Inquiry[T]:
     else:
         inquiry.start()
     return inquiry
-
-
-def needs_this_thread(alias: str) -> bool:
-    """Return whether a database is asked by the calling thread.
-
-    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
-    hangs like a server does.
-    """
-    connection = databases[alias]
-    return connection.in_atomic_block or connection.vendor == "sqlite"
 
 
 def _silent(alias: str, seconds: float) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import time
 from pathlib import Path
+
+import pytest
 
 from django_rmq.core.telling import history
 from django_rmq.core.words.failures import Failure
@@ -99,4 +103,28 @@ def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_li
         eventually(lambda: len(happened.lines("done")) > seen + 2, "ticks after the restart")
         worker.signal(signal.SIGTERM)
         assert worker.wait(60) == 0
+    assert "Traceback" not in worker.output
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "mysql"])
+def test_a_worker_starts_although_a_database_takes_connections_and_never_answers(
+    start: Start, broker: Broker, happened: Happened, engine: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = {"HOST": "127.0.0.1", "PORT": str(silent.getsockname()[1])}
+        database = {"ENGINE": f"django.db.backends.{engine}", "NAME": "shop", "USER": "shop", **address}
+        began = time.monotonic()
+        worker = start(WORKER_LISTENERS="effects", WORKER_DATABASE=json.dumps(database))
+        worker.ready()
+        assert time.monotonic() - began < 25  # it waits 5 s for the database
+        assert (
+            "Database default cannot be asked whether its migrations are applied: it does not answer within 5 s"
+            in worker.output
+        )
+        # One worker process, and none that still waits for the answer.
+        worker.child()
+        send(broker, WORK, named("x"))
+        happened.wait("done", 1)
+        worker.signal(signal.SIGTERM)
+        worker.wait(60)
     assert "Traceback" not in worker.output

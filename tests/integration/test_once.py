@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.core import checks
 from django.db import DatabaseError, connection, transaction
+from django.db import connections as databases
 from django.test import TestCase, override_settings
 from django.utils import timezone
 from django.utils.connection import ConnectionDoesNotExist
@@ -26,6 +30,7 @@ from django_rmq import (
     send_message,
     send_messages,
 )
+from django_rmq.checks import check_outbox_tables, check_tables
 from django_rmq.core.calls import ending, looking, people, taking
 from django_rmq.core.consumer import calling
 from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
@@ -37,8 +42,10 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.project import transactions
 from django_rmq.project.listening import once, processed, registry, starting
 from django_rmq.project.listening.processed import row_of
+from django_rmq.project.outbox import databases as databases_of_outbox
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
+from tests.e2e.mariadb import use_driver
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
 RMQ: dict[str, Any] = {
@@ -855,6 +862,53 @@ def test_a_worker_does_not_start_without_the_table_and_says_what_to_run(
         (warning,) = checks.run_checks(tags=["rmq"], databases=["default"])
         assert warning.id == "django_rmq.W065"
     assert checks.run_checks(tags=["rmq"], databases=["default"]) == []
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def silent(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The aliases of two databases whose server takes connections and never says anything."""
+    aliases = ["silent-1", "silent-2"]
+    if request.param == "mysql":
+        use_driver()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = {"HOST": "127.0.0.1", "PORT": str(server.getsockname()[1]), "NAME": "bank", "USER": "bank"}
+        engine = {"ENGINE": f"django.db.backends.{request.param}"}
+        for alias in aliases:
+            databases.settings[alias] = {**databases.settings["default"], **address, **engine}
+        try:
+            yield aliases
+        finally:
+            for alias in aliases:
+                del databases[alias], databases.settings[alias]
+
+
+@pytest.mark.usefixtures("broker")
+def test_databases_that_hang_are_asked_at_once_and_for_a_bounded_time(
+    silent: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(databases_of_outbox, "ANSWER_SECONDS", 2.0)
+    waits = list[float]()
+    began_at = databases_of_outbox._begin
+
+    def begin(question: Any, alias: str, end: float) -> Any:
+        waits.append(end)
+        return began_at(question, alias, end)
+
+    monkeypatch.setattr(databases_of_outbox, "_begin", begin)
+    listener("payments", once=silent[0])(write)
+    listener("others", once=silent[1])(write)
+    topics = [get_config().topic(name) for name in ("payments", "others")]
+    threads = threading.active_count()
+    assert starting.check_start(topics) == topics
+    for alias in silent:
+        assert f"Database {alias} cannot be asked whether its migrations are applied" in caplog.text
+    assert len(waits) == 2 and len(set(waits)) == 1, "they have the same 2 s"
+    assert check_tables(databases=[*silent, "default"]) == []
+    with override_settings(RMQ={**RMQ, "OUTBOX": True}):
+        assert check_outbox_tables() == []
+    assert len(waits) == 6
+    # Nothing is left that a fork could meet.
+    assert (threading.active_count(), multiprocessing.active_children()) == (threads, [])
 
 
 # --- a project's own tests

@@ -5,7 +5,7 @@ The system checks report what is missing; a worker does not start without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from django.conf import settings
@@ -102,18 +102,20 @@ def _longest_rest(backoff: BackOff, failures: int) -> float:
     return longest
 
 
-def missing_tables(aliases: Iterable[str]) -> Iterator[Problem]:
-    """Yield which of these databases lack the table of processed messages.
+def missing_table(alias: str) -> list[Problem]:
+    """Return that a database lacks the table of processed messages, if it does.
 
-    Raises ``django.db.Error`` if a database cannot be reached.
+    Raises ``django.db.Error`` if it cannot be reached.
     """
     from django_rmq.project.listening.processed import has_table
 
-    for alias in aliases:
-        if not has_table(alias):
-            which = "" if alias == "default" else f" --database={alias}"
-            yield Problem(
-                "W065",
-                f"Database {alias!r} has no table for the messages that listeners with once= have processed.",
-                f"Run: python manage.py migrate django_rmq{which}",
-            )
+    if has_table(alias):
+        return []
+    which = "" if alias == "default" else f" --database={alias}"
+    return [
+        Problem(
+            "W065",
+            f"Database {alias!r} has no table for the messages that listeners with once= have processed.",
+            f"Run: python manage.py migrate django_rmq{which}",
+        )
+    ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from django.db import Error as DatabaseError
-
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.topics.definitions import register_topics
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import conditions, registry
+from django_rmq.project.outbox.databases import ask_each
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.project.tasks import modules
@@ -159,19 +158,19 @@ def _check_once(topics: list[Topic]) -> None:
     served = [listeners[topic.name] for topic in topics if topic.name in listeners]
     chosen = [each for each in served if each.using is not None]
     found = [problem for each in chosen for problem in conditions.problems(get_config(), each)]
-    aliases = sorted({each.using for each in chosen if each.using is not None})
     if not found:
-        for alias in aliases:
-            try:
-                found += conditions.missing_tables([alias])
-            except DatabaseError as error:
-                # Other topics need not wait for it, and what needs it is tried again.
-                logger.warning(
-                    "Database %s cannot be asked whether its migrations are applied: %s",
-                    alias,
-                    error,
-                    extra={"rmq_event": "unknown_migrations"},
-                )
+        given, problems = ask_each(
+            sorted({each.using for each in chosen if each.using}), conditions.missing_table
+        )
+        found += [problem for answer in given.values() for problem in answer]
+        for alias, problem in problems.items():
+            # Other topics need not wait for it, and what needs it is tried again.
+            logger.warning(
+                "Database %s cannot be asked whether its migrations are applied: %s",
+                alias,
+                problem,
+                extra={"rmq_event": "unknown_migrations"},
+            )
     if found:
         raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
 

@@ -1,15 +1,21 @@
-"""Databases with an outbox, the errors of those without, and the threads of what is done for databases again and again."""
+"""Databases with an outbox, the errors of those without, the threads of what is done for databases again and again,
+and questions to databases that may hang."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from django.apps import apps
 from django.db import (
     DatabaseError,
+    Error,
     InterfaceError,
     InternalError,
     OperationalError,
@@ -23,6 +29,11 @@ from django_rmq.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from django_rmq.models import OutboxMessage
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a worker that starts, and a system check, wait for the answers of databases."""
 
 LOOK_SECONDS = 60.0
 """Seconds between two checks whether a database without the table has it by now."""
@@ -95,6 +106,87 @@ def has_table(alias: str) -> bool:
     return found
 
 
+def needs_this_thread(alias: str) -> bool:
+    """Return whether a database is asked by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
+    hangs like a server does.
+    """
+    connection = connections[alias]
+    return connection.in_atomic_block or connection.vendor == "sqlite"
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What databases have answered, by alias."""
+
+    given: dict[str, T]
+    problems: dict[str, str]
+    """Why the others did not answer."""
+
+
+def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]:
+    """Ask all these databases at once; return what they answer within ``ANSWER_SECONDS``.
+
+    Each is asked by a process of its own. A thread that waits for a database that hangs cannot be ended, and the
+    parent of workers must have no other thread when it forks them. ``question`` raises ``django.db.Error``, and what
+    it returns can be pickled.
+    """
+    end = time.monotonic() + ANSWER_SECONDS
+    given, problems = dict[str, T](), dict[str, str]()
+    asked = []
+    for alias in aliases:
+        if needs_this_thread(alias):
+            try:
+                given[alias] = question(alias)
+            except Error as error:
+                problems[alias] = str(error)
+        else:
+            asked.append((alias, *_begin(partial(question, alias), alias, end)))
+    for alias, process, answers in asked:
+        try:
+            if answers.poll(max(0.0, end - time.monotonic())):
+                answer, problem = answers.recv()
+                if problem is None:
+                    given[alias] = answer
+                else:
+                    problems[alias] = problem
+            else:
+                problems[alias] = f"it does not answer within {ANSWER_SECONDS:g} s"
+        except (EOFError, OSError):
+            problems[alias] = "the process that asked it has ended without an answer"
+        finally:
+            answers.close()
+            process.kill()
+            process.join()
+    return Answers(given, problems)
+
+
+def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("fork")
+    answers, answer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
+    process.start()
+    answer.close()
+    return process, answers
+
+
+def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
+    """Ask a database, as a process that ends then. Its parent may be that of workers, whose signals are none of its."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    # If its parent is killed, nobody else ends it.
+    signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
+    # Two processes must share neither a connection nor a pool of them.
+    connections[alias] = connections[alias].copy()
+    connections[alias].settings_dict["OPTIONS"].pop("pool", None)
+    try:
+        answer.send((question(), None))
+    except Error as error:
+        answer.send((None, str(error)))
+    connections[alias].close()
+
+
 def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Duties]:
     """Return a thread for each database that runs its duties, so that one that hangs delays those of no other."""
     of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
@@ -122,12 +214,15 @@ def _naming(alias: str, duty: Duty) -> Duty:
 
 
 __all__ = [
+    "Answers",
     "aliases",
+    "ask_each",
     "check_allowed",
     "explained",
     "has_table",
     "is_allowed",
     "is_mariadb",
     "model",
+    "needs_this_thread",
     "threads_of_duties",
 ]

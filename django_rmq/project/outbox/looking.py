@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from django.db.models import Count, Min, Q
 
 from django_rmq.core.words.bounds import BATCH
-from django_rmq.project.outbox.databases import aliases, explained, has_table, model
+from django_rmq.project.outbox.databases import aliases, ask_each, explained, has_table, model
 from django_rmq.project.outbox.folding import Stored
 from django_rmq.project.outbox.rows import now_ms
 from django_rmq.project.outbox.statements import delete
@@ -126,15 +126,20 @@ def remove(database: str, numbers: Iterable[int]) -> int:
 
 def missing() -> list[tuple[str, str]]:
     """Return the databases without a usable table, and what is wrong. A database that does not answer is not one."""
-    found = []
-    for alias in aliases():
-        try:
-            model().objects.using(alias).order_by("id").first()
-        except DatabaseError as error:
-            reason = explained(alias, error)
-            if reason is not error:
-                found.append((alias, str(reason)))
-    return found
+    given, _ = ask_each(aliases(), _problem)
+    return [(alias, problem) for alias, problem in given.items() if problem]
+
+
+def _problem(alias: str) -> str:
+    """Return why the table of a database cannot be used. Empty: it can. Raises ``DatabaseError``."""
+    try:
+        model().objects.using(alias).order_by("id").first()
+    except DatabaseError as error:
+        reason = explained(alias, error)
+        if reason is error:
+            raise
+        return str(reason)
+    return ""
 
 
 def _asked(alias: str, query: Iterable[T]) -> list[T]:

@@ -127,6 +127,12 @@ _TYPED = {
 }
 if os.environ.get("WORKER_LISTENERS") == "typed":
     RMQ["TOPICS"] = dict.fromkeys(("typed", "typed-async", "typed-list"), _TYPED)
+if os.environ.get("WORKER_LISTENERS") == "effects":
+    _KEYED = {"IDENTITY": "key", "ORIGIN": True}
+    RMQ["TOPICS"] = {
+        "work": RMQ["TOPICS"]["work"],
+        "effects": {"TYPE": "fixed_time", "SLOTS": 1, **_KEYED},
+    }
 if os.environ.get("WORKER_LISTENERS") == "scheduled":
     RMQ["TOPICS"] = {"ticks": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "ORIGIN": True}}
     RMQ["SCHEDULES"] = json.loads(os.environ["WORKER_SCHEDULES"])

@@ -26,10 +26,9 @@ class Command(RmqCommand):
 
     help = (
         "Check that the ledger of every slot balances: messages in = messages out + messages held. Only "
-        "reads, while everything keeps running. Exits with 1 on any drift: above zero, another program "
+        "reads. Exits with 1 on any drift: above zero, another program "
         "added messages; below zero, messages are lost. Also reports how long the oldest message has been "
-        "due. --strays checks every record for those without a message, and every message for those in "
-        "the wrong slot; --repair repairs them."
+        "due. --strays also finds records without a message, and messages in the wrong slot."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

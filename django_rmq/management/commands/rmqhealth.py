@@ -31,12 +31,10 @@ class Command(RmqCommand):
     purpose = "web"
 
     help = (
-        "Check that Redis answers and takes writes, that slots are assigned to the workers, that every topic "
-        "has a live worker, and that nothing is late. Dead messages, paused topics and refused rows of the "
-        "outbox are notes. Notes do not change the exit code. A limit that you give makes what exceeds it a "
-        "failure. Prints what is wrong first, and what is well in a few lines. "
-        "Exits with 0 if healthy, 1 if not (also while Redis is unavailable), 2 if usage or settings are "
-        "wrong."
+        "Check that Redis answers and takes writes, that slots are assigned, that every topic has a live "
+        "worker, and that nothing is late. Prints what is wrong first, then notes, which do not change the exit "
+        "code; a limit that you give makes what exceeds it a failure. Exits with 0 if healthy, 1 if not (also "
+        "while Redis is unavailable), 2 if usage or settings are wrong. An AGE is 90, 15m, 2h or 7d."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -46,7 +44,7 @@ class Command(RmqCommand):
             type=duration,
             metavar="AGE",
             help="fail if a topic's oldest message has been due for longer, or a slot of a priority topic "
-            f"has not been empty for longer: 90, 15m, 2h or 7d (default: {_short(USUAL_LIMITS.max_age)}, for slots "
+            f"has not been empty for longer (default: {_short(USUAL_LIMITS.max_age)}, for slots "
             f"of priority topics {_short(USUAL_UNDRAINED)}; what is paused is a note)",
         )
         parser.add_argument(
@@ -59,21 +57,21 @@ class Command(RmqCommand):
             "--max-outbox-age",
             type=duration,
             metavar="AGE",
-            help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d "
+            help="fail if a message has been in the outbox for longer "
             f"(default: {_short(USUAL_LIMITS.max_outbox_age)})",
         )
         parser.add_argument(
             "--max-schedule-lateness",
             type=duration,
             metavar="AGE",
-            help="fail if a schedule is late by more: 90, 15m, 2h or 7d "
+            help="fail if a schedule is late by more "
             f"(default: {_short(USUAL_LIMITS.max_schedule_lateness)})",
         )
         parser.add_argument(
             "--max-running",
             type=duration,
             metavar="AGE",
-            help="fail if a delivery has run for longer, because its listener may hang: 90, 15m, 2h or 7d "
+            help="fail if a delivery has run for longer, because its listener may hang "
             f"(default: above {_short(USUAL_LIMITS.max_running)} it is a note)",
         )
         parser.add_argument(

@@ -22,10 +22,9 @@ class Command(RmqCommand):
     """Watch topics."""
 
     help = (
-        "Watch all topics live: depths, the oldest due message, workers, and messages sent, done and "
-        "failed per second; and their schedules. With the extra cli (rich) the table is updated in place; without it, or into "
-        "a file, a new table is printed each time. --events prints events of messages instead, which "
-        "processes with EVENTS publish. Ctrl-C ends it."
+        "Watch topics and schedules live: depths, the oldest due message, workers, and messages sent, done and "
+        "failed per second. With the extra cli (rich) the table is updated in place. --events prints events of "
+        "messages instead, which processes with EVENTS publish. Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -22,9 +22,7 @@ class Command(RmqCommand):
 
     help = (
         "Show how the topics in the settings differ from those registered in Redis. Exits with 1 if a "
-        "difference was not applied, or if a topic that is not in the settings holds messages. With "
-        "--retire: remove the named topics, which must not be in the settings, from Redis, and move or "
-        "delete their messages."
+        "difference was not applied, or if a topic that is not in the settings holds messages."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -88,9 +88,9 @@ class Command(RmqCommand):
 
     help = (
         "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
-        "1 forced, 2 usage or configuration, 3 Redis refuses the worker, 4 ended by the watchdog, 5 a "
-        "listener exceeded HARD_TIMEOUT while its process was ending. Defaults of "
-        'the options: the environment variable in brackets, else RMQ["CONSUMER"].'
+        "1 forced, or a process failed while ending, 2 usage or configuration, 3 Redis or ZooKeeper refuses the "
+        "worker, 4 the watchdog, 5 a listener exceeded HARD_TIMEOUT while its process was ending. "
+        'Defaults of the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
     requires_system_checks = "__all__"
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ sys.path.insert(0, str(DOCS.parent))
 COLUMNS = 100
 PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAVIGATION = DOCS.parent / "mkdocs.yml"
+FIRST = "send_message"
+"""The function whose options the signatures of others repeat by their names alone."""
 PAGES = [DOCS / "reference/commands.md", DOCS / "reference/python.md"]
 
 
@@ -114,7 +117,7 @@ def _row(action: argparse.Action) -> tuple[str, str, str]:
     """Return an option's name in the code, as it is typed, and what it means."""
     value = "" if action.nargs == 0 else _value(action)
     names = [f"`{name}{' ' + value if value else ''}`" for name in action.option_strings] or [f"`{value}`"]
-    text = (action.help or "") % {**vars(action), "prog": "manage.py"}
+    text = (action.help or "").replace(" (default: none)", "") % {**vars(action), "prog": "manage.py"}
     return action.dest, ", ".join(names), text.replace("|", "\\|")
 
 
@@ -168,10 +171,30 @@ def _call(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     arguments = node.args
     if arguments.args and arguments.args[0].arg in ("self", "cls"):
         arguments.args = arguments.args[1:]
-    line = f"{head}({', '.join(_parameters(arguments))}){tail}"
+    parameters = list(_parameters(arguments))
+    line = f"{head}({', '.join(parameters)}){tail}"
     if len(line) <= COLUMNS:
         return line
-    return f"{head}(\n" + "".join(f"    {each},\n" for each in _parameters(arguments)) + f"){tail}"
+    return f"{head}(\n" + "".join(f"    {each},\n" for each in _without_repeated(parameters)) + f"){tail}"
+
+
+def _without_repeated(parameters: list[str]) -> list[str]:
+    """Return the parameters of a call; if it has most options of ``FIRST``, too, these by their names alone."""
+    node = _node_of(getattr(import_module("django_rmq"), FIRST))
+    assert isinstance(node, ast.FunctionDef)
+    options = list(_parameters(node.args))
+    repeated = {each for each in parameters if "=" in each and each in options}
+    if parameters == options or len(repeated) < len(options) / 2:
+        return parameters
+    shown: list[str] = []
+    for is_repeated, group in groupby(parameters, lambda each: each in repeated):
+        names = list(group)
+        if is_repeated:
+            as_first = ", ".join(each.partition(":")[0] for each in names) + f": as in {FIRST}"
+            names = textwrap.wrap(as_first, COLUMNS - 5, subsequent_indent="    ")
+            names = ["\n".join(names)]
+        shown += names
+    return shown
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:

@@ -173,7 +173,7 @@ class Taking:
     ) -> list[Prepared | RmqError]:
         """Prepare in several slots, which share the room. A strict fifo slot hands out one message at a time."""
         each, bytes_each = room // len(tries), most_bytes // len(tries)
-        if self._topic.is_strict:
+        if self._topic.is_strict:  # rule: rest_hands_out_many_of_a_strict_slot
             each = 1
         calls = [
             taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)

@@ -85,7 +85,7 @@ def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
         depth = (before or {}).get(alias, _NOTHING_OPEN)
         if len(connection.atomic_blocks) > depth.blocks:
             left.append(alias)
-            _roll_back(connection, depth)
+            _roll_back(connection, depth)  # rule: leaves_a_transaction_open
         elif not connection.in_atomic_block and connection.connection is not None:
             if _has_manual_transaction(connection):
                 left.append(alias)
@@ -98,6 +98,7 @@ def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
 def _roll_back(connection: Any, depth: _Depth) -> None:
     for block in connection.atomic_blocks[depth.blocks :]:
         # The block may end later, when its generator is collected: then it must not end a transaction of another message.
+        # rule: lets_an_old_block_end_a_transaction
         block.using = f"{connection.alias}, in a transaction that a listener has left open"
     if not depth.blocks:
         _replace(connection)
@@ -166,7 +167,7 @@ def call_closed(listener: str, function: Callable[[Any], Any], argument: Any) ->
             log_open(listener, roll_back_open(before))
         raise
     if opened and (left := roll_back_open(before)):
-        raise error_of(listener, left)
+        raise error_of(listener, left)  # rule: commits_what_left_a_transaction_open
     return returned
 
 
@@ -183,7 +184,7 @@ def isolated(listener: str, function: Callable[[Any], Any]) -> Callable[[Any], A
             if variable.name == "decimal_context":
                 # The thread has one already. It is changed in place, and the copy of a context refers to the same object.
                 context.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
-        return context.run(call_closed, listener, function, argument)
+        return context.run(call_closed, listener, function, argument)  # rule: shares_a_context
 
     return call
 

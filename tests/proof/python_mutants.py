@@ -5,26 +5,158 @@ This is the counterpart of `mutants`, which does the same to the scripts in Redi
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from tests.proof.mutants import GONE, As, If
+
+IT = "IT"
+"""In the new text of a mutant: what the code has there."""
+
+
+class Value(str):
+    """The right side of the marked assignment, what is returned, looped over or entered, reads so."""
+
+    __slots__ = ()
+
+
+class Function(str):
+    """The function of the first call reads so."""
+
+    __slots__ = ()
+
+
+class Operand(NamedTuple):
+    """An operand of ``and`` and ``or``, counted through all of the marked statement, reads so."""
+
+    at: int
+    text: str
+
+
+class Argument(NamedTuple):
+    """An argument reads so: of the first call by its position, or of the first call that names it."""
+
+    name: int | str
+    text: str
 
 
 class PythonMutant(NamedTuple):
-    """One rule switched off: ``find`` occurs exactly once in the file and is replaced."""
+    """A rule switched off, at the statements of the package that are marked for it: ``# rule: name``.
 
-    file: str
-    """Relative to the package ``django_rmq``."""
-    find: str
-    replace: str
+    The mark is at the end of its line, or on a line of its own before it.
+    """
+
+    switch: str | Operand | Argument
+    """`GONE` or `As`: the statement; `If`: its condition, or what it excepts; or `Value`, `Function`, `Operand`, `Argument`."""
     rule: str
     """The rule that is switched off, in a sentence."""
     caught_by: tuple[str, ...]
     """The tests that must fail, relative to ``tests``."""
+    mark: str = ""
+    """Its mark, where that is not its own name: several rules share a statement."""
 
-    def applied_to(self, text: str) -> str:
-        """Return the file's text with the rule switched off."""
-        if text.count(self.find) != 1:
-            raise ValueError(f"{self.file} contains {text.count(self.find)} times, not once: {self.find}")
-        return text.replace(self.find, self.replace)
+
+def marks(text: str) -> dict[str, list[int]]:
+    """Return where the marks of a file are: the numbers of the marked lines."""
+    marked: dict[str, list[int]] = {}
+    waiting: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        mark = re.search(r"# rule: (\w+)$", line)
+        if line.lstrip().startswith("#"):
+            waiting += [mark[1]] if mark else []
+            continue
+        for name in [*waiting, *([mark[1]] if mark else [])]:
+            marked.setdefault(name, []).append(number)
+        waiting = []
+    return marked
+
+
+def switched_off(mutant: PythonMutant, mark: str, text: str) -> str:
+    """Return a file's text with a rule switched off at its ``mark``, if it is marked there."""
+    code, tree = text.encode(), ast.parse(text)
+    starts = [0]
+    for line in code.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    edits = []
+    for number in marks(text).get(mark, []):
+        node = _part(_statement(tree, number), mutant.switch)
+        if node is None:
+            raise ValueError(f"{mark}: line {number} has nothing for {mutant.switch!r}")
+        begin = starts[node.lineno - 1] + node.col_offset
+        edits.append(
+            (begin, starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0), node.col_offset)
+        )
+    for begin, end, indent in sorted(edits, reverse=True):
+        code = code[:begin] + _new(mutant.switch, code[begin:end].decode(), indent).encode() + code[end:]
+    return code.decode()
+
+
+def _new(switch: str | Operand | Argument, old: str, indent: int) -> str:
+    if switch == GONE:
+        return "pass"
+    text = switch if isinstance(switch, str) else switch.text
+    if isinstance(switch, As):
+        return text.replace("\n", "\n" + " " * indent).replace(IT, old)
+    return text.replace(IT, f"({old})")
+
+
+def _statement(tree: ast.Module, number: int) -> ast.stmt | ast.ExceptHandler:
+    """Return the innermost statement of a line."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.ExceptHandler)]
+    around = [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]
+    return max(around, key=lambda node: (node.lineno, node.col_offset))
+
+
+Part = ast.expr | ast.stmt | ast.ExceptHandler
+
+
+def _part(node: ast.stmt | ast.ExceptHandler, switch: str | Operand | Argument) -> Part | None:
+    """Return what a switch replaces of a statement."""
+    if switch == GONE or isinstance(switch, As):
+        return node
+    if isinstance(switch, If):
+        return _condition(node)
+    if isinstance(switch, Value):
+        if isinstance(node, ast.With):
+            return node.items[0].context_expr
+        return getattr(node, "iter", None) or getattr(node, "value", None)
+    inside = list(_expressions(node))
+    if isinstance(switch, Operand):
+        operands = {id(each) for node in inside if isinstance(node, ast.BoolOp) for each in node.values}
+        leaves = [each for each in inside if id(each) in operands and not isinstance(each, ast.BoolOp)]
+        return leaves[switch.at] if switch.at < len(leaves) else None
+    calls = [each for each in inside if isinstance(each, ast.Call)]
+    if isinstance(switch, Argument) and isinstance(switch.name, str):
+        return next((word.value for call in calls for word in call.keywords if word.arg == switch.name), None)
+    if not calls:
+        return None
+    if isinstance(switch, Argument):
+        return calls[0].args[int(switch.name)] if int(switch.name) < len(calls[0].args) else None
+    return calls[0].func
+
+
+def _condition(node: ast.stmt | ast.ExceptHandler) -> ast.expr | None:
+    if isinstance(node, ast.ExceptHandler):
+        return node.type
+    if isinstance(node, ast.If | ast.While):
+        return node.test
+    inside = list(_expressions(node))
+    choices = [each.test for each in inside if isinstance(each, ast.IfExp)]
+    lists = [each for each in inside if isinstance(each, ast.ListComp | ast.SetComp | ast.GeneratorExp)]
+    filters = [test for each in lists for part in each.generators for test in part.ifs]
+    return next(iter(choices + filters), None)
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Iterate over the expressions of a statement without the statements in it, in their order."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler):
+            continue
+        if isinstance(child, ast.expr):
+            yield child
+        yield from _expressions(child)
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
@@ -52,79 +184,57 @@ WHOLE = "integration/test_whole_deliveries.py::test_"
 PYTHON_MUTANTS: dict[str, PythonMutant] = {
     # --- the dispatcher
     "prepares_without_its_epoch": PythonMutant(
-        "core/consumer/asking.py",
-        "topic, place.slot, self._owner, place.epoch, limit,",
-        "topic, place.slot, self._owner, None, limit,",
+        Argument(3, "None"),
         "A worker shows its epoch, so that a later owner of the slot fences it.",
         (DISPATCHER + "a_fenced_worker_leaves_a_slot_alone_that_another_one_holds[memory]",),
     ),
     "keeps_what_it_was_fenced_from": PythonMutant(
-        "core/consumer/answering.py",
-        "self._acquiring.fenced(place)\n            self._feeding.give_back_slot(place)",
-        "self._acquiring.fenced(place)",
+        GONE,
         "A fenced worker gives back what has not begun.",
         (DISPATCHER + "a_fenced_worker_gives_back_what_has_not_begun[memory]",),
     ),
     "forgets_what_it_told_before": PythonMutant(
-        "core/consumer/settling.py",
-        "kept.messages |= settlement.messages\n            kept.repeated = True",
-        "kept.messages |= settlement.messages",
+        GONE,
         "A settlement whose answer was lost is known to be a repetition.",
         (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
     ),
     "takes_each_report_for_a_whole_delivery": PythonMutant(
-        "core/consumer/settling.py",
-        "batch.commits_all and len(report.committed) == len(batch.messages)",
-        "batch.commits_all",
+        Operand(1, "True"),
         "Only what a thread reports at once is committed as a whole.",
         (WHOLE + "what_a_thread_reports_in_parts_is_named",),
     ),
     "takes_no_answer_for_an_end": PythonMutant(
-        "core/consumer/settling.py",
-        "isinstance(words, RmqError) or not words:",
-        "isinstance(words, RmqError):",
+        Operand(1, "False"),
         "What could not be committed as a whole is committed by name.",
         (WHOLE + "what_a_person_marks_meanwhile_ends_as_marked",),
     ),
     "starts_in_a_slot_that_is_shut": PythonMutant(
-        "core/consumer/feeding.py",
-        "if place.blocked_by:\n            # It was shut",
-        "if False:\n            # It was shut",
+        If("False"),
         "Nothing begins in a slot that is shut for a listener that does not return.",
         (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
     ),
     "keeps_what_a_dead_thread_had": PythonMutant(
-        "core/consumer/relief.py",
-        "self._feeding.give_back(batch)\n                self._feeding.finished(Slice(batch, [], [], [], 0.0, True))",
-        "pass",
+        GONE,
         "What a dead thread had is in hand no more.",
         (THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-1]",),
     ),
     "gives_back_what_has_ended": PythonMutant(
-        "core/consumer/feeding.py",
-        "if batch not in self._hand:\n            return  # it has ended",
-        "if False:\n            return  # it has ended",
+        If("False"),
         "A message is given back once.",
         (HUNG + "of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once[memory]",),
     ),
     "takes_for_threads_that_are_taken": PythonMutant(
-        "core/consumer/asking.py",
-        "if self._hand.is_taken(thread):\n                continue",
-        "if False:\n                continue",
+        If("False"),
         "Nothing is taken for a thread whose call does not end.",
         (HUNG + "behind_hung_calls_of_its_own_topic_nothing_waits_in_hand[memory-by priority]",),
     ),
     "keeps_slots_with_a_thread_that_is_taken": PythonMutant(
-        "core/consumer/room.py",
-        "is_taken = self._hand.is_taken(place.home)",
-        "is_taken = False",
+        Value("False"),
         "Slots of a thread whose call does not end go to other threads.",
         (HUNG + "the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free[memory]",),
     ),
     "stops_lists_that_it_refreshes": PythonMutant(
-        "core/consumer/feeding.py",
-        "if again <= REFRESHED:\n                self.give_back(batch, drops=False)",
-        "if again <= REFRESHED:\n                self.give_back(batch)",
+        Argument("drops", "True"),
         "A list that failed is settled also while the rest of its batch is taken again.",
         (
             LISTS
@@ -132,9 +242,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "takes_all_bytes": PythonMutant(
-        "core/consumer/sizes.py",
-        "if self.held + self._granted + wanted > MOST:",
-        "if False:",
+        If("False"),
         "The bytes in hand of a process are bounded.",
         (
             SIZES + "large_messages_are_worked_off_within_a_bound[memory-True-in the member]",
@@ -142,17 +250,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "takes_the_time_out_of_the_topic": PythonMutant(
-        "core/consumer/answering.py",
-        ", timeout=reply.timeout\n",
-        "\n",
+        Argument("timeout", "None"),
         "A worker keeps to the time-outs of single messages.",
         (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over[memory]",),
     ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
-        "core/consumer/threads.py",
-        "now > batch.confirmed + half or ",
-        "",
+        Operand(2, "False"),
         "Nothing begins with less than half of its time-out left.",
         (
             EXECUTOR + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin[None]",
@@ -160,38 +264,28 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "lists_lose_patience": PythonMutant(
-        "core/consumer/threads.py",
-        "is_over = batch.dropped if is_again else batch.halted or",
-        "is_over = batch.halted or",
+        If("False"),
         "A list that failed is settled in one pass.",
         (EXECUTOR + "a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted_back[False]",),
     ),
     "overtakes_receipts": PythonMutant(
-        "core/consumer/threads.py",
-        "return next(batch for batch in batches if batch.place is best.place) if topic.serial else best",
-        "return best",
+        If("False"),
         "The receipts of a serial slot rise.",
         (THREADS + "of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads",),
     ),
     "trusts_errors": PythonMutant(
-        "core/consumer/failures.py",
-        "except BaseException:  # noqa: BLE001 - its class, its text or the memory fails",
-        "except ZeroDivisionError:  # its class, its text or the memory fails",
+        If("ZeroDivisionError"),
         "An error that cannot be described is a failure like any other.",
         (THREADS + "an_error_whose_class_fails_is_a_failure_like_any_other[None]",),
     ),
     "does_not_report_what_it_failed_at": PythonMutant(
-        "core/consumer/threads.py",
-        "self._inbox.put(Slice(batch, [], [], rest, 0.0, True))",
-        "pass",
+        GONE,
         "A failure outside a listener ends its batch.",
         (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
     ),
     # --- the event loop
     "slots_overlap": PythonMutant(
-        "core/consumer/turns.py",
-        "if behind is not None:",
-        "if False:",
+        If("False"),
         "In a serial slot one call of an async listener runs at a time.",
         (
             OVERLAPPING + "two_batches_of_one_serial_slot_never_overlap",
@@ -199,37 +293,27 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "runs_all_at_once": PythonMutant(
-        "core/consumer/turns.py",
-        "room = self._concurrency[topic] - self._running[topic]",
-        "room = 1_000_000",
+        Value("1_000_000"),
         "No more calls of a topic overlap than its CONCURRENCY.",
         (OVERLAPPING + "no_more_batches_run_than_the_concurrency",),
     ),
     "takes_more_than_it_can_run": PythonMutant(
-        "core/consumer/overlap.py",
-        "return most - self._held[topic]",
-        "return 1_000_000",
+        Value("1_000_000"),
         "A worker takes no more for its event loop than that can run.",
         (OVERLAPPING + "a_worker_takes_no_more_than_it_can_run[memory]",),
     ),
     "begins_after_the_stop": PythonMutant(
-        "core/consumer/steps.py",
-        "batch.dropped if is_again else batch.halted or",
-        "batch.dropped if is_again else",
+        Operand(0, "False"),
         "What an async listener has not begun when its worker stops is given back.",
         (OVERLAPPING + "a_batch_halted_on_the_way_reports_the_rest_as_not_begun",),
     ),
     "begins_late_in_the_loop": PythonMutant(
-        "core/consumer/steps.py",
-        "if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:",
-        "if batch.abandoned:",
+        Operand(0, "False"),
         "Nothing begins in the event loop with less than half of its time-out left.",
         (OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",),
     ),
     "leaves_slots_of_a_blocked_loop_open": PythonMutant(
-        "core/consumer/relief.py",
-        "for running in thread.batches():",
-        "for running in [batch]:",
+        Value("list(IT)[:1]"),
         "While the event loop is blocked, nothing begins in the slots of what runs there.",
         (
             OVERLAPPING
@@ -237,23 +321,17 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "shares_cells": PythonMutant(
-        "core/consumer/cells.py",
-        "places = [self._free.popleft() for _ in members]",
-        "places = list(range(len(members)))",
+        Value("list(range(len(IT)))"),
         "What a batch records is not overwritten by another one.",
         (CELLS + "what_ran_while_many_others_came_and_went_is_known_after_a_death",),
     ),
     "shares_connections": PythonMutant(
-        "project/listening/synchronous.py",
-        "SyncToAsync.thread_sensitive_context.set(thread)",
-        "pass",
+        GONE,
         "Calls that overlap have threads, and so connections, of their own.",
         (HOOKS + "calls_that_overlap_have_threads_of_their_own_and_each_call_only_one",),
     ),
     "copies_go_on": PythonMutant(
-        "core/consumer/forks.py",
-        "if threading.current_thread() is forking:",
-        "if False:",
+        If("False"),
         "A process that a listener forked ends when the listener returns in it.",
         (
             THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[None-returns]",
@@ -262,66 +340,48 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- the order of strict topics
     "goes_on_behind_a_failure": PythonMutant(
-        "core/consumer/threads.py",
-        "is_held = batch.topic.is_strict and holds(outcome)",
-        "is_held = False",
+        Value("False"),
         "A thread begins nothing behind a message of a strict topic that failed.",
         (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed[memory]",),
     ),
     "asks_beside_a_commit": PythonMutant(
-        "core/consumer/trips.py",
-        "held = {place for place, _ in told_before if place.topic.is_strict}",
-        "held = set()",
+        Value("set()"),
         "A strict slot is asked again only once Redis has answered its commit, which a later trip may overtake.",
         (TRIPS + "a_strict_slot_is_not_asked_before_its_commit_is_known",),
     ),
     "goes_on_behind_what_it_lost": PythonMutant(
-        "core/consumer/threads.py",
-        "is_held = batch.topic.is_strict\n",
-        "is_held = False\n",
+        Value("False"),
         "A thread begins nothing behind a message of a strict topic that it no longer holds.",
         (ORDER + "a_stale_message_ends_its_batch[memory]",),
     ),
     "commits_behind_a_failure": PythonMutant(
-        "core/consumer/outcomes.py",
-        "if outcomes and tally.batch.topic.is_strict:",
-        "if False:",
+        If("False"),
         "Of a list of a strict topic, only what precedes its first failure is committed.",
         (ORDER + "a_list_commits_only_what_comes_before_its_first_failure[memory-many-4]",),
     ),
     "lists_retries_last": PythonMutant(
-        "core/consumer/calling.py",
-        "if messages and messages[0].topic.is_fifo:",
-        "if False:",
+        If("False"),
         "A batch listener is given fifo messages in their order, also those that failed.",
         (ORDER + "retries_of_a_fifo_topic_are_listed_in_their_place",),
     ),
     "sends_on_behind_an_error": PythonMutant(
-        "core/producer/trips.py",
-        "return self.is_in_line and any(",
-        "return False and any(",
+        Value("False"),
         "What comes behind an error of a fifo send is not sent.",
         (ORDER + "what_comes_behind_an_error_is_not_sent[memory]",),
     ),
     "rest_hands_out_many_of_a_strict_slot": PythonMutant(
-        "operations/taking.py",
-        "if self._topic.is_strict:",
-        "if False:",
+        If("False"),
         "A program is given one message of a strict slot at a time.",
         (ORDER + "a_program_is_given_one_message_of_a_strict_slot_at_a_time[memory-strict-1]",),
     ),
     # --- its threads
     "log_calls_raise": PythonMutant(
-        "core/logs/safe.py",
-        "except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises",
-        "except ZeroDivisionError:",
+        If("ZeroDivisionError"),
         "A log call ends no thread.",
         (THREADS + "a_log_filter_that_raises_ends_no_thread[10]",),
     ),
     "dead_threads_stay_dead": PythonMutant(
-        "core/consumer/lookout.py",
-        "if post.is_manned():",
-        "if True:",
+        If("True"),
         "A dead thread is replaced.",
         (
             THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-0]",
@@ -330,102 +390,74 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "coordinators_are_not_revived": PythonMutant(
-        "core/coordination/shared.py",
-        "if not self._ownership.is_alive():\n            self._ownership.start()",
-        "pass",
+        If("False"),
         "The thread that tells a worker what it owns is replaced when it has died.",
         (THREADS + "a_coordinator_goes_on_when_its_threads_have_died",),
     ),
     "beats_without_all_its_threads": PythonMutant(
-        "project/listening/worker.py",
-        "if self._notes is not None and not self.dispatcher.lookout.is_whole:",
-        "if False:",
+        If("False"),
         "A process that cannot replace a thread is not ready, and the watchdog counts.",
         (LOST + "the_watchdog_counts_while_a_thread_cannot_be_replaced",),
     ),
     "successors_share_marks": PythonMutant(
-        "core/consumer/crew.py",
-        "self._spare_marks() if lives else before.marks",
-        "before.marks",
+        If("False"),
         "The successor of a thread that hangs notes elsewhere what it runs.",
         (THREADS + "a_successor_shares_no_marks_with_a_thread_that_hangs",),
     ),
     # --- the heartbeat
     "extends_for_dead_threads": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "if thread is not None and not thread.is_alive():",
-        "if False:",
+        If("False"),
         "A batch whose thread is dead is not extended.",
         (THREADS + "a_batch_of_a_dead_thread_is_not_extended",),
     ),
     "never_gives_up": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "if since is not None and now - since > topic.max_runtime and not batch.abandoned:",
-        "if False:",
+        If("False"),
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
         (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
     ),
     # --- stopping what runs
     "asks_nothing_when_something_is_cancelled": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "told_at = self._news.get((batch.topic.name, batch.place.slot), 0.0)",
-        "told_at = 0.0",
+        Value("0.0"),
         "A worker asks at once what was cancelled of what it has in hand.",
         (STOPPING + "a_sync_listener_sees_that_it_is_cancelled_and_stops[memory]",),
     ),
     "misses_what_was_cancelled_while_it_was_deaf": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "batch.confirmed <= max(told_at, self._doubted_at)",
-        "batch.confirmed <= told_at",
+        Argument(1, "0.0"),
         "A worker that subscribes again asks what was cancelled meanwhile.",
         (STOPPING + "a_worker_that_subscribes_again_asks_for_what_it_missed[memory]",),
     ),
     "forgets_news_of_what_is_not_in_hand_yet": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "if now - at > NEWS_SECONDS:",
-        "if True:",
+        If("True"),
         "News that something was cancelled may come before its batch is in hand.",
         (STOPPING + "news_that_comes_before_its_batch_is_in_hand_is_kept_for_it[memory]",),
     ),
     "extends_what_is_abandoned": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "if not batch.abandoned and (",
-        "if (",
+        Operand(0, "True"),
         "News that something was cancelled extends nothing that exceeded MAX_RUNTIME.",
         (STOPPING + "what_is_abandoned_is_not_extended_by_news[memory]",),
     ),
     "disturbs_a_coroutine_that_cleans_up": PythonMutant(
-        "core/consumer/steps.py",
-        "why not in self._stopped_by",
-        "True",
+        Operand(2, "True"),
         "A coroutine is cancelled once for each reason.",
         (STOPPING + "a_coroutine_that_learns_by_extending_is_cancelled_once[memory]",),
     ),
     "charges_those_that_a_blocked_loop_keeps_waiting": PythonMutant(
-        "core/consumer/batches.py",
-        "(steps.blocked() if steps is not None else 0.0)",
-        "0.0",
+        Function("(lambda: 0.0)"),
         "The time for which one coroutine blocks the loop is not charged to the others.",
         (STOPPING + "a_coroutine_that_blocks_the_loop_costs_only_itself[memory]",),
     ),
     "cancels_a_list_for_one_message": PythonMutant(
-        "core/consumer/steps.py",
-        "all(message.stopped for message in self._batch.group)",
-        "any(message.stopped for message in self._batch.group)",
+        Function("any"),
         "An async list is cancelled only if all of its messages are.",
         (STOPPING + "in_a_list_each_message_is_told_by_itself[memory-True]",),
     ),
     "ends_a_list_that_ran_too_long_as_a_whole": PythonMutant(
-        "core/consumer/steps.py",
-        'message.stopped = "" if message.stopped == "overran" else message.stopped',
-        "pass",
+        GONE,
         "Of an async list that exceeded HARD_TIMEOUT, each message has a time of its own.",
         (STOPPING + "an_async_list_that_runs_for_too_long_is_tried_one_by_one[memory]",),
     ),
     "waits_for_coroutines_that_do_not_end": PythonMutant(
-        "core/consumer/heartbeat.py",
-        "elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:",
-        "elif False:",
+        If("False"),
         "A coroutine that was cancelled and does not end costs its process.",
         (
             STOPPING
@@ -433,21 +465,12 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "logs_before_it_ends_a_call": PythonMutant(
-        "core/consumer/heartbeat.py",
-        """            if batch.steps is None:
-                self._unending(batch)
-            else:""",
-        """            if batch.steps is None:
-                logger.error("HARD_TIMEOUT")
-                self._unending(batch)
-            else:""",
+        As('logger.error("HARD_TIMEOUT")\nIT'),
         "A listener that holds the lock of a log handler is ended, too.",
         (STOPPING + "a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the_same[memory]",),
     ),
     "charges_the_neighbours_of_what_ran_too_long": PythonMutant(
-        "core/consumer/notes.py",
-        "if is_done is None or self._is_replaced else",
-        "if is_done is None else",
+        Operand(1, "False"),
         "Who ran beside a listener that exceeded HARD_TIMEOUT is not charged.",
         (
             STOPPING
@@ -455,9 +478,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "forgives_what_ran_too_long": PythonMutant(
-        "core/consumer/unending.py",
-        "self._notes.charge([",
-        "list([",
+        GONE,
         "What exceeded HARD_TIMEOUT uses a retry.",
         (
             STOPPING
@@ -465,48 +486,37 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "leaves_to_others_what_still_runs": PythonMutant(
-        "core/consumer/loop.py",
-        "self._companions.stop(keeps_beating=self.overran)",
-        "self._companions.stop(keeps_beating=False)",
+        Argument("keeps_beating", "False"),
         "Until its process has ended, a listener that exceeded HARD_TIMEOUT keeps its message.",
         (STOPPING + "until_its_process_has_ended_a_listener_keeps_its_message[memory]",),
     ),
     "forgets_what_was_cancelled_with_a_lost_answer": PythonMutant(
-        "core/consumer/doubts.py",
-        'strict=True) if word != "stale"]',
-        'strict=True) if word == "ok"]',
+        If("word == 'ok'"),
         "What a lost answer had handed out, and was cancelled since, ends at once.",
         (TRIPS + "what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_having_begun",),
     ),
     "begins_what_was_cancelled": PythonMutant(
-        "core/consumer/awaiting.py",
-        "if message.stopped:\n            raise Cancelled",
-        "if False:\n            raise Cancelled",
+        If("False"),
         "What was cancelled in the hand of a worker does not begin.",
         (STOPPING + "what_is_in_hand_and_has_not_begun_does_not_begin[memory-True]",),
     ),
     # --- slots that others have acquired
     "stays_away_from_its_own": PythonMutant(
-        "core/consumer/fences.py",
-        "if place.fenced_at < confirmed]",
-        "if False]",
+        If("False"),
         "A fenced slot is acquired again when the coordinator, asked since, says that it is ours.",
         (
             "integration/test_fences.py::test_a_worker_that_missed_an_assignment_goes_on_with_its_slots[memory]",
         ),
     ),
     "takes_an_old_answer_for_a_new_one": PythonMutant(
-        "core/consumer/fences.py",
-        "if place.fenced_at < confirmed]",
-        "]",
+        If("True"),
         "What was asked before a slot was fenced does not say that it is ours.",
         ("unit/test_fences.py::test_only_a_later_question_gives_a_fenced_slot_back",),
+        mark="stays_away_from_its_own",
     ),
     # --- messages that timed out
     "repeated_suspects_run_together": PythonMutant(
-        "core/consumer/suspects.py",
-        "any(one.is_last or (one.is_grave and kind.is_grave) for",
-        "any(one.is_last for",
+        Operand(3, "False"),
         "Messages that timed out repeatedly run one at a time.",
         (
             "unit/test_suspects.py::test_several_wait_and_run_in_their_order",
@@ -514,41 +524,32 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "every_suspect_waits": PythonMutant(
-        "core/consumer/suspects.py",
-        "GRAVE = 2",
-        "GRAVE = 1",
+        Value("1"),
         "A message that timed out once holds up no other one.",
         (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it[memory]",),
     ),
     "the_last_try_has_company": PythonMutant(
-        "core/consumer/suspects.py",
-        "_Kind(left == 0, ",
-        "_Kind(False, ",
+        Argument(0, "False"),
         "A message on its last try runs beside no suspect.",
         ("unit/test_suspects.py::test_who_waits_is_not_overtaken_by_one_that_it_is_kept_apart_from",),
     ),
     # --- what a dead process leaves
     "left_to_its_time_out": PythonMutant(
-        "core/consumer/notes.py",
-        "telling.add(ending.rollback(topic, slot, receipt, failures))",
-        "continue",
+        As("continue"),
         "What ran in a process that is dead is charged at once.",
         (
             "unit/test_notes.py::test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone",
         ),
     ),
     "given_back_for_nothing": PythonMutant(
-        "core/consumer/notes.py",
-        'return "released" if is_done is None or self._is_replaced else',
-        'return "released" if not is_done else',
+        If("True"),
         "What ran in a process that is dead may have killed it, and spends a retry.",
         ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
+        mark="charges_the_neighbours_of_what_ran_too_long",
     ),
     # --- how a process ends, and what a message leaves
     "believes_an_exit_code": PythonMutant(
-        "core/consumer/supervisor.py",
-        "end = child.notes.end\n",
-        "end = status\n",
+        Value("status"),
         "An exit that a process has not announced is a death, whatever its code.",
         (
             SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[os-0-1]",
@@ -556,59 +557,43 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "ends_without_exit_handlers": PythonMutant(
-        "core/consumer/children.py",
-        "            _finish(code)\n",
-        "",
+        GONE,
         "A process that ends by itself runs exit handlers.",
         (SUPERVISOR + "exit_handlers_run_after_an_end_that_was_announced",),
     ),
     "ends_what_the_parent_has_made": PythonMutant(
-        "core/consumer/children.py",
-        "            _leave_to_parent()\n",
-        "",
+        GONE,
         "A process leaves alone what modules have made in its parent.",
         (SUPERVISOR + "what_modules_have_made_in_the_parent_stays_when_a_process_ends",),
     ),
     "copies_keep_the_handlers_of_a_worker": PythonMutant(
-        "core/consumer/forks.py",
-        "signal.signal(_handled.pop(), signal.SIG_DFL)",
-        "_handled.pop()",
+        Argument(1, "signal.SIG_IGN"),
         "A process that a listener forks ends on SIGTERM.",
         (SUPERVISOR + "a_copy_of_a_worker_does_not_keep_its_signal_handler",),
     ),
     "leaves_a_transaction_open": PythonMutant(
-        "project/transactions.py",
-        "            _roll_back(connection, depth)\n",
-        "",
+        GONE,
         "A transaction that a message leaves open ends with it.",
         (LEFTOVERS + "a_transaction_left_open_fails_its_message_and_no_other[sqlite-leave-one]",),
     ),
     "commits_what_left_a_transaction_open": PythonMutant(
-        "project/transactions.py",
-        "raise error_of(listener, left)",
-        "pass",
+        GONE,
         "A message that leaves a transaction open has failed.",
         (LEFTOVERS + "of_a_list_only_the_message_that_leaves_a_transaction_open_fails",),
     ),
     "lets_an_old_block_end_a_transaction": PythonMutant(
-        "project/transactions.py",
-        'block.using = f"{connection.alias}, in a transaction that a listener has left open"',
-        "pass",
+        GONE,
         "A block that was left open ends no transaction of another message.",
         (LEFTOVERS + "the_late_end_of_an_open_block_ends_no_transaction_of_another_message",),
     ),
     "shares_a_context": PythonMutant(
-        "project/transactions.py",
-        "return context.run(call_closed, listener, function, argument)",
-        "return call_closed(listener, function, argument)",
+        Function("(lambda function, *given: function(*given))"),
         "Context variables, language and time zone end with the call of a listener.",
         (LEFTOVERS + "language_time_zone_and_context_variables_end_with_the_call[sqlite-one]",),
     ),
     # --- what strangers write
     "a_foreign_value_ends_the_process": PythonMutant(
-        "core/calls/call.py",
-        "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
-        "except ZeroDivisionError as error:",
+        If("ZeroDivisionError"),
         "A value that cannot be read is an error of its slot.",
         (
             FOREIGN + "foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
@@ -617,38 +602,28 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- definitions
     "changed_under_workers": PythonMutant(
-        "core/topics/definitions.py",
-        "if unfollowed and serving:",
-        "if False:",
+        If("False"),
         "What running workers would not follow is not applied.",
         (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
     ),
     "senders_compare_everything": PythonMutant(
-        "core/topics/definitions.py",
-        "if sends_only and (followed",
-        "if False and (followed",
+        Operand(0, "False"),
         "A change of what only consumers need never raises in a sender.",
         (DEFINITIONS + "a_sender_follows_redis_in_what_only_consumers_need[max_retries]",),
     ),
     "senders_keep_their_retries": PythonMutant(
-        "core/producer/placing.py",
-        'fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}',
-        'fields = {"slots": counts[attempt % len(counts)]}',
+        Value("{'slots': IT['slots']}"),
         "The first priority of a slot settles the retries that Redis has, not those of its sender.",
         (DEFINITIONS + "the_first_priority_of_a_slot_settles_the_registered_retries",),
     ),
     # --- typed bodies
     "tries_an_unfit_body_again": PythonMutant(
-        "core/consumer/failures.py",
-        "elif isinstance(error, Unfit):",
-        "elif False:",
+        If("False"),
         "A body that does not fit its type is dead at once.",
         (TYPED + "a_body_that_does_not_fit_is_dead_at_once_and_reaches_no_listener",),
     ),
     "trusts_instances": PythonMutant(
-        "project/validating/declared.py",
-        "return _dumped(adapter, adapter.validate_json(raw))",
-        "return _dumped(adapter, self._instance(adapter, body))",
+        Argument(1, "self._instance(adapter, body)"),
         "An instance is validated with all that is in it, and what could not be read is not sent.",
         (
             TYPED + "what_a_dataclass_does_not_enforce_is_converted_or_refused",
@@ -657,9 +632,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- a Redis Cluster
     "what_never_ran_is_refused": PythonMutant(
-        "core/cluster/trips.py",
-        "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
-        "if False:",
+        If("False"),
         "What no node has run in time may be tried again.",
         (
             CLUSTER + "scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node",
@@ -668,51 +641,37 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- schedules
     "an_old_worker_removes_what_a_newer_one_declares": PythonMutant(
-        "core/schedules/declarations.py",
-        "        if not self._is_gone(record, now):\n            return False\n        answer",
-        "        answer",
+        If("False"),
         "A schedule is removed only when no live worker declares it.",
         (SCHEDULES + "an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares",),
     ),
     "an_older_version_replaces_the_present_one": PythonMutant(
-        "core/schedules/declarations.py",
-        "elif record.former == each.digest and",
-        "elif False and",
+        If("False"),
         "Versions side by side do not change a schedule back and forth.",
         (SCHEDULES + "versions_side_by_side_do_not_change_a_schedule_back_and_forth",),
     ),
     "an_outage_counts_as_silence": PythonMutant(
-        "core/schedules/declarations.py",
-        "            self._silent.clear()",
-        "            pass",
+        GONE,
         "While Redis is unavailable nobody can say that it declares a schedule.",
         (SCHEDULES + "while_redis_is_unavailable_nobody_counts_as_gone",),
     ),
     "a_lost_schedule_stays_lost": PythonMutant(
-        "core/schedules/declarations.py",
-        "        if record is None or record.is_removed:\n            logger.warning(",
-        "        if record is None or record.is_removed:\n            return False\n            logger.warning(",
+        As("return False"),
         "A schedule that Redis has lost is declared again.",
         (SCHEDULES + "schedules_that_redis_has_lost_go_on_and_the_log_says_so",),
     ),
     "a_stale_tick_counts_as_written": PythonMutant(
-        "core/schedules/stepping.py",
-        'if answer == "stale" and plan_again',
-        "if False and plan_again",
+        Operand(0, "False"),
         "A tick of a generation that its slot refuses is planned again.",
         (SCHEDULES + "a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same",),
     ),
     "a_tick_written_again_is_another_message": PythonMutant(
-        "core/schedules/stepping.py",
-        'derived_origin(instant, f"{self._broker.prefix} {member.decode()}")',
-        'derived_origin(instant, str(__import__("uuid").uuid4()))',
+        Argument(1, "str(__import__('uuid').uuid4())"),
         "A tick that is written again has the same origin.",
         (SCHEDULES + "a_tick_that_is_written_again_has_the_same_origin",),
     ),
     "a_tick_stays_where_old_rules_put_it": PythonMutant(
-        "core/schedules/timing.py",
-        "        present.timezone == planned.timezone\n        and present.offset",
-        "        present.timezone != planned.timezone\n        and present.offset",
+        Operand(0, "not IT"),
         "New rules of a time zone move the tick that waits.",
         (
             SCHEDULES
@@ -720,9 +679,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "new_rules_repeat_a_run": PythonMutant(
-        "core/schedules/timing.py",
-        "        and shown_ms <= each.shown_ms\n",
-        "        and False\n",
+        Operand(2, "False"),
         "A fixed time of day runs once, also where the rules of its time zone change on that day.",
         (SCHEDULES + "new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out[set forward]",),
     ),

@@ -5,6 +5,7 @@ These tests wait more than they compute, so a few copies are worked on ahead; a 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,13 +22,30 @@ import pytest
 
 from tests.proof import python_mutants
 from tests.proof.database_mutants import DATABASE_MUTANTS
-from tests.proof.python_mutants import PythonMutant
+from tests.proof.mutants import GONE, As, If
+from tests.proof.python_mutants import Argument, Function, Operand, PythonMutant, Value, marks, switched_off
 
 ROOT = Path(__file__).parents[2]
 PYTHON_MUTANTS = python_mutants.PYTHON_MUTANTS | DATABASE_MUTANTS
 COPIED = ("django_rmq", "example_project", "tests", "manage.py", "pyproject.toml")
 COPIES = 3
 FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - |$)", re.MULTILINE)
+
+
+@cache
+def marked() -> dict[str, list[str]]:
+    """Return the files of the package that have each mark."""
+    files: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "django_rmq").rglob("*.py")):
+        text = path.read_text()
+        for mark in marks(text) if "# rule: " in text else ():
+            files.setdefault(mark, []).append(path.relative_to(ROOT / "django_rmq").as_posix())
+    return files
+
+
+def files_of(name: str) -> list[str]:
+    """Return the files that are marked for a mutant: always one."""
+    return marked().get(PYTHON_MUTANTS[name].mark or name, [])
 
 
 Outcome = tuple[int, str]
@@ -66,11 +85,12 @@ class Copy:
         code, output = json.loads(self.process.stdout.readline())
         return code, output
 
-    def try_mutant(self, mutant: PythonMutant) -> Outcome:
+    def try_mutant(self, name: str) -> Outcome:
         """Run the tests that guard a rule against the copy without it."""
-        path = self.root / "django_rmq" / mutant.file
+        mutant, (file,) = PYTHON_MUTANTS[name], files_of(name)
+        path = self.root / "django_rmq" / file
         text = path.read_text()
-        path.write_text(mutant.applied_to(text))
+        path.write_text(switched_off(mutant, mutant.mark or name, text))
         try:
             return self.run(mutant.caught_by)
         finally:
@@ -107,7 +127,7 @@ def outcomes(
     def tried(name: str) -> Outcome:
         copy = copies.get()
         try:
-            return copy.try_mutant(PYTHON_MUTANTS[name])
+            return copy.try_mutant(name)
         finally:
             copies.put(copy)
 
@@ -141,17 +161,57 @@ def test_these_tests_pass_with_all_rules(copies: SimpleQueue[Copy]) -> None:
 
 
 @pytest.mark.parametrize("name", PYTHON_MUTANTS)
-def test_a_mutant_changes_one_place_of_its_file(name: str) -> None:
-    mutant = PYTHON_MUTANTS[name]
-    text = (ROOT / "django_rmq" / mutant.file).read_text()
-    changed = mutant.applied_to(text)
-    assert changed != text
-    compile(changed, mutant.file, "exec")
+def test_a_mutant_changes_one_file(name: str) -> None:
+    mutant, (file,) = PYTHON_MUTANTS[name], files_of(name)
+    text = (ROOT / "django_rmq" / file).read_text()
+    changed = switched_off(mutant, mutant.mark or name, text)
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
     assert mutant.caught_by
     assert re.fullmatch(r"[A-Z].*\.", mutant.rule)
 
 
-def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
-    mutant = PythonMutant("core/consumer/notes.py", "import", "", "A rule.", ("unit/test_notes.py",))
-    with pytest.raises(ValueError, match=r"notes\.py contains \d+ times, not once"):
-        mutant.applied_to((ROOT / "django_rmq" / mutant.file).read_text())
+def test_every_mark_has_a_mutant() -> None:
+    assert set(marked()) == {mutant.mark or name for name, mutant in PYTHON_MUTANTS.items()}
+
+
+CODE = """
+# rule: condition
+if a:
+    é = f(b and c, g(d or e, key=1))  # rule: value
+    # rule: lines
+    # rule: function
+    return g(é)[
+        0
+    ] if a else 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "switch", "old", "new"),
+    [
+        ("condition", If("False"), "if a:", "if False:"),
+        ("function", If("False"), "if a else", "if False else"),
+        ("value", Value("IT + IT"), "f(b and c, g(d or e, key=1))", "({0}) + ({0})"),
+        ("value", GONE, "é = f(b and c, g(d or e, key=1))", "pass"),
+        ("value", As("h()\nIT"), "é = f", "h()\n    {0}"),
+        ("value", Operand(1, "True"), "b and c", "b and True"),
+        ("value", Operand(3, "not IT"), "d or e", "d or not (e)"),
+        ("value", Argument(1, "None"), "g(d or e, key=1)", "None"),
+        ("value", Argument("key", "IT"), "key=1", "key=(1)"),
+        ("function", Function("h"), "return g(", "return h("),
+        ("lines", GONE, "return g(é)[\n        0\n    ] if a else 1", "pass"),
+    ],
+)
+def test_a_mark_holds_for_its_statement_or_for_the_next(
+    mark: str, switch: str | Operand | Argument, old: str, new: str
+) -> None:
+    switched = switched_off(PythonMutant(switch, "A rule.", ("a test",)), mark, CODE)
+    assert switched == CODE.replace(old, new.format(old))
+
+
+@pytest.mark.parametrize(
+    "switch", [If("False"), Operand(4, "True"), Argument(2, "None"), Argument("name", "None"), Function("f")]
+)
+def test_what_is_not_there_cannot_be_switched(switch: str | Operand | Argument) -> None:
+    with pytest.raises(ValueError, match="mark: line 1 has nothing for"):
+        switched_off(PythonMutant(switch, "A rule.", ("a test",)), "mark", "a = b and c  # rule: mark")

@@ -75,6 +75,7 @@ class Call(NamedTuple, Generic[T_co]):
                 found: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
                 return found
             return decode(reply)
+        # rule: a_foreign_value_ends_the_process
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             keys = self.keys(prefix)
             of = keys[0].decode(errors="replace") if keys else "no key"

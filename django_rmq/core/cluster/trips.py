@@ -112,6 +112,7 @@ class Trip:
     def _give_up(errands: Iterable[Errand]) -> None:
         """Give commands that no node has run an error which permits another try, whatever the last node answered."""
         for errand in errands:
+            # rule: what_never_ran_is_refused
             if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
                 errand.reply = TryAgainError(
                     f"no node of the cluster ran the command in time ({errand.reply})"

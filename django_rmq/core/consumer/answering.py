@@ -80,6 +80,7 @@ class Answering:
     def _take(self, place: Place, reply: Prepared, at: float) -> None:
         """Process messages that were handed out."""
         topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
+        # rule: takes_the_time_out_of_the_topic
         start = partial(
             self._feeding.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
         )
@@ -110,7 +111,7 @@ class Answering:
             self._schedule.pause(place, reply.next_due, is_paused=reply.status == "paused")
         elif reply.status == "fenced":
             self._acquiring.fenced(place)
-            self._feeding.give_back_slot(place)
+            self._feeding.give_back_slot(place)  # rule: keeps_what_it_was_fenced_from
         elif reply.status == "moved":
             self._moved(place, reply.slots)
         else:

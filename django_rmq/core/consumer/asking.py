@@ -123,7 +123,7 @@ class Asking:
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
-            if self._hand.is_taken(thread):
+            if self._hand.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
             # ready.
@@ -140,6 +140,7 @@ class Asking:
             size = room.bytes.grant(topic, limit)
             if not size:
                 break
+            # rule: prepares_without_its_epoch
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
             asked.add(place, limit, size, room.expected(place), pipeline.add(call))
             asked.slots_of_topic[topic.name] += bool(is_bounded)

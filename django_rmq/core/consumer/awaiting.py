@@ -20,7 +20,7 @@ Coroutine = Callable[[Any], Awaitable[Any]]
 async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
     """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
-        if message.stopped:
+        if message.stopped:  # rule: begins_what_was_cancelled
             raise Cancelled
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own

@@ -112,6 +112,7 @@ class Batch:
     def ran(self, now: float) -> float:
         """Return for how many seconds the call that runs could work: other coroutines may have blocked its loop."""
         since, steps = self.running_since, self.steps
+        # rule: charges_those_that_a_blocked_loop_keeps_waiting
         return 0.0 if since is None else now - since - (steps.blocked() if steps is not None else 0.0)
 
     def running(self) -> list[Message]:

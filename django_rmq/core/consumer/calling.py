@@ -166,7 +166,7 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
 
     Retries come last, but on fifo topics in their place.
     """
-    if messages and messages[0].topic.is_fifo:
+    if messages and messages[0].topic.is_fifo:  # rule: lists_retries_last
         return _groups_in_line(messages, size)
     found: list[list[Message]] = []
     fresh: list[Message] = []

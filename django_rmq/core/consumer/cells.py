@@ -45,7 +45,7 @@ class Cells:
         """Record which messages are next, and return their cells: none if there are too few."""
         if self._marks is None or len(self._free) < len(members):
             return Taken(self, [])
-        places = [self._free.popleft() for _ in members]
+        places = [self._free.popleft() for _ in members]  # rule: shares_cells
         for place, member in zip(places, members, strict=True):
             self._marks.put(place, topic, slot, receipt, member)
         return Taken(self, places)

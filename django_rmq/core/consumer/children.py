@@ -103,7 +103,7 @@ class Child:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            _leave_to_parent()
+            _leave_to_parent()  # rule: ends_what_the_parent_has_made
             close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # Ctrl-C and a lost terminal signal the whole process group, and the parent decides what to do.
@@ -114,7 +114,7 @@ class Child:
                 faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
             code = work(self.notes)
             self.notes.announce(code)
-            _finish(code)
+            _finish(code)  # rule: ends_without_exit_handlers
         except BaseException:
             logger.exception("A worker process failed")
         finally:

@@ -81,7 +81,7 @@ class Crew:
         # What the hung thread runs. It is read before the thread's state, because the thread may end meanwhile.
         batches, lives = before.batches(), not before.is_dead
         # A thread that hangs may still write into its own marks, so its successor needs others.
-        marks = self._spare_marks() if lives else before.marks
+        marks = self._spare_marks() if lives else before.marks  # rule: successors_share_marks
         fresh = self._new(index, marks)
         try:
             fresh.start()

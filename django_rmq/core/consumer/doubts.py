@@ -83,6 +83,7 @@ class Recovery:
                 refused.add(one.place)
                 trouble = self._troubles.of(one.place, words) or trouble
                 continue
+            # rule: forgets_what_was_cancelled_with_a_lost_answer
             ours = [thing for thing, word in zip(one.things, words, strict=True) if word != "stale"]
             self._go_on(HandedOut(one.place, one.receipt, ours), at)
         return {one.place for one in lost} - refused, trouble

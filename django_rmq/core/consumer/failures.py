@@ -48,6 +48,7 @@ def failure_of(message: Message, error: BaseException) -> Failure:
     """Log a listener's error and return its meaning for the message. Never raises, whatever the error."""
     try:
         return _understood(message, error)
+    # rule: trusts_errors
     except BaseException:  # noqa: BLE001 - its class, its text or the memory fails, and the message still has to end
         return Failure(message.delivery.member, "failed", None, "an exception that cannot be described")
 
@@ -58,7 +59,7 @@ def _understood(message: Message, error: BaseException) -> Failure:
         failure = Failure(member, "overran", None, ran_too_long(message.topic))
     elif isinstance(error, Reject):
         failure = Failure(member, "rejected", None, f"Reject: {text_of(error.reason)}")
-    elif isinstance(error, Unfit):
+    elif isinstance(error, Unfit):  # rule: tries_an_unfit_body_again
         failure = Failure(member, "rejected", None, text_of(error))
     elif isinstance(error, Retry):
         failure = Failure(member, "failed", None, f"Retry: {text_of(error)}")

@@ -77,7 +77,7 @@ class Feeding:
 
         They were handed out by a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
-        if place.blocked_by:
+        if place.blocked_by:  # rule: starts_in_a_slot_that_is_shut
             # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
             self._settling.release(place, receipt, [delivery.member for delivery in deliveries])
             return
@@ -154,7 +154,7 @@ class Feeding:
         Unless the batch is dropped (``drops``), its thread settles one by one the messages of a list that
         failed.
         """
-        if batch not in self._hand:
+        if batch not in self._hand:  # rule: gives_back_what_has_ended
             return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
         waits = batch.thread is None and batch in self.suspects
@@ -195,7 +195,7 @@ class Feeding:
             elif not self._keeps_waiting(batch):
                 again += 1
             if again <= REFRESHED:
-                self.give_back(batch, drops=False)
+                self.give_back(batch, drops=False)  # rule: stops_lists_that_it_refreshes
 
     def full_topics(self, seconds: float) -> frozenset[str]:
         """Return the topics for which all that could run their listeners has been taken for so long."""

@@ -48,6 +48,7 @@ class Fences:
 
     def ours_at(self, confirmed: float) -> list[Place]:
         """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
+        # rule: stays_away_from_its_own
         return [place for place in self._places if place.fenced_at < confirmed]
 
     def left_alone(self, untaken: Sequence[Place]) -> Iterator[Place]:

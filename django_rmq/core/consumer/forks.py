@@ -55,7 +55,7 @@ def _note_fork() -> None:
     thread = threading.current_thread()
     forking = thread if isinstance(thread, tuple(_watched)) else None
     while _handled:
-        signal.signal(_handled.pop(), signal.SIG_DFL)
+        signal.signal(_handled.pop(), signal.SIG_DFL)  # rule: copies_keep_the_handlers_of_a_worker
     _let_signals_in()
 
 
@@ -67,7 +67,7 @@ def end_copy() -> None:
 
     It would run the rest of the batch a second time, report to nobody, and never end.
     """
-    if threading.current_thread() is forking:
+    if threading.current_thread() is forking:  # rule: copies_go_on
         _exit_copy(sys.exception())
 
 

@@ -90,19 +90,21 @@ class Heartbeat(threading.Thread):
         """Extend what needs it, and abandon what has run too long."""
         now = uptime()
         for told, at in list(self._news.items()):
-            if now - at > NEWS_SECONDS:
+            if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
                 del self._news[told]
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
-            if thread is not None and not thread.is_alive():
+            if thread is not None and not thread.is_alive():  # rule: extends_for_dead_threads
                 continue
             self._pause = min(self._pause, batch.timeout / 12)
             since = batch.running_since
             if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
                 self._end(batch, seconds)
+            # rule: never_gives_up
             if since is not None and now - since > topic.max_runtime and not batch.abandoned:
                 self._abandon(batch, now - since)
+            # rule: extends_what_is_abandoned
             if not batch.abandoned and (self._is_asked(batch) or now - batch.confirmed >= batch.timeout / 3):
                 due.append(batch)
         if due:
@@ -113,7 +115,9 @@ class Heartbeat(threading.Thread):
 
     def _is_asked(self, batch: Batch) -> bool:
         """Return whether something of the batch may be cancelled that Redis did not know when it confirmed the batch."""
+        # rule: asks_nothing_when_something_is_cancelled
         told_at = self._news.get((batch.topic.name, batch.place.slot), 0.0)
+        # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
 
     def _extend(self, due: list[Batch]) -> None:
@@ -145,7 +149,7 @@ class Heartbeat(threading.Thread):
             stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
             if batch.steps is None:
-                self._unending(batch)
+                self._unending(batch)  # rule: logs_before_it_ends_a_call
             else:
                 for message in batch.running():
                     message.stopped = message.stopped or "overran"
@@ -162,6 +166,7 @@ class Heartbeat(threading.Thread):
                     "rmq_slot": batch.place.slot,
                 },
             )
+        # rule: waits_for_coroutines_that_do_not_end
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
             self._unending(batch)

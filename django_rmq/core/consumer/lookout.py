@@ -73,7 +73,7 @@ class Lookout:
         self.due = now + LOOK_SECONDS
         failed: Exception | None = None
         for post in self._posts:
-            if post.is_manned():
+            if post.is_manned():  # rule: dead_threads_stay_dead
                 continue
             try:
                 post.replace()

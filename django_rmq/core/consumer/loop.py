@@ -285,6 +285,7 @@ class Dispatcher:
             return False
 
     def _end_threads(self) -> None:
+        # rule: leaves_to_others_what_still_runs
         companions = self._companions.stop(keeps_beating=self.overran)
         for batch in self._hand.batches.values():
             batch.halted = batch.dropped = True

@@ -282,6 +282,7 @@ class _Ends:
             return "committed"
         if mark in self._overran:
             return "overran"
+        # rule: charges_the_neighbours_of_what_ran_too_long
         return "released" if is_done is None or self._is_replaced else "charged"
 
 
@@ -306,7 +307,7 @@ def _settle_some(
                 if end in ("charged", "overran"):
                     kind = ("timed_out", DIED) if end == "charged" else ("overran", ran_too_long(topic))
                     failures = [Failure(member, kind[0], error=kind[1]) for member in part]
-                    telling.add(ending.rollback(topic, slot, receipt, failures))
+                    telling.add(ending.rollback(topic, slot, receipt, failures))  # rule: left_to_its_time_out
                 elif end == "committed":
                     telling.add(ending.commit(topic, slot, receipt, part))
                 else:

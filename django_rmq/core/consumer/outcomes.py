@@ -17,7 +17,7 @@ def noted(
 
     On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
     """
-    if outcomes and tally.batch.topic.is_strict:
+    if outcomes and tally.batch.topic.is_strict:  # rule: commits_behind_a_failure
         outcomes = in_line(group, outcomes)
         if len(outcomes) < len(group) or holds(outcomes[-1][1]):
             lists.clear()

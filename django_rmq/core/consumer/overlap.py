@@ -57,7 +57,7 @@ class Overlap:
             # What a flow measures is how many calls run, so nothing waits beside them.
             ending = max(0, most - self.slow[topic])
             most += int(ending * AHEAD_SECONDS / max(pace, self.seconds(topic)))
-        return most - self._held[topic]
+        return most - self._held[topic]  # rule: takes_more_than_it_can_run
 
     def seconds(self, topic: str) -> float:
         """Return how many seconds of work one prepare should hand out."""

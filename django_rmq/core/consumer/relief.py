@@ -48,7 +48,8 @@ class Relief:
             self._inbox.hear()
         for batch in dead:
             if batch in self._hand:
-                self._feeding.give_back(batch)
+                self._feeding.give_back(batch)  # rule: keeps_what_a_dead_thread_had
+                # rule: keeps_what_a_dead_thread_had
                 self._feeding.finished(Slice(batch, [], [], [], 0.0, True))
 
     def overran(self, item: Overrun) -> None:
@@ -63,7 +64,7 @@ class Relief:
             self._shut(batch)
             return
         # In an event loop that is blocked, nothing of what runs goes on.
-        for running in thread.batches():
+        for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._shut(running)
         batch.thread = None
         self._lookout.due = 0.0

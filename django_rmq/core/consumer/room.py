@@ -108,7 +108,7 @@ class Room:
             return min(range(self.threads), key=load.__getitem__)
         if not place.batches:
             # A call that does not end must not keep the other slots of its thread waiting.
-            is_taken = self._hand.is_taken(place.home)
+            is_taken = self._hand.is_taken(place.home)  # rule: keeps_slots_with_a_thread_that_is_taken
             place.thread = min(range(self.threads), key=load.__getitem__) if is_taken else place.home
         return place.thread
 

@@ -101,6 +101,7 @@ class Settling:
         batch = report.batch
         settlement = self.pending[batch.place, batch.receipt]
         settlement.committed += report.committed
+        # rule: takes_each_report_for_a_whole_delivery
         settlement.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
         settlement.failures += report.failures
         settlement.released += released
@@ -163,7 +164,7 @@ class Settling:
             kept.failures += settlement.failures
             kept.released += settlement.released
             kept.messages |= settlement.messages
-            kept.repeated = True
+            kept.repeated = True  # rule: forgets_what_it_told_before
 
     def settled(self, told: Settlements, parts: list[Part]) -> ServerTrouble | None:
         """Record what Redis confirmed. The rest is sent again, since sending twice is harmless.
@@ -177,7 +178,7 @@ class Settling:
             words = answer.result()
             settlement = told[place, receipt]
             messages = settlement.messages
-            if isinstance(words, RmqError) or not words:
+            if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # Not whole: what was not ended as a whole is named.
                 kept = self.pending[place, receipt]
                 getattr(kept, verb).extend(items)

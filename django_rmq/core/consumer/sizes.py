@@ -36,7 +36,7 @@ class BytesInHand:
     def grant(self, topic: Topic, limit: int) -> int:
         """Return how many bytes a prepare of ``limit`` messages may return. 0: there is no room now."""
         wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
-        if self.held + self._granted + wanted > MOST:
+        if self.held + self._granted + wanted > MOST:  # rule: takes_all_bytes
             return 0
         self._granted += wanted
         return wanted

@@ -70,7 +70,9 @@ class Steps:
             self._loop.call_soon_threadsafe(self._stop, why)
 
     def _stop(self, why: str) -> None:
+        # rule: cancels_a_list_for_one_message
         stops = self.task is not None and all(message.stopped for message in self._batch.group)
+        # rule: disturbs_a_coroutine_that_cleans_up
         if self.task is not None and stops and why not in self._stopped_by:
             self._stopped_by.add(why)
             self.task.cancel()
@@ -91,6 +93,7 @@ class Steps:
             if outcomes is None:
                 for message in group:
                     # Each has the time of a call of its own.
+                    # rule: ends_a_list_that_ran_too_long_as_a_whole
                     message.stopped = "" if message.stopped == "overran" else message.stopped
                 self._lists.extendleft([message] for message in reversed(group))
                 continue
@@ -110,10 +113,11 @@ class Steps:
         # Messages of a list that failed have begun: they are settled one by one, however long that takes.
         is_again = at < batch.begun
         batch.begun = max(batch.begun, end)
-        if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:
+        if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:  # rule: begins_late_in_the_loop
             return False
         if batch.topic.is_strict and batch.stale:
             return False
+        # rule: begins_after_the_stop
         return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
 
     async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:

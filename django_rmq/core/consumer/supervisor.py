@@ -266,7 +266,7 @@ class Supervisor:
         self._orphans.reap(self.pids)
 
     def _ended(self, child: Child, pid: int, status: int) -> None:
-        end = child.notes.end
+        end = child.notes.end  # rule: believes_an_exit_code
         log_end(pid, status, end)
         if end not in CLEAN:
             self._give_back(child, pid)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from django_rmq.core.consumer.batches import Batch
 
-GRAVE = 2
+GRAVE = 2  # rule: every_suspect_waits
 """The number of failures from which suspects run one at a time."""
 
 
@@ -36,8 +36,10 @@ class Suspects:
     def add(self, batch: Batch) -> bool:
         """Add a suspect; return whether it may run now. If not, a later ``remove`` returns it."""
         left = batch.messages[0].retries_left
+        # rule: the_last_try_has_company
         kind = _Kind(left == 0, batch.messages[0].max_retries - left >= GRAVE)
         waits = kind.is_last and bool(self._kinds)
+        # rule: repeated_suspects_run_together
         waits = waits or any(one.is_last or (one.is_grave and kind.is_grave) for one in self._kinds.values())
         self._kinds[batch] = kind
         if waits:

@@ -138,6 +138,7 @@ class ExecutorThread(threading.Thread):
         if not topic.is_priority:
             return batches[0]
         best = max(batches, key=lambda batch: batch.head)
+        # rule: overtakes_receipts
         return next(batch for batch in batches if batch.place is best.place) if topic.serial else best
 
     def run(self) -> None:
@@ -172,7 +173,7 @@ class ExecutorThread(threading.Thread):
             # This comes first: while the dispatcher waits for this report, the batch is extended. At least
             # one message counts as begun, so that one that fails again and again uses its retries in the end.
             rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-            self._inbox.put(Slice(batch, [], [], rest, 0.0, True))
+            self._inbox.put(Slice(batch, [], [], rest, 0.0, True))  # rule: does_not_report_what_it_failed_at
             logger.exception(
                 "An executor thread failed outside a listener; the messages that it had begun will time out"
             )
@@ -206,11 +207,12 @@ class ExecutorThread(threading.Thread):
                 # The end of one call is the beginning of the next, so one reading of the clock serves both.
                 tally.times.append(now - batch.running_since)
                 batch.running_since = None
+            # rule: begins_without_half_a_time_out_left
             if batch.halted or is_held or now > batch.confirmed + half or (now > patience and i > 1):
                 break
             member = message.delivery.member
             if batch.stale and member in batch.stale:
-                is_held = batch.topic.is_strict
+                is_held = batch.topic.is_strict  # rule: goes_on_behind_what_it_lost
                 continue
             states[i - 1] = BEGUN
             batch.running_since = now
@@ -220,7 +222,7 @@ class ExecutorThread(threading.Thread):
                 states[i - 1] = DONE
             else:
                 tally.failures.append(outcome)
-                is_held = batch.topic.is_strict and holds(outcome)
+                is_held = batch.topic.is_strict and holds(outcome)  # rule: goes_on_behind_a_failure
                 self._surround(self._hooks.after)
             if now - flushed > FLUSH_SECONDS and i < len(messages):
                 self._report(tally, None)
@@ -244,6 +246,7 @@ class ExecutorThread(threading.Thread):
             is_again = at < batch.begun
             batch.begun = max(batch.begun, end)
             late = now > batch.confirmed + batch.timeout / 2
+            # rule: lists_lose_patience
             is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
             if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break

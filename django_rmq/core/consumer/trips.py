@@ -61,7 +61,7 @@ class Trips:
         told, parts = self._settling.queue(pipeline)
         coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
-        held = {place for place, _ in told_before if place.topic.is_strict}
+        held = {place for place, _ in told_before if place.topic.is_strict}  # rule: asks_beside_a_commit
         asked = self._asking.queue(pipeline, coming, held) if takes else self._asking.nothing()
         if not len(pipeline):
             return None

@@ -32,7 +32,7 @@ class Turns:
         """Add a batch that waits."""
         if batch.topic.serial:
             behind = self._behind.get(batch.place)
-            if behind is not None:
+            if behind is not None:  # rule: slots_overlap
                 behind.append(batch)
                 return
             self._behind[batch.place] = deque()
@@ -42,7 +42,7 @@ class Turns:
         """Return the batches that may run now: the highest priority first, else the first to come."""
         taken: list[Batch] = []
         for topic, ready in self._ready.items():
-            room = self._concurrency[topic] - self._running[topic]
+            room = self._concurrency[topic] - self._running[topic]  # rule: runs_all_at_once
             if not ready or room <= 0:
                 continue
             if ready[0].topic.is_priority:

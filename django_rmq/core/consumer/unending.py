@@ -20,6 +20,7 @@ class UnendingCalls:
         if self._notes is not None:
             topic, slot, receipt = batch.topic.name, batch.place.slot, batch.receipt
             members = [message.delivery.member for message in batch.running()]
+            # rule: forgives_what_ran_too_long
             self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
         self._ending.overran.append(batch)
         self._ending.begun = True

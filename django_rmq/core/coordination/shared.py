@@ -139,7 +139,7 @@ class SharedCoordinator(Coordinator):
 
     def revive(self) -> None:
         """Replace the thread that checks and the one that passes slots to the worker, if they have died."""
-        if not self._ownership.is_alive():
+        if not self._ownership.is_alive():  # rule: coordinators_are_not_revived
             self._ownership.start()
         if not self._thread.is_alive():
             fresh = _thread_of(self._run)

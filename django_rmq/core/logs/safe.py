@@ -20,6 +20,7 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
         try:
             # One level up is the line that logs.
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+        # rule: log_calls_raise
         except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises
             self._report(msg)
 

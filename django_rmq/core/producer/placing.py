@@ -122,6 +122,7 @@ class Places:
         counts = self._counts.get(topic.name)
         if counts is None:
             return topic
+        # rule: senders_keep_their_retries
         fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}
         if all(getattr(topic, name) == value for name, value in fields.items()):
             return topic

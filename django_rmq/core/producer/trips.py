@@ -108,6 +108,7 @@ class Mixed:
     @property
     def has_stopped(self) -> bool:
         """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        # rule: sends_on_behind_an_error
         return self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values())
 
     def trips(self) -> Iterator[list[list[int]]]:

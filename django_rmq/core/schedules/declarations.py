@@ -68,6 +68,7 @@ class Declarations:
             record = known.get(name)
             if record is None or record.is_removed or record.declared == each:
                 self._declare(each, record)
+            # rule: an_older_version_replaces_the_present_one
             elif record.former == each.digest and now_ms - record.renewed_ms < GONE_SECONDS * 1000:
                 logger.info(
                     "Schedule %s of topic %s stays %s, which workers of a newer version declare; "
@@ -94,6 +95,7 @@ class Declarations:
         """Compare what Redis has with what is declared here, and change it; return whether anything was changed."""
         now = self._clock()
         if now - self._looked > 6 * LONGEST_PAUSE:
+            # rule: an_outage_counts_as_silence
             self._silent.clear()  # Redis was unavailable, so others could not say anything.
         self._looked = now
         known = {record.name: record for record in records}
@@ -154,6 +156,7 @@ class Declarations:
     def _restore(self, each: Schedule, record: Record | None, now: float) -> bool:
         """Declare a schedule that Redis does not have, or has in a version that no worker declares."""
         if record is None or record.is_removed:
+            # rule: a_lost_schedule_stays_lost
             logger.warning(
                 "Schedule %s of topic %s was not known to Redis; it is declared again",
                 each.name,
@@ -181,7 +184,7 @@ class Declarations:
         return answer == "changed"
 
     def _remove(self, record: Record, now: float) -> bool:
-        if not self._is_gone(record, now):
+        if not self._is_gone(record, now):  # rule: an_old_worker_removes_what_a_newer_one_declares
             return False
         answer = self._broker.run(
             calls.change_schedule(record.name, "removed", "1", renewed=record.renewed_ms)

@@ -124,6 +124,7 @@ class Stepper:
         headers = {"schedule": record.name, "tick": instant_text(instant)}
         schedule, member = record.schedule, tick_member(record.name, instant)
         # Drawn, it would be another one for a tick that is written again after Redis has lost it.
+        # rule: a_tick_written_again_is_another_message
         origin = derived_origin(instant, f"{self._broker.prefix} {member.decode()}")
         topic = self._topic(schedule.topic)
         if not (topic.takes_instants and topic.keyed):
@@ -165,7 +166,7 @@ class Stepper:
                 )
             except SlotMoved:
                 continue
-            if answer == "stale" and plan_again(self._broker, record):
+            if answer == "stale" and plan_again(self._broker, record):  # rule: a_stale_tick_counts_as_written
                 # The schedule was just changed, or its key has lost the last changes, and the slot has not.
                 return True
             if answer == "full":

@@ -73,6 +73,7 @@ def has_moved(record: Record, now_ms: int) -> bool:
     if planned is None or record.state != "written" or record.at <= now_ms:
         return False
     present = wall(record.schedule, record.at)
+    # rule: a_tick_stays_where_old_rules_put_it
     return (
         present.timezone == planned.timezone
         and present.offset != planned.offset
@@ -88,6 +89,7 @@ def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[Wall]) -> bool:
     if schedule.cron is None or any(field.startswith("*") for field in schedule.cron.split()[:2]):
         return False
     shown_ms = wall(schedule, instant).shown_ms
+    # rule: new_rules_repeat_a_run
     return any(
         each.timezone == schedule.timezone
         and wall(schedule, each.instant).offset != each.offset

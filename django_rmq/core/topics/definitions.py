@@ -76,6 +76,7 @@ def register_topics(
             )
         if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
             different = [difference for difference in different if difference.setting != "SLOTS"]
+        # rule: senders_compare_everything
         if sends_only and (followed := [each for each in different if each.setting in CONSUMER_OPTIONS]):
             logger.warning(
                 "This process follows Redis: %s. Deploy the same settings everywhere, then run `manage.py rmqtopics "
@@ -146,7 +147,7 @@ def obstacles(
     # A worker extends its messages about three times within the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
         unfollowed.append("TIMEOUT (lowered)")
-    if unfollowed and serving:
+    if unfollowed and serving:  # rule: changed_under_workers
         more = f" and {len(serving) - 3} more" if len(serving) > 3 else ""
         found.append(
             f"{', '.join(unfollowed)}: running workers would keep the old value "

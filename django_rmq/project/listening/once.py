@@ -102,7 +102,7 @@ class Once:
             if forks.forking is not None:
                 forks.end_copy()
         if returned is False or any(message.outcome is not None for message in messages):
-            connection.set_rollback(True)
+            connection.set_rollback(True)  # rule: keeps_the_effects_of_a_failure
             return returned
         if returned is not None:
             check_returned(returned)
@@ -136,7 +136,7 @@ def _record(
             _warn_of(message)
     if len(messages) == 1:
         made = insert(connection, [row_of(messages[0])])
-        return (messages if made.new else []), made.id
+        return (messages if made.new else []), made.id  # rule: calls_again_for_what_is_recorded
     rows = {id(message): row_of(message) for message in messages}
     # In one order everywhere, so that two transactions with the same messages do not wait for each other.
     ordered = sorted(rows.items(), key=lambda item: item[1])

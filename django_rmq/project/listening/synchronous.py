@@ -42,7 +42,7 @@ class SyncThreads:
         async def call(argument: Any) -> Any:
             # The last one first, so that few threads and connections stay in use.
             thread = self._idle.pop() if self._idle else ThreadSensitiveContext()
-            SyncToAsync.thread_sensitive_context.set(thread)
+            SyncToAsync.thread_sensitive_context.set(thread)  # rule: shares_connections
             try:
                 await _run_in(thread, _begin_call)
                 returned = await watched(argument)

@@ -278,6 +278,7 @@ class WorkerProcess:
         is_look = now >= self._next_look
         if is_look and self.coordinator.wait_settled(0.0):
             self._settled_at = now
+        # rule: beats_without_all_its_threads
         if self._notes is not None and not self.dispatcher.lookout.is_whole:
             # The watchdog also counts from here.
             self._notes.unready()

@@ -42,6 +42,7 @@ class Row(NamedTuple):
 
     def is_kept_by(self, result: SendResult) -> bool:
         """Return whether Redis has the message as durably as the row requires."""
+        # rule: forgets_rows_without_replicas
         return (
             result.status not in ("failed", "refused", "pending")
             and (result.replicas or 0) >= self.wanted.replicas
@@ -114,7 +115,7 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
         for out, identity in zip(messages, identities, strict=True)
     ]
     try:
-        with transaction.mark_for_rollback_on_error(using=alias):
+        with transaction.mark_for_rollback_on_error(using=alias):  # rule: goes_on_without_its_row
             ids = statements.insert(connection, made)
     except DatabaseError as error:
         raise explained(alias, error) from error
@@ -170,7 +171,7 @@ def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced:
     # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
     if relayed and statements.delete_free(alias, [row.id for row in relayed]) < len(relayed):
         doubtful |= {row.identity for row in relayed}
-    gone -= {row.id for row in own if row.identity in doubtful}
+    gone -= {row.id for row in own if row.identity in doubtful}  # rule: trusts_a_relay_that_is_under_way
     gone |= {row.id for row in beneath} - {row.id for row in relayed}
     # What a relay holds, it deletes itself. A commit does not wait for it.
     statements.delete_free(alias, gone)

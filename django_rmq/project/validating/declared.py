@@ -62,7 +62,7 @@ class DeclaredBody:
         try:
             raw = encode_json(_dumped(adapter, self._instance(adapter, body)))
             written = True
-            return _dumped(adapter, adapter.validate_json(raw))
+            return _dumped(adapter, adapter.validate_json(raw))  # rule: trusts_instances
         except InvalidMessage:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a validator or a serializer of the project raises

@@ -1,7 +1,9 @@
 """``python -m benchmarks.spark``: what the Spark source and sink reach, each beside its bare limit in the same rounds.
 
 One server, one session on two cores, messages of about 90 bytes. Rounds are interleaved, the first one warms up, and
-medians are shown: of the rates, and of the ratios of one round each.
+medians are shown: of the rates, and of the ratios of one round each. "By CPU" is the same ratio of the messages per second
+of CPU, of server, session and Python workers together: on two cores that are busy it is that of the rates, and other work
+on the machine disturbs it less.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ ROWS = (
     Row("write / raw socket", "spark_write", "bare_write", 0.8),
     Row("write / one ZADD each", "spark_write", "each_write", 3.5),
     Row("write, JSON / one ZADD each", "write_json", "each_write", 2.5),
-    Row("write, JSON / write", "write_json", "spark_write", 0.75),
-    Row("write, JSON with keys in order / write", "write_ordered", "spark_write", 0.9),
+    Row("write, JSON / its bytes", "write_json", "write_bytes", 0.9),
+    Row("write, JSON with keys in order / its bytes", "write_ordered", "write_bytes", 0.9),
     Row("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
     Row("write, fixed_time / one ZADD each", "write_times", "each_write", 1.25),
     Row("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
@@ -103,6 +105,7 @@ WORKS = (
     "bare_consume",
     "each_write",
     "write_json",
+    "write_bytes",
     "write_ordered",
     "write_keyed",
     "write_times",
@@ -167,6 +170,9 @@ class Bench:
         self.client.config_set("slowlog-log-slower-than", 1_000)
         self.client.config_set("slowlog-max-len", 10_000)
         self.wire, self.spark, self.folder = Wire(server), spark, folder
+        self.server_pid = server.pid
+        self.cpu = 0.0
+        """The CPU seconds of the last ``rate``, in all processes."""
         self.broker = RedisBroker(self.client)
         self.topic = Topic("bench", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1, body="bytes")
         self.where = {"url": server.url, "topic": self.topic.name}
@@ -226,9 +232,14 @@ class Bench:
         self.longest[name].append(max(slow, default=1.0))
 
     def rate(self, work: Callable[[], object]) -> float:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), self._cpu_seconds()
         work()
+        self.cpu = self._cpu_seconds() - cpu
         return len(self.raws) / (time.perf_counter() - began)
+
+    def _cpu_seconds(self) -> float:
+        """Return the CPU time so far of the server, of the session and of its Python workers."""
+        return sum(map(_cpu_of, [Path(f"/proc/{self.server_pid}"), *_session()]))
 
     # --- bare limits
 
@@ -285,6 +296,12 @@ class Bench:
     def write_json(self) -> float:
         """Write to a topic as it is without options: JSON texts, which get their canonical form."""
         return self._write(replace(self.topic, body="json"), self._texts(), timeRange="1ms")
+
+    def write_bytes(self) -> float:
+        """Write the bytes that JSON texts become: Redis orders messages of one time by their bytes."""
+        return self._write(
+            self.topic, self.ordered.select(self.ordered.value.cast("binary")), timeRange="1ms"
+        )
 
     def write_ordered(self) -> float:
         """Write JSON texts whose keys are in order, as `ingest` makes them."""
@@ -428,8 +445,8 @@ class Bench:
             query.stop()
 
 
-def _python_workers() -> list[Path]:
-    """Return the Python processes of the session: descendants of this process, under Java."""
+def _session() -> list[Path]:
+    """Return the processes of the session: this one and its descendants."""
     parents: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -438,9 +455,21 @@ def _python_workers() -> list[Path]:
     def is_ours(pid: int) -> bool:
         return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
 
-    daemons = (Path("/proc") / str(pid) for pid in parents if is_ours(pid))
+    return [Path("/proc") / str(pid) for pid in parents if is_ours(pid)]
+
+
+def _cpu_of(process: Path) -> float:
+    """Return the CPU seconds of a process and of its ended children."""
+    with suppress(OSError):
+        fields = (process / "stat").read_text().rpartition(") ")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _python_workers() -> list[Path]:
+    """Return the Python processes of the session."""
     found = []
-    for process in daemons:
+    for process in _session():
         with suppress(OSError):
             if b"pyspark.daemon" in (process / "cmdline").read_bytes():
                 found.append(process)
@@ -455,9 +484,10 @@ def _peak_mb(process: Path) -> float:
     return 0.0
 
 
-def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Return the rates of each work, round by round, without the first round."""
+def measure(bench: Bench, works: Sequence[str], rounds: int) -> tuple[dict[str, list[float]], ...]:
+    """Return the rates of each work, and its messages per second of CPU, round by round, without the first round."""
     rates: dict[str, list[float]] = {name: [] for name in works}
+    by_cpu: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         if not number:
             print("\rwarming up", end="", file=sys.stderr, flush=True)
@@ -465,18 +495,28 @@ def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[f
             rate = getattr(bench, name)()
             if number:
                 rates[name].append(rate)
+                by_cpu[name].append(len(bench.raws) / bench.cpu)
         if not number:
             bench.longest.clear()
             bench.phases.clear()
         print(f"\rround {number} of {rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return rates
+    return rates, by_cpu
 
 
-def told(name: str, value: float, goal: float, *, at_most: bool = False) -> dict[str, Any]:
-    """Print and return a row that is no ratio."""
+def ratios_of(rates: dict[str, list[float]], row: Row) -> list[float]:
+    """Return the ratio of each round."""
+    return [a / b for a, b in zip(rates[row.ours], rates[row.bare], strict=True)]
+
+
+def told(
+    name: str, value: float, goal: float, *, at_most: bool = False, cpu: float | None = None
+) -> dict[str, Any]:
+    """Print and return a row. ``cpu``: its value by CPU time, which other work on the machine disturbs less."""
     met = value <= goal if at_most else value >= goal
-    print(f"{name:<44}{value:>12,.1f}{goal:>10,.1f}   {'yes' if met else 'no'}")
+    print(
+        f"{name:<44}{value:>12,.2f}{goal:>10,.2f}   {'yes' if met else 'no':<5}{'' if cpu is None else f'{cpu:.2f}'}"
+    )
     return {"row": name, "value": value, "goal": goal, "met": met}
 
 
@@ -492,7 +532,7 @@ def main() -> int:
         "--backlog", type=int, default=5_000_000, help="messages of the backlog (default 5 million)"
     )
     parser.add_argument("--redis", type=Path, help="server to measure with (default: that of the demo)")
-    parser.add_argument("--only", default="", help="only works whose name contains this, as rates")
+    parser.add_argument("--only", default="", help="only works whose name contains one of these, with commas")
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
@@ -511,14 +551,22 @@ def main() -> int:
             f"{options.messages:,} messages of {len(bench.raws[0])} bytes, {options.slots} slots, "
             f"{options.rounds} interleaved rounds, medians"
         )
-        works = [name for name in WORKS if options.only in name]
-        rates = measure(bench, works, options.rounds)
+        works = [name for name in WORKS if any(part in name for part in options.only.split(","))]
+        rates, by_cpu = measure(bench, works, options.rounds)
         results: list[dict[str, Any]] = []
         for name in works:
-            print(f"{name:<40}{statistics.median(rates[name]):>12,.0f} messages/s")
-        for row in ROWS if not options.only else ():
-            ratios = [a / b for a, b in zip(rates[row.ours], rates[row.bare], strict=True)]
-            results.append(told(row.name, statistics.median(ratios), row.goal) | {"ratios": ratios})
+            cost = 1_000_000 / statistics.median(by_cpu[name])
+            print(
+                f"{name:<40}{statistics.median(rates[name]):>12,.0f} messages/s {cost:>8.2f} us of CPU each"
+            )
+        print(f"{'':<44}{'ratio':>12}{'goal':>10}{'':>8}by CPU")
+        for row in ROWS:
+            if row.ours in works and row.bare in works:
+                ratios, cpu = (ratios_of(found, row) for found in (rates, by_cpu))
+                results.append(
+                    told(row.name, statistics.median(ratios), row.goal, cpu=statistics.median(cpu))
+                )
+                results[-1] |= {"ratios": ratios, "cpu": cpu}
         if bench.phases:
             shown = {phase: statistics.median(times) for phase, times in bench.phases.items()}
             print("ms of a batch: " + ", ".join(f"{phase} {ms:.0f}" for phase, ms in shown.items()))
@@ -548,7 +596,7 @@ def main() -> int:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
     if options.json:
-        options.json.write_text(json.dumps({"rates": rates, "rows": results}, indent=2))
+        options.json.write_text(json.dumps({"rates": rates, "by_cpu": by_cpu, "rows": results}, indent=2))
     return 0
 
 

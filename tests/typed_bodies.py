@@ -75,6 +75,12 @@ class Ordered(BaseModel):
         return int(self.total * 100)
 
 
+class Counted(BaseModel):
+    """A model with values of any type."""
+
+    extra: dict[str, Any]
+
+
 class Narrow(BaseModel):
     """A model whose validator raises an error of its own."""
 

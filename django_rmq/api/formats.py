@@ -49,7 +49,10 @@ class Parser(BaseParser):
         try:
             text = raw.decode()
             value = json.loads(
-                text, parse_constant=_refuse, object_pairs_hook=_once, parse_float=bodies.exact_number
+                text,
+                parse_constant=_refuse,
+                object_pairs_hook=bodies.unique_keys,
+                parse_float=bodies.exact_number,
             )
             if "\\ud" in text or "\\uD" in text:
                 bodies.dumps(value, ensure_ascii=False).encode()
@@ -64,13 +67,6 @@ class Parser(BaseParser):
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 class Renderer(BaseRenderer):

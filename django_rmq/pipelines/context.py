@@ -86,6 +86,7 @@ class Context:
         """Return the options of a write, which include settings of a topic that are not in Redis."""
         topic = self.topic(name)
         local = {
+            "defaultPriority": topic.default_priority,
             "timeRange": None if topic.time_range_ms is None else f"{topic.time_range_ms}ms",
             "maxBody": topic.max_body,
             "maxBacklog": topic.max_backlog,

@@ -140,7 +140,9 @@ class _LeftOut:
 
 
 def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
-    needed = "priority" if topic.is_priority else "key" if topic.keyed and not topic.is_fifo else None
+    needed = "key" if topic.keyed and not topic.is_fifo else None
+    if topic.is_priority and topic.default_priority is None:
+        needed = "priority"
     if topic.type == "fixed_time":
         needed = "fixed_time"
     if needed and needed not in given:
@@ -202,7 +204,7 @@ def _merged(messages: Any, topic: Topic) -> Any:
         return messages
     if topic.keyed:
         return messages.dropDuplicates(["key"])
-    if topic.is_priority:
+    if "priority" in messages.columns:
         # Of equal bodies, the more urgent one is kept.
         others = [name for name in messages.columns if name not in ("value", "priority")]
         grouped = messages.groupBy("value", *others)

@@ -141,8 +141,8 @@ def taken_by(topic: Topic) -> set[str]:
 def needed_by(topic: Topic) -> list[str]:
     """Return the option columns that no row may leave out."""
     scored = _SCORED.get(topic.type)
-    has_default = topic.type is TopicType.RANGE_MERGE and topic.time_range_ms is not None
-    needed = [] if scored is None or has_default else [scored]
+    default = {"time_range": topic.time_range_ms, "priority": topic.default_priority}.get(scored or "")
+    needed = [] if scored is None or default is not None else [scored]
     return [*needed, "key"] if topic.keyed and not topic.is_fifo else needed
 
 
@@ -165,7 +165,8 @@ def check_taken(topic: Topic, columns: Sequence[str]) -> None:
             "twice would be there twice"
         )
     if missing and topic.type is not TopicType.RANGE_MERGE:
-        hint = "; in a frame that was read it may be int(score)" if topic.is_priority else ""
+        hint = ", or the option defaultPriority; in a frame that was read it may be int(score)"
+        hint = hint if topic.is_priority else ""
         raise ConfigurationError(
             f"topic {topic.name} has the type {topic.type.value}: a write needs the column {missing[0]}{hint}"
         )
@@ -243,6 +244,9 @@ def rows_of(
         return None
     members = _keys(batch.column("key")) if topic.keyed else bodies
     column = batch.column(scored) if scored in given else None
+    if topic.is_priority and topic.default_priority is not None:
+        default = pa.scalar(topic.default_priority, pa.int64())
+        column = pa.repeat(default, len(bodies)) if column is None else pc.coalesce(column, default)
     when = None if column is None else _numbers(topic, column, now_ms)
     if members is None or (column is not None and when is None):
         return None

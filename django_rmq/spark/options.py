@@ -57,6 +57,7 @@ STREAM = CONNECTION | {
 WRITE = CONNECTION | {
     "bodyColumns",
     "timeRange",
+    "defaultPriority",
     "canonical",
     "maxBody",
     "maxBacklog",

@@ -26,10 +26,11 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import people
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.producer.checks import check_priority
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer, takes_bodies
 from django_rmq.core.words.bodies import DEEPEST, decode_json, encode_decoded, exact_json
-from django_rmq.core.words.bounds import LONGEST_WAIT, SHORTEST_WAIT
+from django_rmq.core.words.bounds import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.durations import milliseconds
@@ -95,6 +96,8 @@ class Sending:
             self._local["time_range_ms"] = milliseconds(
                 options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
             )
+        if options.text("defaultPriority") is not None:
+            self._local["default_priority"] = options.whole("defaultPriority", 0, low=1, high=MAX_PRIORITY)
         if options.text("maxBody") is not None:
             self._local["max_body"] = options.whole("maxBody", 0, low=1)
         if options.text("maxBacklog") is not None:
@@ -118,7 +121,10 @@ class Sending:
             self._purge(broker)
 
     def _known(self, broker: Broker, name: str) -> Topic:
-        return topic_of(name, self._patience(broker.definitions).of(name), **self._local)
+        topic = topic_of(name, self._patience(broker.definitions).of(name), **self._local)
+        if topic.is_priority and topic.default_priority is not None:
+            check_priority(topic, topic.default_priority)
+        return topic
 
     def _purge(self, broker: Broker) -> None:
         topic = self._topic

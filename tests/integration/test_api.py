@@ -224,6 +224,7 @@ def test_keyed_messages_take_headers_and_raw_ones_base64(program: Program) -> No
         ("timed", "{", 400, "invalid_json"),
         ("timed", '{"body": NaN}', 400, "invalid_json"),
         ("timed", '{"body": 1, "body": 2}', 400, "invalid_json"),
+        ("timed", '{"body": {"a": 1, "a": 1}}', 400, "invalid_json"),
         ("timed", '{"body": "\\ud800"}', 400, "invalid_json"),
         ("timed", '{"body": ' + "[" * 500 + "]" * 500 + "}", 400, "invalid_json"),
         ("timed", "[" * 100_000, 400, "invalid_json"),

@@ -135,6 +135,8 @@ def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) 
     assert member == b"\xff\x00" and 7_100_000 < score - time.time() * 1000 < 7_300_000
     arguments = ("--key", "o-1", "--header", "a=b=c", "--expires", "2099-01-02T00:00:00Z")
     run("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", *arguments)
+    twice = '{"sku":1,"sku":2}'
+    assert "an object has the key 'sku' twice" in run("rmqsend", "renders", twice, "--priority", "1", code=2)
     ((member, score),) = stored(broker, "keyed")
     assert member == b"o-1" and score == datetime(2099, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 

@@ -102,6 +102,7 @@ ROOT = Path(__file__).parents[2]
 TOPICS = {
     "events": {"TYPE": "priority", "SLOTS": 4},
     "doubled": {"TYPE": "priority", "SLOTS": 2},
+    "usual": {"TYPE": "priority", "SLOTS": 2, "DEFAULT_PRIORITY": 500},
     "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
     "007": {"TYPE": "priority", "SLOTS": 1},

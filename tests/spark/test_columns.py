@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     BinaryType,
     DayTimeIntervalType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -43,6 +44,7 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "priority": (LongType(), pa.int64()),
     "fixed_time": (TimestampType(), pa.timestamp("ms", "UTC")),
     "time_range": (DayTimeIntervalType(), pa.duration("ms")),
+    "headers": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string())),
 }
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -71,6 +73,7 @@ KINDS = {
     "basis": Kind(TopicType.PRIORITY, ("priority", "slot_basis"), {}),
     "field": Kind(TopicType.PRIORITY, ("priority",), {"slot_basis": "shop"}),
     "priority": Kind(TopicType.PRIORITY, ("priority", "key"), {"identity": "key"}),
+    "usual": Kind(TopicType.PRIORITY, (), {"default_priority": 500}),
     "time": Kind(TopicType.FIXED_TIME, ("fixed_time",), {}),
     "all": Kind(TopicType.FIXED_TIME, ("fixed_time", "key", "slot_basis"), {"identity": "key"}),
     "entity": Kind(TopicType.FIXED_TIME, ("fixed_time", "key"), {"identity": "key", "slot_basis": "shop"}),
@@ -88,6 +91,8 @@ def writer(topic: Queue, columns: tuple[str, ...]) -> Writer:
     schema = StructType([StructField(name, TYPES[name][0]) for name in ("value", *columns)])
     range_ms = topic.topic.time_range_ms
     options = {**topic.options, **({"timeRange": f"{range_ms}ms"} if range_ms else {})}
+    if topic.topic.default_priority:
+        options["defaultPriority"] = str(topic.topic.default_priority)
     return Writer(Options(options, WRITE, "a test"), schema, overwrite=False)
 
 
@@ -98,6 +103,26 @@ def stored(topic: Queue) -> dict[tuple[int, bytes], tuple[float, bytes | None]]:
         for slot, page in enumerate(topic.each("peek", "store"))
         for entry in page.entries
     }
+
+
+@pytest.mark.parametrize("headers", [None, {"a": "b"}])
+def test_a_row_without_a_priority_has_the_default_one(queue: MakeQueue, headers: Any) -> None:
+    topic = queue(TopicType.PRIORITY, identity="key", default_priority=500)
+    columns = {
+        "value": pa.array(["1", "2", "3"]),
+        "key": pa.array(["a", "b", "c"]),
+        "priority": pa.array([90, None, 600], pa.int32()),
+        # With headers each row is built by itself.
+        "headers": pa.array([headers and list(headers.items())] * 3, TYPES["headers"][1]),
+    }
+    writer(topic, ("key", "priority", "headers")).write(iter([pa.RecordBatch.from_pydict(columns)]))
+    found = {member: score for (_, member), (score, _) in stored(topic).items()}
+    assert found == {b"a": 90.0, b"b": 500.0, b"c": 600.0}
+
+
+def test_a_default_priority_is_above_the_numbers_of_retries(queue: MakeQueue) -> None:
+    with pytest.raises(InvalidMessage, match=r"priority must be from 21 .* got 20"):
+        writer(queue(TopicType.PRIORITY, max_retries=20, default_priority=20), ())
 
 
 @many

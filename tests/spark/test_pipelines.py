@@ -53,6 +53,8 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     run("ingest", "events", tmp_path / "events.json", "--select", "n as item", "--priority", "p")
     assert waiting(broker, "events") == {'{"item":1}': 90.0, '{"item":2}': 20.0}
     assert "--priority is missing" in run("ingest", "events", tmp_path / "events.json", code=2)
+    run("ingest", "usual", tmp_path / "events.json", "--select", "n as item")
+    assert waiting(broker, "usual") == {'{"item":1}': 500.0, '{"item":2}': 500.0}
     assert "use --format" in run("ingest", "notes", tmp_path, code=2)
     assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
     bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)

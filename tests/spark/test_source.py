@@ -192,7 +192,7 @@ def test_text_that_is_not_utf_8_is_refused(
     [
         (TopicType.RANGE_MERGE, "set the option timeRange (such as 5s), or add a column time_range"),
         (TopicType.FIXED_TIME, "a write needs the column fixed_time"),
-        (TopicType.PRIORITY, "a write needs the column priority"),
+        (TopicType.PRIORITY, "a write needs the column priority, or the option defaultPriority"),
     ],
 )
 def test_what_a_write_lacks_is_told_before_its_first_row(

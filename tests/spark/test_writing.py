@@ -239,6 +239,7 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
     keys: list[Any] = [f"k{n}" for n in range(100)]
     texts: list[Any] = [f'{{"n":{n}}}' for n in range(100)]
     keys[10], texts[20], texts[99], keys[21] = None, "{", None, "x" * 5_000
+    texts[30] = '{"n":30,"n":30}'
     batch = batch_of(value=(pa.string(), texts), key=(pa.string(), keys))
     schema = StructType([StructField("value", STRING), StructField("key", STRING)])
     given = {**topic.options, "timeRange": "1m", "badRows": str(tmp_path / "bad")}
@@ -246,8 +247,8 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
     for again in (False, True):
         written = writer.write(iter([batch]))
         assert isinstance(written, Written)
-        assert written.counts == {"merged" if again else "stored": 96, "left out": 4}
-    assert set(entries(topic)) == {f"k{n}" for n in range(99)} - {"k10", "k20", "k21"}
+        assert written.counts == {"merged" if again else "stored": 95, "left out": 5}
+    assert set(entries(topic)) == {f"k{n}" for n in range(99)} - {"k10", "k20", "k21", "k30"}
     # A task that is tried again replaces its file.
     (file,) = (tmp_path / "bad").iterdir()
     bad = {(row["key"], row["value"]): row["refused"] for row in pq.read_table(file).to_pylist()}
@@ -255,12 +256,13 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
         (None, '{"n":10}'): "column key is null",
         ("k20", "{"): bad["k20", "{"],
         ("x" * 5_000, '{"n":21}'): "key has 5000 bytes, more than 512",
+        ("k30", texts[30]): "column value: an object has the key 'n' twice",
         ("k99", None): "column value is null",
     }
     assert bad["k20", "{"].startswith("column value: Expecting property name")
     with caplog.at_level(logging.WARNING):
         writer.commit([written, None])
-    assert f"4 rows could not be sent and are in {tmp_path / 'bad'}; 96 were sent" in caplog.text
+    assert f"5 rows could not be sent and are in {tmp_path / 'bad'}; 95 were sent" in caplog.text
 
 
 def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path: Path) -> None:

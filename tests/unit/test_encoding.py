@@ -17,14 +17,18 @@ from hypothesis import strategies as st
 from django_rmq.core.words.bodies import (
     DEEPEST,
     Number,
+    decode_body,
     dumps,
     encode_decoded,
     encode_json,
+    exact_body,
     exact_json,
     floats_beside_bodies,
     is_deeper,
+    stored_number,
 )
 from django_rmq.core.words.envelopes import basis_bytes
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 
 
@@ -118,6 +122,22 @@ def test_a_number_is_written_as_it_was_read(text: str, stored: bytes) -> None:
 def test_a_number_that_no_listener_could_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="out of range"):
         exact_json(text)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"a":2}', '[{"b":{"x":1,"y":2,"x":1}}]', '{"é":1,"\\u00e9":1}'])
+def test_a_text_that_has_a_key_twice_is_refused(text: str) -> None:
+    for one in (text, text.encode(), f"\ufeff{text}".encode()):
+        with pytest.raises(ValueError, match=r"an object has the key '(a|x|é)' twice"):
+            exact_json(one)
+    topic = Topic("t", TopicType.PRIORITY)
+    assert exact_body(topic, text.encode()) == decode_body(topic, text.encode()) == json.loads(text)
+
+
+def test_a_stored_number_without_a_float_is_written_as_a_number() -> None:
+    read = {token: stored_number(token) for token in ("1.50", "1e2", "12345678901234567.89", "1e400")}
+    assert read == {"1.50": 1.5, "1e2": 100.0, **{token: Decimal(token) for token in list(read)[2:]}}
+    assert json.loads(encode_json(list(read.values())), parse_float=Decimal) == list(map(Decimal, read))
+    assert encode_json(Decimal("12345678901234567.89")) == b'"12345678901234567.89"'
 
 
 def test_a_text_that_looks_like_a_number_stays_a_text() -> None:

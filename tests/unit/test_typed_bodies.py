@@ -20,7 +20,7 @@ from django_rmq.core.consumer.calling import Group, run
 from django_rmq.core.producer.bulk import _each
 from django_rmq.core.producer.placing import basis_of
 from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.bodies import decode_body, encode_body
+from django_rmq.core.words.bodies import decode_body, encode_body, exact_json
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.validating import conditions
 from django_rmq.project.validating.declared import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
@@ -215,6 +215,36 @@ def test_old_data_is_upcast_before_it_is_validated() -> None:
     assert message(topic, STORED).body == CHANGED
     with pytest.raises(InvalidBody, match="PriceChanged: UpcastFailed: KeyError: 'at'"):
         message(topic, b'{"shop":7}').body  # noqa: B018
+
+
+LONG = "12345678901234567.89"
+"""A number of more digits than a float has."""
+
+
+@pytest.mark.parametrize("upcast", [None, "convert"])
+@pytest.mark.parametrize("digits", [LONG, "0.1234567890123456789", "1.5e-310", "1.50"])
+def test_a_number_keeps_its_digits_in_a_decimal(upcast: str | None, digits: str) -> None:
+    raw = b'{"orderNumber":9,"placed":"2026-11-23T12:00:00Z","total":%s}' % digits.encode()
+    topic = typed("Ordered", upcast)
+    assert message(topic, raw).body.total == Decimal(digits)
+    # As REST, rmqsend and the admin read it, and send it.
+    stored = encode_body(topic, exact_json(raw.decode()))
+    assert Decimal(json.loads(stored)["total"]) == Decimal(digits)
+    assert message(topic, stored).body.total == Decimal(digits)
+
+
+def test_upcast_gets_the_decimal_of_a_long_number_and_gives_it_back_as_a_number() -> None:
+    topic = typed("Counted", "convert")
+    raw = b'{"extra":{"a":%s,"b":1.50,"c":123456789012345678901234567890}}' % LONG.encode()
+    extra = {"a": float(LONG), "b": 1.5, "c": 123456789012345678901234567890}
+    assert message(topic, raw).body.extra == message(typed("Counted"), raw).body.extra == extra
+
+
+def test_a_long_number_in_a_field_of_any_type_is_refused_and_a_short_one_is_sent() -> None:
+    topic = typed("Counted")
+    assert encode_body(topic, exact_json('{"extra":{"a":1.50}}')) == b'{"extra":{"a":1.5}}'
+    with pytest.raises(InvalidBody, match=f"the number {LONG} has more digits than a float: only a field of"):
+        encode_body(topic, exact_json(f'{{"extra":{{"a":{LONG}}}}}'))
 
 
 def test_a_send_is_not_upcast() -> None:

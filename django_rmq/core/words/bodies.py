@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -44,18 +45,22 @@ class Number:
         return hash(self.token)
 
 
+class StoredDecimal(Decimal):
+    """A number of a stored body that no float has. It is written as a number again; other Decimals become text."""
+
+
 class _HasNumbers(Exception):
-    """What is to be encoded contains a ``Number``."""
+    """What is to be encoded contains a ``Number`` or a ``StoredDecimal``."""
 
 
 _MARK = token_hex(16)
-"""Stands before each ``Number`` while it is encoded as a text. It never leaves the process, so no body contains it."""
+"""Stands before the token of a number while it is encoded as a text. It never leaves the process, so no body contains it."""
 
 _MARKED = re.compile(f'"{_MARK}([^"]*)"')
 
 
 def _json_default(value: object) -> Any:
-    if type(value) is Number:
+    if type(value) is Number or type(value) is StoredDecimal:
         raise _HasNumbers
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
@@ -101,7 +106,9 @@ def _json_encoder(default: Callable[[object], Any]) -> Callable[[object], str]:
 
 
 def _marked(value: object) -> Any:
-    return _MARK + value.token if type(value) is Number else _json_default(value)
+    return (
+        f"{_MARK}{value}" if type(value) is Number or type(value) is StoredDecimal else _json_default(value)
+    )
 
 
 _encode_plain, _encode_marked = _json_encoder(_json_default), _json_encoder(_marked)
@@ -227,8 +234,11 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
 
 
 def exact_body(topic: Topic, raw: bytes) -> Any:
-    """Return the body like ``decode_body``, but with each number as it is stored."""
-    return exact_json(raw.decode()) if topic.body == "json" else decode_body(topic, raw)
+    """Return the body like ``decode_body``, but with each number as it is stored.
+
+    What another program has stored with a key twice has the last value, as for listeners.
+    """
+    return _decode_stored(raw.decode()) if topic.body == "json" else decode_body(topic, raw)
 
 
 def decode_json(text: str) -> Any:
@@ -254,16 +264,33 @@ def exact_number(token: str) -> float | Number:
     return value if repr(value) == token else Number(token)
 
 
-_decode_exactly = json.JSONDecoder(parse_float=exact_number).decode
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of some keys and values. Raises ``ValueError`` for a key that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        (key, _), *_ = counts.most_common(1)
+        raise ValueError(f"an object has the key {shown(key)} twice")
+    return found
+
+
+def stored_number(token: str) -> float | StoredDecimal:
+    """Return a number of a stored body as the float that has its value, or exactly."""
+    value, exact = float(token), StoredDecimal(token)
+    return value if Decimal(repr(value)) == exact else exact
+
+
+_decode_stored = json.JSONDecoder(parse_float=exact_number).decode
+_decode_exactly = json.JSONDecoder(parse_float=exact_number, object_pairs_hook=unique_keys).decode
 
 
 def exact_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, so that ``encode_json`` writes each of its numbers as it was.
 
-    Raises ``ValueError`` for any other text.
+    Raises ``ValueError`` for any other text, and for an object that has a key twice.
     """
     if isinstance(text, bytes) or text.startswith("\ufeff"):
-        return json.loads(text, parse_float=exact_number)
+        return json.loads(text, parse_float=exact_number, object_pairs_hook=unique_keys)
     return _decode_exactly(text)
 
 

@@ -6,16 +6,17 @@ The only importer of pydantic (extra ``typed``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import lru_cache
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from django.utils.module_loading import import_string
 
-from django_rmq.core.words.bodies import encode_json
+from django_rmq.core.words.bodies import Number, encode_json, stored_number
 from django_rmq.exceptions import ConfigurationError, InvalidBody, InvalidMessage
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 20
 """The number of errors of one body that are reported."""
+
+MANY_DIGITS = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
+"""What each number has whose value a float may not have. Texts may have it, too."""
 
 
 class Unusable(ConfigurationError):
@@ -62,7 +66,7 @@ class DeclaredBody:
         try:
             raw = encode_json(_dumped(adapter, self._instance(adapter, body)))
             written = True
-            return _dumped(adapter, adapter.validate_json(raw))  # rule: trusts_instances
+            return _dumped(adapter, self._from_json(raw))  # rule: trusts_instances
         except InvalidMessage:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a validator or a serializer of the project raises
@@ -70,10 +74,10 @@ class DeclaredBody:
 
     def read(self, raw: bytes) -> Any:
         """Return the instance from what is stored. Raises ``InvalidBody``."""
-        adapter = adapter_of(self.path)
+        adapter_of(self.path)
         upcast = None if self.upcast is None else function_of(self.upcast)
         try:
-            return adapter.validate_json(raw if upcast is None else _upcasted(upcast, raw))
+            return self._from_json(raw if upcast is None else _upcasted(upcast, raw))
         except Exception as error:  # noqa: BLE001 - whatever a validator or UPCAST raises
             raise self._invalid(error) from None
 
@@ -105,7 +109,18 @@ class DeclaredBody:
                 raw = encode_json(body)
             except InvalidMessage:
                 raise error from None
-            return adapter.validate_json(raw)
+            return self._from_json(raw)
+
+    def _from_json(self, raw: bytes) -> Any:
+        """Return the validated instance of a JSON text, with all digits of its Decimals."""
+        adapter = adapter_of(self.path)
+        if MANY_DIGITS.search(raw) and _has_decimals(self.path):
+            # pydantic makes floats of numbers first, but takes texts for Decimals. A strict float takes none.
+            with suppress(ValueError, ArithmeticError, RecursionError):
+                return adapter.validate_json(
+                    json.dumps(json.loads(raw, parse_float=stored_number), default=str)
+                )
+        return adapter.validate_json(raw)
 
     def _invalid(self, error: Exception, how: str = "") -> InvalidBody:
         from pydantic import ValidationError
@@ -125,7 +140,33 @@ class DeclaredBody:
 
 def _dumped(adapter: TypeAdapter[Any], instance: Any) -> Any:
     """Return the data of an instance under the names by which it is read."""
-    return adapter.dump_python(instance, mode="json", by_alias=True, round_trip=True, warnings="none")
+    return adapter.dump_python(
+        instance, mode="json", by_alias=True, round_trip=True, warnings="none", fallback=_plain_number
+    )
+
+
+def _plain_number(value: object) -> float:
+    """Return a number of a JSON text in a field of any type as its listener will read it."""
+    if not isinstance(value, Number):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    number = stored_number(value.token)
+    if isinstance(number, float):
+        return number
+    raise ValueError(
+        f"the number {value} has more digits than a float: only a field of the type Decimal takes it"
+    )
+
+
+@lru_cache(None)
+def _has_decimals(path: str) -> bool:
+    return _mentions(adapter_of(path).core_schema, "decimal")
+
+
+def _mentions(schema: Any, kind: str) -> bool:
+    """Return whether a core schema of pydantic has a part of this kind."""
+    if isinstance(schema, Mapping):
+        return schema.get("type") == kind or any(_mentions(part, kind) for part in schema.values())
+    return isinstance(schema, (list, tuple)) and any(_mentions(part, kind) for part in schema)
 
 
 def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
@@ -176,17 +217,11 @@ def _first_names(alias: str | Sequence[Any]) -> set[str]:
 
 def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:
     """Return what UPCAST makes of stored data."""
-    data = json.loads(raw, parse_float=_float_or_decimal)
+    data = json.loads(raw, parse_float=stored_number)
     try:
         return encode_json(upcast(data))
     except Exception as error:
         raise UpcastFailed(f"{type(error).__name__}: {error}") from error
-
-
-def _float_or_decimal(token: str) -> float | Decimal:
-    """Return a number of stored data as a float if the float has its value, or exactly."""
-    value, exact = float(token), Decimal(token)
-    return value if Decimal(repr(value)) == exact else exact
 
 
 def place(path: Sequence[int | str]) -> str:

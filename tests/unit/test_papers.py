@@ -136,6 +136,7 @@ def test_the_settings_are_read_with_each_example_and_none_is_missing() -> None:
     page = table.PAGE.read_text()
     examples = dict(EXAMPLE.findall(page))
     assert sorted(examples) == sorted(re.findall(r"^### (.+)$", page, re.MULTILINE))
+    assert page.count("\n- Takes: ") == page.count("\n- Default: ") == len(examples), "an entry has two lists"
     for heading, example in examples.items():
         rmq, tasks = settings_with(heading, example)
         with override_settings(RMQ=rmq, TASKS=tasks):

@@ -24,7 +24,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi clients format types user-types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wagtail wheel dist requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs reference openapi snapshot clients format types user-types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wagtail wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ reference: $(INSTALLED) ## write what the pages of the reference repeat of the c
 
 openapi: $(INSTALLED) ## write django_rmq/api/openapi.yaml from the code
 	$(BIN)/python docs/site/openapi.py
+
+snapshot: $(INSTALLED) ## write tests/unit/snapshot.txt: what users see, which changes only on purpose
+	SNAPSHOT=write $(BIN)/python -m pytest -q tests/unit/test_snapshot.py
 
 format: $(INSTALLED) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 from django.db import connections
 
+from django_rmq.models import OutboxMessage
 from tests.e2e.mariadb import mariadb
 from tests.e2e.postgres import postgres
 
@@ -51,4 +53,23 @@ def count_lock_waits(alias: str) -> int:
         return row[0]
 
 
-__all__ = ["SERVERS", "count_lock_waits", "database_beside"]
+MEGABYTE = 1_048_576
+
+
+def write_large_rows(alias: str, topic: str, count: int) -> None:
+    """Write rows of the outbox: one in two has a body of a megabyte, the others have small ones."""
+    for number in range(count):
+        OutboxMessage.objects.using(alias).create(
+            topic=topic,
+            type="priority",
+            act="send",
+            identity=uuid4(),
+            crc=number,
+            member=b'"%s"' % (b"x" * (MEGABYTE if number % 2 else 10)),
+            score=100,
+            sent_ms=1,
+            due_ms=1,
+        )
+
+
+__all__ = ["MEGABYTE", "SERVERS", "count_lock_waits", "database_beside", "write_large_rows"]

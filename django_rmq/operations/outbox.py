@@ -57,11 +57,12 @@ class OutboxRow:
     """Why the last attempt failed. Empty: there was none."""
     failed_ms: int | None
     size: int
-    """The size of the body (of a removal: of the member) in bytes."""
+    """The size of the body (of a removal: of the member) in bytes; of a body that is not read, with all that is stored
+    beside it."""
     key: str | None
-    """The key of a keyed message. None: it has none, or it is hidden from the actor."""
+    """The key of a keyed message. None: it has none, it is hidden from the actor, or the body is not read."""
     raw: bytes | None
-    """The body, or the member of a removal. None: hidden from the actor."""
+    """The body, or the member of a removal. None: hidden from the actor, or not read, because the list has too much."""
 
     @property
     def is_refused(self) -> bool:
@@ -195,11 +196,11 @@ def _do(desk: Desk, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
     database = ""
     try:
         for database, number in map(_parsed, ids):
-            found = looking.one(database, number)
-            if found is None:
+            topic = looking.topic_of(database, number)
+            if topic is None:
                 gone += 1
             else:
-                chosen[database, found.row.topic].append(number)
+                chosen[database, topic].append(number)
         act_on = looking.retry if word == "retried" else looking.remove
         for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
@@ -219,11 +220,11 @@ def _parsed(name: str) -> tuple[str, int]:
 
 
 def _shown(desk: Desk, found: Found) -> OutboxRow:
-    row = found.row
+    row, is_read = found.row, not found.unread
     content = Envelope(row.member) if row.envelope is None else decode_envelope(row.envelope)
     key = None if row.envelope is None else row.member.decode("utf-8", "replace")
     raw: bytes | None = content.body
-    if not _may_read(desk, row.topic):
+    if not is_read or not _may_read(desk, row.topic):
         key = raw = None
     return OutboxRow(
         id=f"{found.database}:{row.id}",
@@ -235,7 +236,7 @@ def _shown(desk: Desk, found: Found) -> OutboxRow:
         attempts=row.attempts,
         error=found.error,
         failed_ms=found.failed_ms,
-        size=len(content.body),
+        size=len(content.body) if is_read else found.unread,
         key=key,
         raw=raw,
     )

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -56,6 +57,7 @@ from django_rmq.project.sending import commit
 from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.brokers import direct
+from tests.databases import MEGABYTE, write_large_rows
 from tests.servers import TcpProxy
 from tests.workers import eventually
 
@@ -1099,6 +1101,24 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
         shown = staff("view_topic").get(url, {"topic": "\0"})
     assert shown.status_code == 200
     assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lists_of_large_rows_are_bounded_and_each_row_is_shown(staff: Callable[..., Client]) -> None:
+    write_large_rows(DEFAULT_DB_ALIAS, "renders", 80)
+    viewer = staff("view_topic", "view_bodies")
+    viewer.get(reverse("admin:django_rmq_topic_outbox"))  # whatever a first request imports
+    tracemalloc.start()
+    try:
+        page = viewer.get(reverse("admin:django_rmq_topic_outbox")).content.decode()
+        listed = command("--list")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * outbox_looking.LIST_BYTES
+    assert page.count("1048578 bytes") == 37
+    assert page.count("&quot;xxxxxxxxxx&quot;") == 40
+    assert [one["size"] for one in listed] == [12, MEGABYTE + 2] * 40
 
 
 @pytest.mark.django_db(transaction=True)

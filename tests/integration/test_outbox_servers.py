@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,12 @@ from django.test import override_settings
 from django_rmq import send_message, send_messages
 from django_rmq.models import OutboxMessage
 from django_rmq.project import connections as rmq
-from django_rmq.project.outbox import relaying
+from django_rmq.project.outbox import looking, relaying
 from django_rmq.project.outbox.databases import threads_of_duties
 from django_rmq.project.outbox.relaying import relay
 from django_rmq.project.settings import get_config
 from tests.brokers import direct
-from tests.databases import SERVERS, database_beside
+from tests.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
 from tests.workers import LONG, eventually
 
 ALIAS = "shop"
@@ -236,6 +237,22 @@ def test_a_step_leaves_no_limit_behind() -> None:
     before = limit()
     assert relay(ALIAS).sent == 1
     assert limit() == before == "0"
+
+
+def test_a_list_reads_the_contents_of_so_many_rows_as_fit() -> None:
+    write_large_rows(ALIAS, "renders", 40)
+    tracemalloc.start()
+    try:
+        found = looking.rows(ALIAS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * looking.LIST_BYTES
+    assert [len(one.row.member) or one.unread for one in found] == [12, MEGABYTE + 2] * 20
+    assert [bool(one.unread) for one in found[::2]] == [False] * 20, "small rows behind large ones fit"
+    assert [bool(one.unread) for one in found[1::2]] == [False] * 3 + [True] * 17
+    assert looking.topic_of(ALIAS, found[-1].row.id) == "renders"
+    assert looking.topic_of(ALIAS, 0) is None
 
 
 def test_a_restart_of_the_database_is_one_line_in_the_log(

@@ -48,6 +48,10 @@ class Stored(NamedTuple):
     attempts: int
 
 
+LIGHT = tuple(name for name in Stored._fields if name not in ("member", "envelope"))
+"""The fields of a row without its contents, which may be large."""
+
+
 def folded(rows: Sequence[Stored], *, debounces: bool = False) -> list[Stored]:
     """Return what has to be done for the ``rows`` of one message, in order: a removal, a send, both or one of them.
 

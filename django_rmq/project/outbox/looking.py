@@ -11,11 +11,14 @@ from django.db.models import Count, Min, Q
 
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.project.outbox.databases import aliases, ask_each, explained, has_table, model
-from django_rmq.project.outbox.folding import Stored
+from django_rmq.project.outbox.folding import LIGHT, Stored
 from django_rmq.project.outbox.rows import now_ms
-from django_rmq.project.outbox.statements import delete
+from django_rmq.project.outbox.statements import delete, read_contents, with_sizes
 
 T = TypeVar("T")
+
+LIST_BYTES = 4_194_304
+"""The number of bytes that a list of rows reads of their contents, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Found:
     row: Stored
     error: str
     failed_ms: int | None
+    unread: int = 0
+    """The bytes of the member and the envelope, if the row has neither here, because the list would be too large."""
 
 
 def waiting(alias: str) -> list[Waiting]:
@@ -82,19 +87,33 @@ def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
 def rows(
     alias: str, topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
 ) -> list[Found]:
-    """Return up to ``limit`` rows of a database, oldest first.
+    """Return up to ``limit`` rows of a database, oldest first, and their contents as far as these have ``LIST_BYTES``.
 
     ``refused``: only those that the relay leaves out, or only the others.
     """
-    return [_found(alias, row) for row in _asked(alias, _chosen(alias, topics, refused)[:limit])]
+    chosen = with_sizes(_chosen(alias, topics, refused)).values(*LIGHT, "error", "failed_ms", "size")
+    found, fitting, left = _asked(alias, chosen[:limit]), set[int](), LIST_BYTES
+    for values in found:
+        if values["size"] <= left:
+            left -= values["size"]
+            fitting.add(values["id"])
+    contents = read_contents(alias, fitting)
+    # What has gone meanwhile was sent or deleted.
+    return [
+        _found(alias, values, contents.get(values["id"]))
+        for values in found
+        if values["id"] in contents or values["id"] not in fitting
+    ]
 
 
-def one(database: str, number: int) -> Found | None:
-    """Return one row. None: there is none."""
+def topic_of(database: str, number: int) -> str | None:
+    """Return the topic of a row. None: there is no such row."""
     if database not in aliases():
         return None
-    row = model().objects.using(database).filter(pk=number).first()
-    return None if row is None else _found(database, row)
+    found: str | None = (
+        model().objects.using(database).filter(pk=number).values_list("topic", flat=True).first()
+    )
+    return found
 
 
 def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> Any:
@@ -104,11 +123,9 @@ def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) ->
     return chosen if refused is None else chosen.filter(due_ms__isnull=refused)
 
 
-def _found(alias: str, row: Any) -> Found:
-    envelope = None if row.envelope is None else bytes(row.envelope)
-    values = {name: getattr(row, name) for name in Stored._fields}
-    stored = Stored(**{**values, "member": bytes(row.member), "envelope": envelope})
-    return Found(alias, stored, row.error, row.failed_ms)
+def _found(alias: str, values: dict[str, Any], contents: dict[str, Any] | None) -> Found:
+    row = Stored(**{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None}))
+    return Found(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
 
 
 def retry(database: str, numbers: Iterable[int]) -> int:
@@ -133,7 +150,7 @@ def missing() -> list[tuple[str, str]]:
 def _problem(alias: str) -> str:
     """Return why the table of a database cannot be used. Empty: it can. Raises ``DatabaseError``."""
     try:
-        model().objects.using(alias).order_by("id").first()
+        list(model().objects.using(alias).filter(pk=0))
     except DatabaseError as error:
         reason = explained(alias, error)
         if reason is error:
@@ -158,4 +175,4 @@ def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
         yield chosen[start : start + BATCH]
 
 
-__all__ = ["Found", "Waiting", "missing", "one", "remove", "retry", "rows", "together", "waiting"]
+__all__ = ["Found", "Waiting", "missing", "remove", "retry", "rows", "together", "topic_of", "waiting"]

@@ -18,8 +18,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, Error, close_old_connections, reset_queries, transaction
 from django.db import connections as databases
-from django.db.models import F, Func, IntegerField
-from django.db.models.functions import Coalesce
+from django.db.models import F
 
 from django_rmq.core.consumer.duties import Duty
 from django_rmq.core.logs.safe import safe_logger
@@ -29,9 +28,9 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, LostRace, RmqError, ServerTrouble, TopicFull
 from django_rmq.project import connections
 from django_rmq.project.outbox.databases import aliases, has_table, is_mariadb, model
-from django_rmq.project.outbox.folding import Stored, folded, next_attempt, outgoing
+from django_rmq.project.outbox.folding import LIGHT, Stored, folded, next_attempt, outgoing
 from django_rmq.project.outbox.rows import now_ms
-from django_rmq.project.outbox.statements import delete
+from django_rmq.project.outbox.statements import delete, read_contents, with_sizes
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
 
@@ -47,8 +46,6 @@ memory, and what does not pass within its time does not stop what is behind it."
 HELD_SECONDS = 30
 """Seconds after which PostgreSQL and MariaDB end the transaction of a step that stands still. A step that waits for
 Redis takes a few."""
-
-_LIGHT = [name for name in Stored._fields if name not in ("member", "envelope")]
 
 
 class _Unconfirmed(LostRace):
@@ -151,11 +148,10 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
         # A write takes the lock that a SELECT cannot take. With SQLite it locks the file even if it changes no row,
         # and would else write the large ones again.
         (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
-    size = _length(connection, "member") + Coalesce(_length(connection, "envelope"), 0)
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
     held: defaultdict[UUID, list[Stored]] = defaultdict(list)
     sizes: dict[int, int] = {}
-    for values in locked.annotate(size=size).values(*_LIGHT, "size"):
+    for values in with_sizes(locked).values(*LIGHT, "size"):
         sizes[values["id"]] = values.pop("size")
         row = Stored(**values, member=b"", envelope=None)
         held[row.identity].append(row)
@@ -163,11 +159,6 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
         if number not in sizes:
             held.pop(identity, None)
     return _Held(dict(held), sizes)
-
-
-def _length(connection: Any, column: str) -> Func:
-    function = "DBMS_LOB.GETLENGTH" if connection.vendor == "oracle" else "LENGTH"
-    return Func(column, function=function, output_field=IntegerField())
 
 
 def _send(alias: str, held: _Held, now: int, step: Step) -> bool:
@@ -218,7 +209,7 @@ def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _
     """Return what to send for the rows, in the order of their ids."""
     plan = _Plan()
     topics: dict[str, Topic | CallerError] = {}
-    contents = _contents(alias, [row.id for rows in chosen.values() for row in rows])
+    contents = read_contents(alias, [row.id for rows in chosen.values() for row in rows])
     for identity, rows in chosen.items():
         try:
             parts = [
@@ -231,15 +222,6 @@ def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _
             plan.messages += parts
     plan.messages.sort(key=lambda part: part[0].id)
     return plan
-
-
-def _contents(alias: str, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the members and envelopes of rows: only of those that are sent, because a message may have many."""
-    rows = model().objects.using(alias).filter(id__in=ids)
-    return {
-        number: {"member": bytes(member), "envelope": None if envelope is None else bytes(envelope)}
-        for number, member, envelope in rows.values_list("id", "member", "envelope")
-    }
 
 
 def _topic(name: str, known: dict[str, Topic | CallerError]) -> Topic:

@@ -13,6 +13,8 @@ from uuid import UUID
 
 from django.db import OperationalError, transaction
 from django.db import connections as databases
+from django.db.models import Func, IntegerField
+from django.db.models.functions import Coalesce
 
 from django_rmq.project.outbox.databases import is_mariadb, model
 
@@ -96,6 +98,30 @@ def existing(alias: str, ids: Iterable[int]) -> set[int]:
         number
         for some in parts(sorted(ids))
         for number in rows.filter(id__in=some).values_list("id", flat=True)
+    }
+
+
+def with_sizes(rows: Any) -> Any:
+    """Return the query with ``size``: the bytes of the member and the envelope of each row, which are not read."""
+    of_oracle = databases[rows.db].vendor == "oracle"
+    member, envelope = (
+        Func(
+            column,
+            function="DBMS_LOB.GETLENGTH" if of_oracle else "LENGTH",
+            output_field=IntegerField(),
+        )
+        for column in ("member", "envelope")
+    )
+    return rows.annotate(size=member + Coalesce(envelope, 0))
+
+
+def read_contents(alias: str, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Return the members and envelopes of these rows, by id."""
+    rows = model().objects.using(alias).values_list("id", "member", "envelope")
+    return {
+        number: {"member": bytes(member), "envelope": None if envelope is None else bytes(envelope)}
+        for some in parts(list(ids))
+        for number, member, envelope in rows.filter(id__in=some)
     }
 
 

@@ -100,7 +100,7 @@ class InMemoryBroker(Methods, in_memory.InMemoryBroker):
         return _InMemoryPipeline(self.exchange)
 
 
-class OracleBroker(oracle.OracleBroker):
+class OracleBroker(Methods, oracle.OracleBroker):
     """Runs calls on dictionaries."""
 
     def pipeline(self) -> _OraclePipeline:
@@ -108,11 +108,11 @@ class OracleBroker(oracle.OracleBroker):
 
 
 @contextmanager
-def oracle_broker(clock: Callable[[], int] | None = None) -> Iterator[oracle.OracleBroker]:
+def oracle_broker(clock: Callable[[], int] | None = None) -> Iterator[OracleBroker]:
     """Use a new oracle in this block instead of the configured broker."""
     from django_rmq.project import connections
 
-    broker = oracle.OracleBroker("", clock)
+    broker = OracleBroker("", clock)
     with connections.replaced_broker(broker):
         yield broker
 
@@ -139,10 +139,10 @@ def get_broker() -> Any:
     return direct(connections.get_broker())
 
 
-def intercept(broker: Any, name: str, instead: Callable[[Call[Any]], Any]) -> Callable[[Call[Any]], Any]:
-    """Let ``instead`` answer the calls of one transition that ``broker`` runs at once; return what answered them."""
+def intercept(broker: Any, script: str, instead: Callable[[Call[Any]], Any]) -> Callable[[Call[Any]], Any]:
+    """Let ``instead`` answer the calls of one script that ``broker`` runs at once; return what answered them."""
     run: Callable[[Call[Any]], Any] = broker.run
-    broker.run = lambda call: instead(call) if call.name == name else run(call)
+    broker.run = lambda call: instead(call) if call.script == script else run(call)
     return run
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core import scripts
 from django_rmq.core.calls import looking, sending
 from django_rmq.core.calls.broker import Broker, Pipeline
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.testing import Clock
-from tests.brokers import FUNCTIONS, OracleBroker
+from tests.brokers import OracleBroker
 from tests.contract.slots import START_MS, TYPES, Slot
+from tests.oracle.broker import RULES
 from tests.oracle.pipeline import Pipeline as MemoryPipeline
 
 MakeSlot = Callable[..., Slot]
@@ -29,10 +31,10 @@ def test_it_needs_neither_redis_nor_django() -> None:
     assert answer.stdout.strip() == "[]"
 
 
-def test_it_runs_every_call_and_has_every_other_method_of_a_broker() -> None:
-    # What reads past the scripts, or is written already, is asked for by Spark alone, and never of memory.
-    asked = FUNCTIONS.keys() - {"any_in_use", "end_insertion", "rank", "rows", "send_packed"}
-    assert all(callable(getattr(OracleBroker, name)) for name in asked)
+def test_it_has_rules_for_every_script_and_every_other_method_of_a_broker() -> None:
+    # An insertion is a transaction of commands, and definitions are changed by a method.
+    names = {name.removesuffix(scripts.SECOND) for name in scripts.all_names()}
+    assert RULES.keys() == names - {"insert", "topics/redefine"}
     for protocol, ours in ((Broker, OracleBroker), (Pipeline, MemoryPipeline)):
         asked = {
             name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")

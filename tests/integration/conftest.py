@@ -10,8 +10,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_rmq.testing import Clock
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.workers import client_of
 
 

@@ -20,15 +20,13 @@ from django_rmq.api.health import PublicView
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.view import RmqView
 from django_rmq.core.calls import answers
-from django_rmq.core.calls.call import Call
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import from_base64url, message_id
 from django_rmq.operations import Permission as Needed
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, intercept
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker, intercept
 
 pytestmark = pytest.mark.django_db
 
@@ -334,11 +332,11 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     begun: list[Any] = []
     real = broker.begin_answer
 
-    def begin(call: Call[Any]) -> Any:
-        begun.append(tuple(call.given.values()))
+    def begin(call: Any) -> Any:
+        begun.append((call.place.name, *call.own))
         return run(call)
 
-    run = intercept(broker, "begin_answer", begin)
+    run = intercept(broker, "answers/begin", begin)
     program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
     name, content, *_ = begun[0]
     broker.keep_answer(name, "x", b"", 1)
@@ -346,7 +344,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
     broker.run = run
     third = answers.begin_answer("f" * 32, content, "t3", 30_000)
-    intercept(broker, "begin_answer", lambda call: run(third))
+    intercept(broker, "answers/begin", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
     )

@@ -27,8 +27,8 @@ from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock
+from tests.brokers import OracleBroker
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
-from tests.oracle.broker import OracleBroker
 from tests.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db

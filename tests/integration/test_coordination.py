@@ -32,9 +32,8 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests import party as parties
-from tests.brokers import Broker
+from tests.brokers import Broker, OracleBroker
 from tests.contract.keyspaces import RedisKeyspace
-from tests.oracle.broker import OracleBroker
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
 from tests.servers import RedisServer, TcpProxy, ask
 from tests.workers import LONG, eventually

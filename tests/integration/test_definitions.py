@@ -36,8 +36,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, direct, set_clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker, direct, set_clock
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)

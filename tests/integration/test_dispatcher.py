@@ -24,8 +24,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.testing import Clock
-from tests.brokers import set_clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker, set_clock
 from tests.oracle.keyspace import Hash, SortedSet
 from tests.workers import (
     LONG,

@@ -17,9 +17,8 @@ from django_rmq.core.redis.confirming import durability_commands
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
-from tests.brokers import Broker, ClusterBroker
+from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.e2e.promotions import promotions
-from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
 from tests.workers import LONG, client_of, cluster_of, eventually
 

@@ -28,7 +28,7 @@ from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {

@@ -314,7 +314,7 @@ class Nowhere:
 
 def put(pipeline: Pipeline, *command: Any) -> None:
     """Put a command of the test's own between the calls of a pipeline."""
-    pipeline.add(Command(command[0], Nowhere(), command[1:], lambda reply: reply, {}))
+    pipeline.add(Command(command[0], Nowhere(), command[1:], lambda reply: reply))
 
 
 @pytest.mark.parametrize("script", sorted(ACTS))

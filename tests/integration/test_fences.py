@@ -10,8 +10,8 @@ import pytest
 
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
+from tests.brokers import OracleBroker
 from tests.flapping import miss_an_assignment
-from tests.oracle.broker import OracleBroker
 from tests.party import SESSION
 
 

@@ -165,7 +165,7 @@ def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
 
 
 def test_an_answer_that_means_nothing_names_its_script_and_key() -> None:
-    call = Call("adopt", AtSlot(TOPIC, 3), (), int, {})
+    call = Call("adopt", AtSlot(TOPIC, 3), (), int)
     assert call.read(b"5", "") == 5
     with pytest.raises(
         Unreadable, match=r"^adopt of stats_{attacked_3}: .* that RMQ did not write \(.*b'x'\)$"

@@ -30,7 +30,7 @@ from django_rmq.project.outbox import looking
 from django_rmq.project.outbox.looking import Waiting
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.servers import RedisServer
 from tests.workers import eventually
 

@@ -15,7 +15,7 @@ from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.calls.call import Call
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
 from django_rmq.core.telling.history import sampler as sampler_of_history
@@ -21,8 +20,7 @@ from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, ClusterBroker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.servers import RedisCluster
 from tests.workers import LONG, Heard, Worker, client_of, cluster_of, send
 
@@ -197,9 +195,9 @@ def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
     samples: list[int] = []
     run = broker.run
 
-    def counted(call: Call[Any]) -> Any:
-        if call.name == "sample":
-            samples.append(len(call.given["slots"]))
+    def counted(call: Any) -> Any:
+        if call.script == "history/sample":
+            samples.append(len(call.place.slots))
         return run(call)
 
     broker.run = counted

@@ -27,8 +27,8 @@ from django_rmq.project.listening import registry
 from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
+from tests.brokers import OracleBroker
 from tests.e2e.postgres import postgres
-from tests.oracle.broker import OracleBroker
 from tests.workers import Worker, eventually, send, total
 
 ALIAS = "shop"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from django_rmq.core import scripts
 from django_rmq.core.calls import limits
 from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.limits import Limits, return_permits
@@ -22,10 +23,10 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, intercept, set_clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker, intercept, set_clock
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
+_IN_USE = [each.name for each in scripts.declaration("limits/allow").arguments].index("in_use")
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)
 
 
@@ -285,10 +286,10 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
         run(limits.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
         prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
-        told.append((call.given["in_use"], prepared))
+        told.append((call.own[_IN_USE], prepared))
         return run(call)
 
-    run = intercept(broker, "allow", allow)
+    run = intercept(broker, "limits/allow", allow)
     send(broker, topic, range(60))
     with Worker(broker, topic, gauge, threads=4):
         eventually(lambda: live(broker, topic) == 0)
@@ -331,7 +332,7 @@ def test_a_worker_that_is_limited_sleeps(broker: Any) -> None:
             return run(call)
 
         worker.dispatcher._turn = counted  # type: ignore[method-assign]
-        run = intercept(broker, "allow", asked)
+        run = intercept(broker, "limits/allow", asked)
         threading.Event().wait(1.0)
     assert turns["turn"] <= 20, turns
     assert turns["ask"] <= 3, turns
@@ -390,12 +391,12 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
     clock = Clock()
     broker: Any = OracleBroker("m:", clock)
 
-    def away(call: Call[Any]) -> Any:
-        if call.given["topic"].name == "prices":
+    def away(call: Any) -> Any:
+        if call.place.name == "prices":
             raise NodeUnavailable("a node of the cluster")
         return run(call)
 
-    run = intercept(broker, "allow", away)
+    run = intercept(broker, "limits/allow", away)
     limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
     limits = Limits(broker, "A", limited, lambda topic: 4)
     limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
@@ -409,7 +410,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
     def all_away(call: Call[Any]) -> Any:
         raise ServerUnavailable("all away")
 
-    intercept(broker, "allow", all_away)
+    intercept(broker, "limits/allow", all_away)
     with pytest.raises(ServerUnavailable):
         limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
 

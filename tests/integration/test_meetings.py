@@ -15,7 +15,6 @@ from django.test import override_settings
 
 from django_rmq import Message, cancel_message, listener, message_status, send_message
 from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
-from django_rmq.core.calls.call import Call
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepping import Stepper
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
@@ -89,8 +88,8 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
         running.declare()
         real = InMemoryBroker.run
 
-        def run(self: InMemoryBroker, call: Call[Any]) -> Any:
-            if call.name == "tick" and call.given["topic"].name == "lost":
+        def run(self: InMemoryBroker, call: Any) -> Any:
+            if call.script == "tick" and call.place.topic.name == "lost":
                 raise ServerUnavailable("its node is down")
             return real(self, call)
 

@@ -40,8 +40,7 @@ from django_rmq.operations import figures
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.servers import absent
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker

@@ -41,8 +41,7 @@ from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.sending import Send
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.servers import RedisServer
 from tests.workers import LONG, broker_on, client_of
 

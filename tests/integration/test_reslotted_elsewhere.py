@@ -32,8 +32,8 @@ from django_rmq.project.listening.registry import isolated
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
 from django_rmq.testing import memory_broker
+from tests.brokers import OracleBroker
 from tests.integration.test_api import Program, user_with
-from tests.oracle.broker import OracleBroker
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": "1h", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},

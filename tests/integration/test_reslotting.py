@@ -21,8 +21,7 @@ from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
-from tests.brokers import Broker, ClusterBroker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.workers import Worker, cluster_of, eventually
 
 LATE = 3_600_000

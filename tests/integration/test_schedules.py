@@ -54,8 +54,7 @@ from django_rmq.testing import (
     schedule_state,
     start_schedules,
 )
-from tests.brokers import oracle_broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker, oracle_broker
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
 TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5}}

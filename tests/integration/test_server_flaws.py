@@ -21,9 +21,8 @@ from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, ClusterBroker
+from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.contract.keyspaces import RedisKeyspace
-from tests.oracle.broker import OracleBroker
 from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of
 

@@ -24,8 +24,7 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))

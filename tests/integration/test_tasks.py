@@ -32,8 +32,8 @@ from django_rmq.project.tasks.jobs import place
 from django_rmq.project.tasks.running import release, run
 from django_rmq.testing import Clock, drain, memory_broker
 from tests import errands
+from tests.brokers import OracleBroker
 from tests.newsletter.tasks import count, publish
-from tests.oracle.broker import OracleBroker
 from tests.servers import absent
 
 FRAMEWORK = frameworks.framework()

@@ -33,7 +33,7 @@ from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
 
 # Threads die here as they would.

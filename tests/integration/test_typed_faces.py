@@ -16,9 +16,8 @@ from jsonschema import Draft202012Validator
 from django_rmq.api.typed import components
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import direct
+from tests.brokers import OracleBroker, direct
 from tests.integration.test_api import ALL, Program, kill, user_with
-from tests.oracle.broker import OracleBroker
 
 pytestmark = pytest.mark.django_db
 

@@ -4,27 +4,30 @@
 members, scores and fields, byte for byte. It is the specification with which the Lua files are compared. It
 lives in one process, and its content ends with that process.
 
-Transitions are functions, grouped by module: ``sending``, ``taking``, ``ending``, ``claims``, ``people``,
-``tending``, ``moving``, and those that change nothing: ``listing``, ``looking``, ``seeking``. Each states its
-rules in the order of the Lua file of the same name, and shares them with others where Lua includes a
-fragment.
+It reads a call as a server does: by the name of the script, the place, and the arguments in the order of the script's
+header. ``RULES`` says which function states the rules of a script. Functions are grouped by module: ``sending``,
+``taking``, ``ending``, ``claims``, ``people``, ``tending``, ``moving``, and those that change nothing: ``listing``,
+``looking``, ``seeking``. Each states its rules in the order of the Lua file, and shares them with others where Lua
+includes a fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
-from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.call import Call, Command
+from django_rmq.core.calls.places import Named
+from django_rmq.core.scripts import SECOND
 from django_rmq.core.words.keys import events_channel, wake_channel, workers_channel
 from django_rmq.core.words.servers import Server
 from django_rmq.core.words.topics import Topic
 from tests.oracle import (
     answers,
     claims,
+    commands,
     ending,
     history,
-    inserting,
     limits,
     listing,
     looking,
@@ -48,76 +51,86 @@ from tests.oracle.pipeline import Pipeline
 T = TypeVar("T")
 
 
-class OracleBroker(Memory):
-    """Runs every transition on dictionaries. ``core.calls`` explains arguments and answers.
+RULES: dict[str, Callable[..., Any]] = {
+    "ack": claims.ack,
+    "acquire": taking.acquire,
+    "acquire_all": taking.acquire_all,
+    "adopt": tending.adopt,
+    "audit": looking.audit,
+    "between": listing.between,
+    "bury": people.bury,
+    "claim": claims.claim,
+    "commit": ending.commit,
+    "commit_all": ending.commit_all,
+    "configure": tending.configure,
+    "count": looking.count,
+    "discard": people.discard,
+    "ensure": sending.ensure,
+    "expire": upkeep.expire,
+    "extend": ending.extend,
+    "fail_claimed": claims.fail_claimed,
+    "find": listing.find,
+    "heads": looking.heads,
+    "held": taking.held,
+    "look": looking.look,
+    "loose": tending.loose,
+    "move_in": moving.move_in,
+    "move_out": moving.move_out,
+    "pause": tending.pause,
+    "peek": listing.peek,
+    "prepare": taking.prepare,
+    "progress": ending.progress,
+    "promote": upkeep.promote,
+    "purge": people.purge,
+    "ranks": looking.ranks,
+    "read_claim": claims.read_claim,
+    "release": ending.release,
+    "remove": people.remove,
+    "renew": claims.renew,
+    "reopen": moving.reopen,
+    "replay": people.replay,
+    "reschedule": people.reschedule,
+    "retire": tending.retire,
+    "retract": ticks.retract,
+    "return_claim": claims.return_claim,
+    "rollback": ending.rollback,
+    "seek": seeking.seek,
+    "send_fifo": sending.send_fifo,
+    "send_merge": sending.send_merge,
+    "send_replace": sending.send_replace,
+    "shut": moving.shut,
+    "status": looking.status,
+    "survey": moving.survey,
+    "tick": ticks.tick,
+    "answers/begin": answers.begin_answer,
+    "answers/keep": answers.keep_answer,
+    "consumers/hold": claims.hold_consumer,
+    "consumers/leave": claims.leave_consumer,
+    "history/claim": history.claim_minute,
+    "history/keep": history.keep_minute,
+    "history/note": history.note_late,
+    "history/sample": history.sample,
+    "history/times": history.note_times,
+    "limits/allow": limits.allow,
+    "limits/ended": limits.end_permits,
+    "limits/spend": limits.spend,
+    "results/keep": results.keep_result,
+    "schedules/change": schedules.change_schedule,
+    "schedules/plan": schedules.plan_tick,
+    "schedules/renew": schedules.renew_schedule,
+    "schedules/settle": schedules.settle_tick,
+    "workers/assign": workers.assign,
+    "workers/beat": workers.beat,
+    "workers/leave": workers.leave,
+    "workers/roster": workers.roster,
+}
+"""The rule of each script. Its arguments are the memory, what the place of a call consists of, and those of the script."""
 
-    It is the table from a transition's name to its function.
-    """
+
+class OracleBroker(Memory):
+    """Runs every call on dictionaries: that of a script by its rule, and that of a plain command as a server does."""
 
     in_memory = True
-
-    send_merge = sending.send_merge
-    send_replace = sending.send_replace
-    send_fifo = sending.send_fifo
-    insert = inserting.insert
-    part_of_insert = inserting.part_of_insert
-    ensure = sending.ensure
-
-    acquire = taking.acquire
-    acquire_all = taking.acquire_all
-    held = taking.held
-    prepare = taking.prepare
-
-    commit = ending.commit
-    commit_all = ending.commit_all
-    rollback = ending.rollback
-    release = ending.release
-    extend = ending.extend
-    progress = ending.progress
-    expire = upkeep.expire
-    promote = upkeep.promote
-
-    claim = claims.claim
-    renew = claims.renew
-    ack = claims.ack
-    fail_claimed = claims.fail_claimed
-    return_claim = claims.return_claim
-    read_claim = claims.read_claim
-    hold_consumer = claims.hold_consumer
-    leave_consumer = claims.leave_consumer
-    count_consumers = claims.count_consumers
-    driver_of_consumer = claims.driver_of_consumer
-
-    replay = people.replay
-    bury = people.bury
-    remove = people.remove
-    cancel = people.cancel
-    discard = people.discard
-    reschedule = people.reschedule
-    purge = people.purge
-
-    pause = tending.pause
-    configure = tending.configure
-    adopt = tending.adopt
-    retire = tending.retire
-    loose = tending.loose
-
-    shut = moving.shut
-    reopen = moving.reopen
-    survey = moving.survey
-    move_out = moving.move_out
-    move_in = moving.move_in
-
-    peek = listing.peek
-    find = listing.find
-    between = listing.between
-    count = looking.count
-    audit = looking.audit
-    look = looking.look
-    status = looking.status
-    ranks = looking.ranks
-    heads = looking.heads
-    seek = seeking.seek
 
     definitions = topics.definitions
     define = topics.define
@@ -126,41 +139,13 @@ class OracleBroker(Memory):
     note_slot_basis = topics.note_slot_basis
     has_slot_bases = topics.has_slot_bases
 
-    beat = workers.beat
-    leave = workers.leave
-    assign = workers.assign
-    roster = workers.roster
-
-    tick = ticks.tick
-    retract = ticks.retract
-
-    read_schedules = schedules.read_schedules
-    change_schedule = schedules.change_schedule
-    renew_schedule = schedules.renew_schedule
-    plan_tick = schedules.plan_tick
-    settle_tick = schedules.settle_tick
-
-    allow = limits.allow
-    end_permits = limits.end_permits
-    spend = limits.spend
-
-    begin_answer = answers.begin_answer
-    keep_answer = answers.keep_answer
-
-    keep_result = results.keep_result
-    result = results.result
-
-    sample = history.sample
-    claim_minute = history.claim_minute
-    note_late = history.note_late
-    note_times = history.note_times
-    times = history.times
-    keep_minute = history.keep_minute
-    minutes = history.minutes
-
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
-        return cast("T", getattr(self, call.name)(**call.given))
+        if isinstance(call, Command) or call.script == "insert":
+            return cast("T", commands.run(self, call))
+        place: Any = call.place
+        at = (place.name,) if isinstance(place, Named) else place
+        return cast("T", RULES[call.script.removesuffix(SECOND)](self, *at, *call.own))
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline, which collects calls; ``execute`` runs all of them."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from django_rmq.core.words.answers import Claimed, ClaimRead, Driver
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
-from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.keys import consumer_key
-from django_rmq.core.words.topics import Topic
 from tests.oracle.choosing import as_they_are, free_to_claim
 from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import (
@@ -23,15 +21,13 @@ from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.numbers import score_text
 from tests.oracle.ordering import Entry, due_entries
 from tests.oracle.refusing import check_batch, check_lease
-from tests.oracle.slot import CLAIMING, ENDING, Slot, on
+from tests.oracle.slot import CLAIMING, ENDING, Slot, grouped, on
 from tests.oracle.upkeep import keep_up
 from tests.oracle.waking import note_undrained, wake_at_gate
 
 
 @on(*ENDING, *CLAIMING, "inserting")
-def claim(
-    slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max_bytes: int = 16_777_216
-) -> Claimed:
+def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max_bytes: int) -> Claimed:
     check_lease(lease_ms, number)
     if slot.moved_to is not None:
         return Claimed("moved")
@@ -104,7 +100,7 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
 
 
 @on("stats", "control", "claimants", "claim", "claims")
-def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool = False) -> int | None:
+def renew(slot: Slot, consumer: str, number: int, lease_ms: int, seal: int) -> int | None:
     check_lease(lease_ms)
     newest, state = newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed"):
@@ -117,11 +113,12 @@ def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool =
 
 
 @on("stats", "control", "claim", "claims", "claim_failed")
-def fail_claimed(slot: Slot, consumer: str, number: int, failures: Sequence[Failure]) -> list[str]:
+def fail_claimed(slot: Slot, consumer: str, number: int, *rest: Any) -> list[str]:
+    failures = grouped(rest, 3)
     check_batch(failures)
     newest, state = newest_claim(slot, consumer)
     words: list[str] = []
-    for member, what, _, error in failures:
+    for member, what, error in failures:
         word = "ok"
         if newest != number or state not in ("open", "sealed"):
             word = "stale"
@@ -133,13 +130,13 @@ def fail_claimed(slot: Slot, consumer: str, number: int, failures: Sequence[Fail
         elif member in slot.claim_failed:
             word = "again"
         else:
-            slot.claim_failed[member] = b"%s\n%s" % (what.encode(), cut_error(error))
+            slot.claim_failed[member] = b"%s\n%s" % (what.encode(), error)
         words.append(word)
     return words
 
 
 @on(*ENDING, *CLAIMING)
-def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+def ack(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, int]:
     newest, state = newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed", "acked"):
         slot.count("stale")
@@ -159,9 +156,7 @@ def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str,
 
 
 @on(*ENDING, *CLAIMING)
-def return_claim(
-    slot: Slot, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
-) -> tuple[str, int]:
+def return_claim(slot: Slot, consumer: str, number: int, spent: int, limit: int) -> tuple[str, int]:
     newest, state = newest_claim(slot, consumer)
     if number != newest or state == "acked":
         slot.count("stale")
@@ -180,7 +175,7 @@ def return_claim(
 
 
 @on("claim", "claims", "claim_body")
-def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limit: int = 0) -> ClaimRead:
+def read_claim(slot: Slot, consumer: str, number: int, offset: int, limit: int) -> ClaimRead:
     newest, state = newest_claim(slot, consumer)
     if number > 0 and number != newest:
         return ClaimRead("none", newest, 0, [], [])
@@ -194,19 +189,17 @@ def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limi
 
 def hold_consumer(
     memory: Memory,
-    topic: Topic,
-    consumer: str,
+    name: str,
     driver: str,
     checkpoint: str,
     about: str,
     lease_ms: int,
-    *,
-    starts: bool = False,
-    gone: str = "",
+    starts: int,
+    gone: str,
 ) -> Driver | None:
     check_lease(lease_ms)
     now_ms = memory.micros() // 1000
-    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
+    with memory.hash(consumer_key(memory.prefix, name)) as record:
         known = _driver(record)
         if known is not None and known.name != driver:
             is_free = (
@@ -221,22 +214,12 @@ def hold_consumer(
     return None
 
 
-@on("claims")
-def count_consumers(slot: Slot) -> int:
-    return len(slot.claims)
-
-
-def leave_consumer(memory: Memory, topic: Topic, consumer: str, driver: str = "") -> str:
-    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
+def leave_consumer(memory: Memory, name: str, driver: str) -> str:
+    with memory.hash(consumer_key(memory.prefix, name)) as record:
         if b"driver" not in record or (driver and record[b"driver"] != driver.encode()):
             return "absent"
         record.pop(b"until", None)
         return "left"
-
-
-def driver_of_consumer(memory: Memory, topic: Topic, consumer: str) -> Driver | None:
-    with memory.hash(consumer_key(memory.prefix, f"{topic.name}:{consumer}")) as record:
-        return _driver(record)
 
 
 def _driver(record: Hash) -> Driver | None:

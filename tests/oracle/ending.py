@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.outcomes import digest
 from tests.oracle.failing import end_failed, end_marked, forget_ended, land, release_one
 from tests.oracle.numbers import bounded
 from tests.oracle.outcomes import note_end
 from tests.oracle.owning import stamp
 from tests.oracle.refusing import check_batch
-from tests.oracle.slot import ENDING, Slot, on
+from tests.oracle.slot import ENDING, Slot, grouped, on
 from tests.oracle.waking import earliest, note_undrained, wake_at_gate
 
 LONGEST_DELAY_MS = 1 << 42
@@ -28,7 +28,7 @@ def _words(slot: Slot, held: Sequence[bool], told: Sequence[bool] = ()) -> list[
 
 
 @on(*ENDING)
-def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     check_batch(members)
     words = _words(slot, [slot.is_receipt(receipt, member) for member in members])
     ending = dict.fromkeys(member for member, word in zip(members, words, strict=True) if word == "ok")
@@ -59,7 +59,8 @@ def commit_all(slot: Slot, receipt: int, size: int) -> list[str]:
 
 
 @on(*ENDING)
-def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]:
+def rollback(slot: Slot, receipt: int, *rest: Any) -> list[str]:
+    failures = grouped(rest, 4)
     check_batch(failures)
     held: list[bool] = []
     told: list[bool] = []
@@ -69,9 +70,8 @@ def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]
         told.append(held[-1] and slot.flight(member).mark == "cancelled")
         if held[-1]:
             left = bounded(slot.prepare[member] % 1000, 0, slot.max_retries)
-            if delay_ms is not None:
-                delay_ms = bounded(delay_ms, 0, LONGEST_DELAY_MS)
-            dues.append(end_failed(slot, member, left, kind, cut_error(error), delay_ms, i))
+            rest_ms = None if delay_ms == "" else bounded(delay_ms, 0, LONGEST_DELAY_MS)
+            dues.append(end_failed(slot, member, left, kind, error, rest_ms, i))
     if any(held):
         note_undrained(slot)
     wake_at_gate(slot, earliest(dues), ended=any(held))
@@ -79,7 +79,7 @@ def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]
 
 
 @on(*ENDING)
-def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+def release(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     check_batch(members)
     held: list[bool] = []
     dues: list[float | None] = []
@@ -94,7 +94,7 @@ def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
 
 
 @on("prepare", "inflight", "failures", "stats", "control", "outcomes", "outcome_times")
-def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: bytes = b"") -> str:
+def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: bytes) -> str:
     (word,) = _words(slot, [slot.holds(receipt, member)])
     if word == "ok":
         slot.noted[digest(member)] = f"running {receipt} {thousandths} {slot.now_ms}\n".encode() + said
@@ -102,7 +102,7 @@ def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: by
 
 
 @on("prepare", "inflight", "stats", "control")
-def extend(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+def extend(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     check_batch(members)
     held = [slot.holds(receipt, member) for member in members]
     for member, holds in zip(members, held, strict=True):

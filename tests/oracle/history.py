@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from django_rmq.core.words import stored
 from django_rmq.core.words.answers import Counts
 from django_rmq.core.words.keys import history_keys, times_key
 from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED, TIMES, Sample, Times
+from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED, Sample
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.keyspace import Hash, Memory
@@ -62,32 +61,28 @@ def claim_minute(memory: Memory, topic: Topic, minute: int) -> bool:
         return True
 
 
-def note_late(memory: Memory, topic: Topic, counts: Sequence[int]) -> int:
+def _buckets(counts: str) -> list[int]:
+    return [int(number) for number in counts.split()][:LATENESS_BUCKETS]
+
+
+def note_late(memory: Memory, topic: Topic, counts: str) -> int:
     with _opened(memory, topic) as (_, pending):
-        for bucket, number in enumerate(counts[:LATENESS_BUCKETS]):
+        for bucket, number in enumerate(_buckets(counts)):
             if number:
                 _raise_by(pending, f"late{bucket}", number)
-        return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+        return sum(number > 0 for number in _buckets(counts))
 
 
-def note_times(
-    memory: Memory, topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
-) -> int:
+def note_times(memory: Memory, topic: str, late: str, late_ms: int, took: str, took_us: int) -> int:
     raised = 0
-    with memory.hash(times_key(memory.prefix, topic.name)) as times:
+    with memory.hash(times_key(memory.prefix, topic)) as times:
         for name, counts, total in (("late", late, late_ms), ("took", took, took_us)):
-            fields = [(f"{name}{bucket}", number) for bucket, number in enumerate(counts[:LATENESS_BUCKETS])]
+            fields = [(f"{name}{bucket}", number) for bucket, number in enumerate(_buckets(counts))]
             raised += sum(number > 0 for _, number in fields)
             for field, number in (*fields, (name, total)):
                 if number > 0:
                     _raise_by(times, field, number)
     return raised
-
-
-def times(memory: Memory, topic: Topic) -> Times:
-    key = times_key(memory.prefix, topic.name)
-    with memory.hash(key) as found:
-        return Times.of(stored.counters(key, ((name, found.get(name)) for name in TIMES)))
 
 
 def keep_minute(memory: Memory, topic: Topic, minute: int, record: str, keep: int) -> str:
@@ -104,8 +99,3 @@ def keep_minute(memory: Memory, topic: Topic, minute: int, record: str, keep: in
         minutes[b"%d" % minute] = f"{record[:500]}|{shown}".encode()
         pending[b"first"] = b"%d" % max(first, last + 1)
         return "kept"
-
-
-def minutes(memory: Memory, topic: Topic, first: int, last: int) -> list[bytes | None]:
-    with _opened(memory, topic) as (found, _):
-        return [found.get(b"%d" % minute) for minute in range(first, last + 1)]

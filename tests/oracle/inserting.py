@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from django_rmq.core.calls.inserting import RECEIPT
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import WrongType
@@ -18,16 +20,11 @@ LATE_MS = 1_000
 """By how much the clock that a sender has read may differ from that of the server."""
 
 
-def part_of_insert(memory: Memory) -> None:
-    """Do nothing: memory runs a transaction as one."""
-
-
-def insert(
-    memory: Memory, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
-) -> Counter[str] | None:
-    """Insert the messages; None: they have to be looked at one by one, and nothing was sent."""
+def insert(memory: Memory, topic: Topic, slot: int, *rest: Any) -> Counter[str] | None:
+    """Insert the messages of a ZADD; None: they have to be looked at one by one, and nothing was sent."""
+    pairs = rest[len(RECEIPT) + (rest[0] == "NX") :]
     try:
-        return _insert(memory, topic, slot, scores, members)
+        return _insert(memory, topic, slot, pairs[::2], pairs[1::2])
     except WrongType:
         return None
 

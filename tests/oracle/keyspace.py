@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from django_rmq.core.calls.call import Call
 from django_rmq.core.words.keys import check_prefix
 from django_rmq.exceptions import WrongType
 from tests.oracle.channels import Channels
@@ -44,6 +45,8 @@ class Memory:
         self.keyspace: dict[bytes, SortedSet | Hash] = {}
         self.channels = Channels()
         self.lock = threading.RLock()
+        self.queued: Call[Any] | None = None
+        """The command that the present transaction runs: the parts of an insertion are calls of their own."""
         self._clock = clock or (lambda: time.time_ns() // 1000)
 
     def micros(self) -> int:

@@ -6,7 +6,6 @@ import math
 import re
 
 from django_rmq.core.words.keys import bucket_key, limits_key
-from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.workers import Allowance
 from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.numbers import score_text
@@ -15,19 +14,27 @@ _PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 
 
 def allow(
-    memory: Memory, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    memory: Memory,
+    topic: str,
+    worker: str,
+    rate: str,
+    tokens: int,
+    in_flight: int,
+    in_use: int,
+    wanted: int,
+    lease_ms: int,
 ) -> Allowance:
-    with memory.hash(limits_key(memory.prefix, topic.name)) as limits:
+    with memory.hash(limits_key(memory.prefix, topic)) as limits:
         now_us = memory.micros()
-        given, wait_us = _tokens(limits, topic.max_rate, tokens, now_us)
-        if not topic.max_in_flight:
+        given, wait_us = _tokens(limits, float(rate), tokens, now_us)
+        if not in_flight:
             return Allowance(given, wait_us, wanted, False)
         name, now_ms = f"worker:{worker}".encode(), now_us // 1000
         others, waiting, crew = _others(limits, name, now_ms)
         if wanted:
             crew.append((wanted, name))
-        fair = _fair_share(topic.max_in_flight, crew, (wanted, name), now_us // 1_000_000)
-        permits = min(fair, max(0, topic.max_in_flight - others))
+        fair = _fair_share(in_flight, crew, (wanted, name), now_us // 1_000_000)
+        permits = min(fair, max(0, in_flight - others))
         held = max(in_use, permits)
         if held + wanted:
             limits[name] = b"%d %d %d" % (held, wanted, now_ms + lease_ms)
@@ -36,7 +43,7 @@ def allow(
         return Allowance(given, wait_us, permits, waiting)
 
 
-def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple[int, int]:
+def _tokens(limits: Hash, rate: float, tokens: int, now_us: int) -> tuple[int, int]:
     """Take up to ``tokens`` from the bucket; return how many, and the time in µs until the next one."""
     if not rate:
         return tokens, 0
@@ -94,8 +101,8 @@ def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes]
     return us[0]
 
 
-def end_permits(memory: Memory, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
-    with memory.hash(limits_key(memory.prefix, topic.name)) as limits:
+def end_permits(memory: Memory, topic: str, worker: str, ended: int, lease_ms: int) -> int:
+    with memory.hash(limits_key(memory.prefix, topic)) as limits:
         name = f"worker:{worker}".encode()
         match = _PERMITS.fullmatch(limits.pop(name, b""))
         held, wants, ends = map(int, match.groups()) if match else (0, 0, 0)
@@ -106,7 +113,8 @@ def end_permits(memory: Memory, topic: Topic, worker: str, ended: int, lease_ms:
         return left
 
 
-def spend(memory: Memory, spender: str, each_us: float, size: int, wanted: int) -> int:
+def spend(memory: Memory, spender: str, each: str, size: int, wanted: int) -> int:
+    each_us = float(each)
     with memory.hash(bucket_key(memory.prefix, spender)) as bucket:
         now_us = memory.micros()
         empty = _empty_since(bucket, now_us, each_us * size) + each_us * wanted

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django_rmq.core.words.answers import Entry, Page
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from tests.oracle.keyspace import Memory
 from tests.oracle.numbers import score_text
-from tests.oracle.ordering import Cursor, is_behind
+from tests.oracle.ordering import cursor, is_behind
 from tests.oracle.slot import Slot, Transition, opened
 
 STATES = {
@@ -33,37 +32,27 @@ _T = TypeVar("_T")
 _Rule = Callable[Concatenate[Slot, str, _P], _T]
 
 
-class Stretch(TypedDict, total=False):
-    """The range of entries of a state to list. Default: all."""
-
-    after: Cursor | None
-    descending: bool
-    min_score: float
-    max_score: float
-
-
 def on_state(keys: int) -> Callable[[_Rule[_P, _T]], Transition[Concatenate[str, _P], _T]]:
     """Turn a rule into a transition, like ``slot.on``, that opens the first ``keys`` of the requested state."""
 
     def transition(rule: _Rule[_P, _T]) -> Transition[Concatenate[str, _P], _T]:
         @wraps(rule)
         def run(
-            memory: Memory, topic: Topic, slot: int, state: str, *args: _P.args, **kwargs: _P.kwargs
+            memory: Memory, topic: Topic, slot: int, state: str, /, *args: _P.args, **kwargs: _P.kwargs
         ) -> _T:
             with opened(memory, topic, slot, STATES[state][:keys]) as s:
                 return rule(s, state, *args, **kwargs)
 
-        return cast("Transition[Concatenate[str, _P], _T]", run)
+        return run
 
     return transition
 
 
 @on_state(3)
-def peek(
-    slot: Slot, state: str, *, limit: int = 100, max_bytes: int = 4_194_304, **stretch: Unpack[Stretch]
-) -> Page:
+def peek(slot: Slot, state: str, *rest: Any) -> Page:
+    *stretch, limit, max_bytes = rest
     limit = min(limit, BATCH)
-    rows = entries(slot, state, **stretch)
+    rows = entries(slot, state, *stretch)
     size = 0
     for i, entry in enumerate(rows[:limit], 1):
         size += size_of(entry)
@@ -73,19 +62,10 @@ def peek(
 
 
 @on_state(3)
-def find(
-    slot: Slot,
-    state: str,
-    text: bytes,
-    *,
-    limit: int = 100,
-    scan: int = 1000,
-    max_bytes: int = 4_194_304,
-    where: str = "anywhere",
-    **stretch: Unpack[Stretch],
-) -> Page:
+def find(slot: Slot, state: str, *rest: Any) -> Page:
+    *stretch, limit, max_bytes, scan, text, where = rest
     scan = min(scan, BATCH)
-    rows = entries(slot, state, **stretch)
+    rows = entries(slot, state, *stretch)
     found: list[Entry] = []
     size = 0
     for i, entry in enumerate(rows[:scan], 1):
@@ -101,18 +81,20 @@ def find(
 def entries(
     slot: Slot,
     state: str,
-    after: Cursor | None = None,
-    descending: bool = False,
-    min_score: float = -math.inf,
-    max_score: float = math.inf,
+    order: str,
+    lowest: str,
+    highest: str,
+    after_score: str,
+    after_member: bytes,
 ) -> list[Entry]:
-    """Return all entries of a state after ``after`` with scores in bounds, in order."""
+    """Return all entries of a state behind a cursor, with scores in bounds, in order."""
+    descending, after = order == "descending", cursor(after_score, after_member)
     members, records, bodies = STATES[state]
     details, kept = slot.records(records), slot.records(bodies)
     return [
         Entry(member, score, kept.get(member), details.get(member))
         for member, score in slot.members(members).rows(descending=descending)
-        if min_score <= score <= max_score and is_behind(member, score, after, descending)
+        if float(lowest) <= score <= float(highest) and is_behind(member, score, after, descending)
     ]
 
 
@@ -134,5 +116,5 @@ def size_of(entry: Entry) -> int:
 
 
 @on_state(1)
-def between(slot: Slot, state: str, min_score: float = -math.inf, max_score: float = math.inf) -> int:
-    return sum(min_score <= score <= max_score for score in slot.members(state).values())
+def between(slot: Slot, state: str, lowest: str, highest: str) -> int:
+    return sum(float(lowest) <= score <= float(highest) for score in slot.members(state).values())

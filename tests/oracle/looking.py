@@ -11,7 +11,6 @@ from django_rmq.core.words.bounds import GATE
 from django_rmq.core.words.failures import Death
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.outcomes import digest, shortened
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.holding import newest_claim
@@ -77,7 +76,7 @@ def audit(slot: Slot) -> Ledger:
 
 
 @on(*_LIVES, *RECORDS)
-def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
+def look(slot: Slot, *members: bytes) -> list[Looked]:
     if len(members) > 100:
         raise ServerRefused("ERR too many members")
     names = (*_LIVES, *RECORDS)
@@ -85,14 +84,15 @@ def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
 
 
 @on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
-def status(slot: Slot, member: bytes | None, of: bytes | None = None) -> Found:
-    found, outcome = digest(member or b"") if of is None else shortened(of), None
+def status(slot: Slot, found: bytes, *members: bytes) -> Found:
+    outcome = None
     if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.outcome_retention_ms or 0):
         outcome = slot.outcomes.get(found)
     if not slot.topic.outcome_retention_ms:
         outcome = None
-    if of is not None or member is None:
+    if not members:
         return Found(None, None, None, None, None, None, None, None, "", outcome)
+    (member,) = members
     death = slot.deaths.get(member)
     return Found(
         slot.store.get(member),
@@ -109,7 +109,7 @@ def status(slot: Slot, member: bytes | None, of: bytes | None = None) -> Found:
 
 
 @on_state(1)
-def ranks(slot: Slot, state: str, members: Sequence[bytes]) -> list[int | None]:
+def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
     if len(members) > 1000:
         raise ServerRefused("ERR too many members")
     scores = slot.members(state)
@@ -119,11 +119,13 @@ def ranks(slot: Slot, state: str, members: Sequence[bytes]) -> list[int | None]:
     return [alike[member].index(member) if member in alike else None for member in members]
 
 
-def heads(memory: Memory, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:
     if len(slots) > 1024:
         raise ServerRefused("ERR too many slots")
     with memory.lock:
-        return [_head(memory, topic, slot_keys(memory.prefix, topic.name, slot), upkeep) for slot in slots]
+        return [
+            _head(memory, topic, slot_keys(memory.prefix, topic.name, slot), bool(upkeep)) for slot in slots
+        ]
 
 
 def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | None:

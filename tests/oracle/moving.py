@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django_rmq.core.words.answers import Handover, Row, Survey
 from django_rmq.core.words.failures import FailureRecord
@@ -12,7 +13,7 @@ from tests.oracle.collecting import collects, dead_body, join, joined_death
 from tests.oracle.failing import forget, supersede_resting
 from tests.oracle.numbers import score_text
 from tests.oracle.scores import is_retry
-from tests.oracle.slot import ENDING, Slot, on
+from tests.oracle.slot import ENDING, Slot, grouped, on
 from tests.oracle.waking import note_undrained
 
 MOVED = 250
@@ -25,7 +26,7 @@ def is_shut_by(slot: Slot, reslot: int) -> bool:
 
 
 @on("control", "store", "prepare", "retry", "dead", "claimants", "stats", "inserting")
-def shut(slot: Slot, reslot: int, *, fresh: bool = False, only_empty: bool = False) -> str:
+def shut(slot: Slot, _: int, reslot: int, fresh: int, only_empty: int) -> str:
     known = int(slot.control.get(b"reslot", 0))
     if known >= reslot:
         return "known" if known == reslot else "stale"
@@ -40,7 +41,7 @@ def shut(slot: Slot, reslot: int, *, fresh: bool = False, only_empty: bool = Fal
 
 
 @on("control", "arrived")
-def reopen(slot: Slot, reslot: int, *, deliveries: int = 0, paused: bool = False) -> str:
+def reopen(slot: Slot, _: int, reslot: int, deliveries: int, paused: int) -> str:
     if int(slot.control.get(b"reslot", 0)) != reslot:
         return "stale"
     if b"moving" not in slot.control:
@@ -75,14 +76,9 @@ def survey(slot: Slot) -> Survey:
 
 @on(*ENDING, "claimants", "leaving")
 def move_out(
-    slot: Slot,
-    reslot: int,
-    target: int,
-    members: Sequence[tuple[str, bytes]] = (),
-    *,
-    arrived: int = 0,
-    max_bytes: int = 1_048_576,
+    slot: Slot, reslot: int, arrived: int | str, target: int, max_bytes: int, *rest: Any
 ) -> Handover:
+    members = grouped(rest, 2)
     if len(members) > MOVED:
         raise ServerRefused("ERR too many members")
     if not is_shut_by(slot, reslot):
@@ -122,7 +118,7 @@ def staged_rows(slot: Slot) -> list[Row]:
     ]
 
 
-def rows_of(slot: Slot, members: Sequence[tuple[str, bytes]], max_bytes: int) -> list[Row]:
+def rows_of(slot: Slot, members: Sequence[tuple[Any, ...]], max_bytes: int) -> list[Row]:
     """Return the rows of ``members`` that are there, as they leave; at least one, whatever its size."""
     rows: list[Row] = []
     size = 0
@@ -149,7 +145,8 @@ def take_out(slot: Slot, state: str, member: bytes) -> None:
 
 
 @on("store", "retry", "dead", "deaths", "failures", "body", "stats", "control", "arrived")
-def move_in(slot: Slot, reslot: int, source: int, ticket: int, rows: Sequence[Row]) -> str:
+def move_in(slot: Slot, reslot: int, source: int, ticket: int, *rest: Any) -> str:
+    rows = [Row(*row) for row in grouped(rest, len(Row._fields))]
     if len(rows) > MOVED:
         raise ServerRefused("ERR too many members")
     if not is_shut_by(slot, reslot):

@@ -14,6 +14,11 @@ Cursor = tuple[str, bytes]
 """The score of an entry as a text, and its member."""
 
 
+def cursor(score: str, member: bytes) -> Cursor | None:
+    """Return the entry after which to continue. None: from the beginning."""
+    return None if score == "" else (score, member)
+
+
 class Candidates(NamedTuple):
     """The messages that a prepare may take."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
-from django_rmq.core.words.failures import Death, cut_error
+from django_rmq.core.words.failures import Death
 from django_rmq.core.words.wakeups import look_again
 from tests.oracle.collecting import collects, join
 from tests.oracle.failing import Copy, die, forget, supersede_resting
@@ -15,17 +15,18 @@ from tests.oracle.outcomes import note_end
 from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
 from tests.oracle.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
 from tests.oracle.sequence import later_place, next_places
-from tests.oracle.slot import ENDING, Slot, on
+from tests.oracle.slot import ENDING, Slot, grouped, on
 from tests.oracle.waking import earliest, note_undrained, wake
 
 
 @on(*ENDING, "claim")
-def replay(slot: Slot, members: Sequence[bytes], envelopes: Sequence[bytes] = ()) -> list[str]:
-    check_batch(members)
+def replay(slot: Slot, *rest: bytes) -> list[str]:
+    pairs = grouped(rest, 2)
+    check_batch(pairs)
     check_not_moved(slot)
     words: list[str] = []
     dues: list[float | None] = []
-    for member, envelope in zip(members, envelopes or [b""] * len(members), strict=True):
+    for member, envelope in pairs:
         if slot.dead.pop(member, None) is None:
             words.append("not_found")
             continue
@@ -90,7 +91,7 @@ def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
 
 
 @on(*ENDING, "claim")
-def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
+def bury(slot: Slot, why: bytes, *members: bytes) -> list[str]:
     check_batch(members)
     words: list[str] = []
     for member in members:
@@ -100,7 +101,7 @@ def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
             # A message that Spark holds cannot be marked. If the newer copy has its own body, it stays:
             # otherwise it would be dead before the older one ends.
             if not (member in slot.claim and member in slot.body):
-                bury_waiting(slot, member, cut_error(why))
+                bury_waiting(slot, member, why)
         words.append(mark(slot, member, "buried", word))
     note_undrained(slot)
     return words
@@ -119,8 +120,10 @@ def bury_waiting(slot: Slot, member: bytes, why: bytes) -> None:
 
 
 @on(*ENDING, "claim")
-def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str]:
+def remove(slot: Slot, which: str, *members: bytes) -> list[str]:
     check_batch(members)
+    if which == "cancel":
+        return _cancel(slot, members)
     words: list[str] = []
     for member in members:
         word = "not_found"
@@ -148,9 +151,7 @@ def remove_waiting(slot: Slot, member: bytes) -> str:
     return "waiting" if waited else "resting"
 
 
-@on(*ENDING, "claim")
-def cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
-    check_batch(members)
+def _cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
     words: list[str] = []
     for member in members:
         word = remove_waiting(slot, member)
@@ -166,14 +167,15 @@ def cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
 
 
 @on("dead", "deaths", "stats")
-def discard(slot: Slot, scores: Sequence[float], members: Sequence[bytes]) -> list[str]:
-    check_batch(members)
+def discard(slot: Slot, *rest: Any) -> list[str]:
+    pairs = grouped(rest, 2)
+    check_batch(pairs)
     words: list[str] = []
-    for score, member in zip(scores, members, strict=True):
+    for score, member in pairs:
         died = slot.dead.get(member)
         if died is None:
             words.append("not_found")
-        elif died != score:
+        elif died != float(score):
             words.append("changed")
         else:
             del slot.dead[member]
@@ -184,12 +186,13 @@ def discard(slot: Slot, scores: Sequence[float], members: Sequence[bytes]) -> li
 
 
 @on("store", "retry", "prepare", "stats", "control", "claim")
-def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> list[str]:
-    check_batch(members)
-    check_fresh(slot, scores)
+def reschedule(slot: Slot, *rest: Any) -> list[str]:
+    pairs = grouped(rest, 2)
+    check_batch(pairs)
+    check_fresh(slot, [score for score, _ in pairs])
     words: list[str] = []
     dues: list[float | None] = []
-    for score, member in zip(scores, members, strict=True):
+    for score, member in pairs:
         waiting, due = slot.store.get(member), float(score)
         if waiting is not None and not is_retry(slot, waiting):
             slot.store[member] = due = later_place(slot, score) if slot.topic.is_fifo else due
@@ -233,13 +236,9 @@ def rest_until(slot: Slot, member: bytes, score: int) -> None:
     "outcomes",
     "outcome_times",
 )
-def purge(
-    slot: Slot, state: str, up_to: float = math.inf, limit: int = 1000, *, min_score: float = -math.inf
-) -> int:
-    if state not in ("store", "retry", "dead"):
-        raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
+def purge(slot: Slot, state: str, lowest: str, highest: str, limit: int) -> int:
     emptied = slot.members(state)
-    found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
+    found = [member for member, score in emptied.rows() if float(lowest) <= score <= float(highest)]
     gone = found[: min(limit, BATCH)]
     for member in gone:
         del emptied[member]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django_rmq.core.calls.results import Kept
 from django_rmq.core.words.keys import result_key
 from tests.oracle.keyspace import Memory
 
@@ -13,10 +12,3 @@ def keep_result(memory: Memory, task: str, stamp: int, keep_ms: int, job: bytes,
             return "stale"
         result |= {b"stamp": b"%d" % stamp, b"job": job, b"record": record}
         return "ok"
-
-
-def result(memory: Memory, task: str) -> Kept | None:
-    with memory.hash(result_key(memory.prefix, task)) as found:
-        if not found.keys() >= {b"stamp", b"job", b"record"}:
-            return None
-        return Kept(int(found[b"stamp"]), found[b"job"], found[b"record"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hashlib import sha1
 
 from django_rmq.core.words.keys import schedules_key
-from django_rmq.core.words.schedules import Record, records
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.keyspace import Memory
 
@@ -15,13 +14,8 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def read_schedules(memory: Memory) -> list[Record]:
-    with memory.hash(schedules_key(memory.prefix)) as found:
-        return records(found)
-
-
 def change_schedule(
-    memory: Memory, name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
+    memory: Memory, _: str, name: str, field: str, value: str, from_now: int, renewed: int | str
 ) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         now_ms, of = memory.now_ms(), f"{name}:".encode()
@@ -31,7 +25,7 @@ def change_schedule(
         returns = field == "spec" and found.pop(of + b"removed", None) is not None
         if found.get(changed, b"") == value.encode() and not returns:
             return "same"
-        if renewed is not None and int(found.get(of + b"renewed", 0)) != renewed:
+        if renewed != "" and int(found.get(of + b"renewed", 0)) != renewed:
             return "same"
         before = found.pop(changed, None)
         if value:
@@ -55,7 +49,7 @@ def change_schedule(
         return "changed"
 
 
-def renew_schedule(memory: Memory, name: str, *, ends: bool = False) -> str:
+def renew_schedule(memory: Memory, _: str, name: str, ends: int) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
         if of + b"spec" not in found or of + b"removed" in found:
@@ -66,13 +60,14 @@ def renew_schedule(memory: Memory, name: str, *, ends: bool = False) -> str:
 
 def plan_tick(
     memory: Memory,
+    _: str,
     name: str,
     generation: int,
     before: int,
     instant: int,
     topic: str,
     crc: int,
-    walls: str = "",
+    walls: str,
 ) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
@@ -94,7 +89,7 @@ def plan_tick(
         return "planned"
 
 
-def settle_tick(memory: Memory, name: str, generation: int, instant: int, outcome: str) -> str:
+def settle_tick(memory: Memory, _: str, name: str, generation: int, instant: int, outcome: str) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
         known = (found.get(of + b"generation"), found.get(of + b"at"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import sha1
+from typing import Any
 
 from django_rmq.core.words.answers import Area, Sought
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.keyspace import SortedSet
-from tests.oracle.slot import Slot, on
+from tests.oracle.slot import Slot, grouped, on
 
 
 class Grown:
@@ -36,14 +36,13 @@ class Grown:
 
 
 @on("store", "prepare", "retry", "dead", "claim")
-def seek(
-    slot: Slot,
-    digests: Sequence[bytes],
-    areas: Sequence[Area],
-    *,
-    scan: int = 2_000,
-    max_bytes: int = 3_145_728,
-) -> Sought:
+def seek(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> Sought:
+    raw = bytes.fromhex(digests_hex)
+    digests = [raw[i : i + 20] for i in range(0, len(raw), 20)]
+    areas = [
+        Area(state, None if score == "" else float(score), rank, looked)
+        for state, score, rank, looked in grouped(rest, len(Area._fields))
+    ]
     if len(areas) > 100:
         raise ServerRefused("ERR too many areas")
     scan = min(scan, 2_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bounds import BATCH, GATE
@@ -20,9 +21,8 @@ from tests.oracle.waking import note_undrained, wake
 
 
 @on(*SENDING)
-def send_merge(
-    slot: Slot, range_ms: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
-) -> list[Sent]:
+def send_merge(slot: Slot, range_ms: int, count: int, *texts: bytes) -> list[Sent]:
+    members, envelopes = texts[:count], texts[count:]
     if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR range_ms or n is out of bounds")
     check_not_moved(slot)
@@ -32,10 +32,16 @@ def send_merge(
     return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
 
 
+def _scores_members_envelopes(
+    count: int, rest: Sequence[Any]
+) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]:
+    pairs = rest[: 2 * count]
+    return pairs[::2], pairs[1::2], rest[2 * count :]
+
+
 @on(*SENDING)
-def send_replace(
-    slot: Slot, scores: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes] = ()
-) -> list[Sent]:
+def send_replace(slot: Slot, count: int, *rest: Any) -> list[Sent]:
+    scores, members, envelopes = _scores_members_envelopes(count, rest)
     check_batch(members, at_least=1)
     check_not_moved(slot)
     check_fresh(slot, scores)
@@ -43,9 +49,8 @@ def send_replace(
 
 
 @on(*SENDING, "prepare", "claim")
-def ensure(
-    slot: Slot, scores: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes] = ()
-) -> list[Sent]:
+def ensure(slot: Slot, count: int, *rest: Any) -> list[Sent]:
+    scores, members, envelopes = _scores_members_envelopes(count, rest)
     check_batch(members, at_least=1)
     check_not_moved(slot)
     if slot.topic.type is TopicType.RANGE_MERGE:
@@ -59,20 +64,14 @@ def ensure(
 
 
 @on(*SENDING, "prepare", "claim")
-def send_fifo(
-    slot: Slot,
-    delay_ms: int,
-    members: Sequence[bytes],
-    envelopes: Sequence[bytes] = (),
-    *,
-    ensure: bool = False,
-) -> list[Sent]:
+def send_fifo(slot: Slot, ensure: int, delay_ms: int, count: int, *texts: bytes) -> list[Sent]:
+    members, envelopes = texts[:count], texts[count:]
     if not (0 <= delay_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR delay or n is out of bounds")
     check_not_moved(slot)
     places = later_places(slot, delay_ms, len(members)) if delay_ms else next_places(slot, len(members))
     met = "present" if ensure or slot.topic.on_duplicate == "keep" else "replaced"
-    return place(slot, members, places, envelopes, met, runs=ensure)
+    return place(slot, members, places, envelopes, met, runs=bool(ensure))
 
 
 def place(

@@ -1,7 +1,7 @@
 """One slot during a transition: its keys, the current time, and the counters to raise.
 
-A transition is a function of a ``Slot`` and its own arguments. ``on`` names the keys that it opens, like the
-header of the Lua file of the same name.
+A transition is a function of a ``Slot`` and the arguments of its call, in the order of the script's header. ``on`` names
+the keys that it opens, like that header.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.keys import slot_keys, wake_channel
@@ -185,6 +185,11 @@ class Slot:
         self._memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
 
 
+def grouped(arguments: Sequence[Any], size: int) -> list[tuple[Any, ...]]:
+    """Return the last arguments of a script in tuples of this size."""
+    return list(zip(*[iter(arguments)] * size, strict=True))
+
+
 _Rule = Callable[Concatenate[Slot, _P], _T]
 Transition = Callable[Concatenate[Memory, Topic, int, _P], _T]
 
@@ -213,11 +218,10 @@ def on(*names: str) -> Callable[[_Rule[_P, _T]], Transition[_P, _T]]:
 
     def transition(rule: _Rule[_P, _T]) -> Transition[_P, _T]:
         @wraps(rule)
-        def run(memory: Memory, topic: Topic, slot: int, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def run(memory: Memory, topic: Topic, slot: int, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
             with opened(memory, topic, slot, names) as s:
                 return rule(s, *args, **kwargs)
 
-        # Topic and slot may also be passed by name, which no type can express together with ``_P``.
-        return cast("Transition[_P, _T]", run)
+        return run
 
     return transition

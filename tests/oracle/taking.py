@@ -15,7 +15,7 @@ from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import claim_shuts
 from tests.oracle.keyspace import Memory
 from tests.oracle.numbers import score_text
-from tests.oracle.ordering import Candidates, Cursor, Entry, candidates
+from tests.oracle.ordering import Candidates, Entry, candidates, cursor
 from tests.oracle.owning import own_retries, own_timeout, stamp
 from tests.oracle.pacing import pace, spend
 from tests.oracle.scores import budget
@@ -67,7 +67,7 @@ def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
 
 
 @on("prepare", "inflight", "prepare_body", "control")
-def held(slot: Slot, owner: str, offset: int = 0, limit: int = 1000) -> list[Held] | None:
+def held(slot: Slot, owner: str, offset: int, limit: int) -> list[Held] | None:
     holder = slot.control.get(b"owner")
     if holder != owner.encode():
         return None if holder is not None and slot.prepare else []
@@ -94,14 +94,16 @@ class Chosen(NamedTuple):
 def prepare(
     slot: Slot,
     owner: str,
-    epoch: int | None,
+    epoch: int | str,
     limit: int,
-    max_bytes: int = 16_777_216,
-    after: Cursor | None = None,
+    max_bytes: int,
+    after_score: str,
+    after_member: bytes,
 ) -> Prepared:
+    after = cursor(after_score, after_member)
     if slot.moved_to is not None:
         return Prepared("moved", slots=slot.moved_to)
-    if epoch is not None and epoch < int(slot.control.get(b"epoch", epoch)):
+    if epoch != "" and int(epoch) < int(slot.control.get(b"epoch", epoch)):
         slot.count("fenced")
         return Prepared("fenced")
     limit = max(1, min(limit, BATCH))

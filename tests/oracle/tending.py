@@ -21,7 +21,7 @@ _HOMES = {
 
 
 @on("control")
-def pause(slot: Slot, paused: bool = True) -> str:
+def pause(slot: Slot, _: int, paused: int) -> str:
     if paused == (b"paused" in slot.control):
         return "unchanged"
     if paused:
@@ -35,7 +35,7 @@ def pause(slot: Slot, paused: bool = True) -> str:
 
 
 @on("store", "prepare", "retry", "control", "claim")
-def configure(slot: Slot, apply: bool = True) -> str:
+def configure(slot: Slot, apply: int) -> str:
     live = slot.store or slot.prepare or slot.retry or slot.claim
     if slot.topic.is_priority and max(16, slot.topic.max_retries) != floor_priority(slot) and live:
         return "refused"
@@ -66,7 +66,7 @@ def retire(slot: Slot) -> str:
 
 
 @on("store", "prepare", "retry", "dead", "claim", *RECORDS)
-def loose(slot: Slot, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+def loose(slot: Slot, kind: str, cursor: str, repair: int) -> Loose:
     homes = [slot.members(home) for home in _HOMES[kind]]
     records = slot.records(kind)
     scanned = len(records)

@@ -76,7 +76,7 @@ def promote_due(slot: Slot, limit: int) -> int:
 
 
 @on(*ENDING, *CLAIMING)
-def expire(slot: Slot, limit: int = 1000) -> int:
+def expire(slot: Slot, limit: int) -> int:
     expired, due = expire_due(slot, min(limit, BATCH))
     if expired:
         note_undrained(slot)
@@ -85,7 +85,7 @@ def expire(slot: Slot, limit: int = 1000) -> int:
 
 
 @on("store", "retry", "failures", "stats", "control")
-def promote(slot: Slot, limit: int = 1000) -> int:
+def promote(slot: Slot, limit: int) -> int:
     promoted = promote_due(slot, min(limit, BATCH))
     if promoted:
         note_undrained(slot)

@@ -67,11 +67,10 @@ def beat(
     memory: Memory,
     worker: str,
     token: str,
+    record: str,
     session_ms: int,
-    *,
-    record: str = "",
-    known_members: str = "",
-    known_number: str = "",
+    known_members: str,
+    known_number: str,
 ) -> Beat:
     with _opened(memory) as found:
         name, now_ms = worker.encode(), found.now_ms

@@ -25,7 +25,7 @@ from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.oracle.pipeline import Pipeline
 
 COUNTS = (1, 2, 4, 8)

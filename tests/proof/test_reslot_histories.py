@@ -10,7 +10,8 @@ import pytest
 from django_rmq.core.topics.reslotting import moving
 from django_rmq.core.words.answers import Handover
 from django_rmq.core.words.topics import slot_counts
-from tests.oracle.broker import OracleBroker
+from tests.oracle.broker import RULES
+from tests.oracle.keyspace import Memory
 from tests.oracle.slot import opened
 from tests.proof import reslot_histories
 
@@ -20,61 +21,59 @@ MUTANT = 1_500
 """Histories in which a mutant has to be noticed."""
 
 Patch = pytest.MonkeyPatch
-WHOLE: dict[str, Callable[..., Any]] = {
-    name: getattr(OracleBroker, name) for name in ("prepare", "move_out", "move_in", "reopen", "survey")
-}
+WHOLE = dict(RULES)
 
 
 def nothing_is_in_flight(patch: Patch) -> None:
-    def survey(self: OracleBroker, **given: Any) -> Any:
-        return WHOLE["survey"](self, **given)._replace(in_flight=0)
+    def survey(*at: Any) -> Any:
+        return WHOLE["survey"](*at)._replace(in_flight=0)
 
-    def move_out(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Handover:
-        with opened(self, topic, slot, ["prepare"]) as s:
+    def move_out(memory: Memory, topic: Any, slot: int, *own: Any) -> Handover:
+        with opened(memory, topic, slot, ["prepare"]) as s:
             kept = dict(s.prepare)
             s.prepare.clear()
         try:
-            answer: Handover = WHOLE["move_out"](self, topic, slot, **given)
+            answer: Handover = WHOLE["move_out"](memory, topic, slot, *own)
             return answer
         finally:
-            with opened(self, topic, slot, ["prepare"]) as s:
+            with opened(memory, topic, slot, ["prepare"]) as s:
                 s.prepare.update(kept)
 
-    patch.setattr(OracleBroker, "survey", survey)
-    patch.setattr(OracleBroker, "move_out", move_out)
+    patch.setitem(RULES, "survey", survey)
+    patch.setitem(RULES, "move_out", move_out)
 
 
 def the_gate_is_open(patch: Patch) -> None:
-    def prepare(self: OracleBroker, topic: Any, slot: int, *args: Any, **given: Any) -> Any:
-        with opened(self, topic, slot, ["control"]) as s:
+    def prepare(memory: Memory, topic: Any, slot: int, *own: Any) -> Any:
+        with opened(memory, topic, slot, ["control"]) as s:
             moving = s.control.pop(b"moving", None)
         try:
-            return WHOLE["prepare"](self, topic, slot, *args, **given)
+            return WHOLE["prepare"](memory, topic, slot, *own)
         finally:
             if moving:
-                with opened(self, topic, slot, ["control"]) as s:
+                with opened(memory, topic, slot, ["control"]) as s:
                     s.control[b"moving"] = moving
 
-    patch.setattr(OracleBroker, "prepare", prepare)
+    patch.setitem(RULES, "prepare", prepare)
 
 
 def tickets_are_not_kept(patch: Patch) -> None:
-    def move_in(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Any:
-        with opened(self, topic, slot, ["arrived"]) as s:
+    def move_in(memory: Memory, topic: Any, slot: int, *own: Any) -> Any:
+        with opened(memory, topic, slot, ["arrived"]) as s:
             s.arrived.clear()
-        return WHOLE["move_in"](self, topic, slot, **given)
+        return WHOLE["move_in"](memory, topic, slot, *own)
 
-    patch.setattr(OracleBroker, "move_in", move_in)
+    patch.setitem(RULES, "move_in", move_in)
 
 
 def what_left_is_forgotten_at_once(patch: Patch) -> None:
-    def move_out(self: OracleBroker, topic: Any, slot: int, **given: Any) -> Any:
-        answer = WHOLE["move_out"](self, topic, slot, **given)
-        with opened(self, topic, slot, ["leaving"]) as s:
+    def move_out(memory: Memory, topic: Any, slot: int, *own: Any) -> Any:
+        answer = WHOLE["move_out"](memory, topic, slot, *own)
+        with opened(memory, topic, slot, ["leaving"]) as s:
             s.leaving.clear()
         return answer
 
-    patch.setattr(OracleBroker, "move_out", move_out)
+    patch.setitem(RULES, "move_out", move_out)
 
 
 def sources_open_first(patch: Patch) -> None:
@@ -100,10 +99,10 @@ def sources_are_shut_first(patch: Patch) -> None:
 
 
 def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
-    def survey(self: OracleBroker, **given: Any) -> Any:
-        return WHOLE["survey"](self, **given)._replace(rescheduled=0, revived=0)
+    def survey(*at: Any) -> Any:
+        return WHOLE["survey"](*at)._replace(rescheduled=0, revived=0)
 
-    patch.setattr(OracleBroker, "survey", survey)
+    patch.setitem(RULES, "survey", survey)
 
 
 def the_new_count_comes_first(patch: Patch) -> None:
@@ -113,16 +112,13 @@ def the_new_count_comes_first(patch: Patch) -> None:
 
 
 def an_older_re_slotting_may_still_move(patch: Patch) -> None:
-    def mend(name: str) -> Callable[..., Any]:
-        def call(self: OracleBroker, topic: Any, slot: int, reslot: int, **given: Any) -> Any:
-            with opened(self, topic, slot, ["control"]) as s:
-                s.control.setdefault(b"moving", b"1")
-                present = int(s.control.get(b"reslot", 0))
-            return WHOLE[name](self, topic, slot, present, **given)
+    def move_in(memory: Memory, topic: Any, slot: int, _: int, *own: Any) -> Any:
+        with opened(memory, topic, slot, ["control"]) as s:
+            s.control.setdefault(b"moving", b"1")
+            present = int(s.control.get(b"reslot", 0))
+        return WHOLE["move_in"](memory, topic, slot, present, *own)
 
-        return call
-
-    patch.setattr(OracleBroker, "move_in", mend("move_in"))
+    patch.setitem(RULES, "move_in", move_in)
 
 
 MUTANTS = [

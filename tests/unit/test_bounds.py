@@ -28,7 +28,7 @@ from django_rmq.durations import InvalidDuration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits
 from django_rmq.operations.deliveries import Deliveries, Outcome, Settled
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
 TIMED = Topic("timed", TopicType.FIXED_TIME, slots=1)

@@ -10,24 +10,21 @@ from mypy import api
 
 from django_rmq.core import scripts
 from django_rmq.core.calls import ending, looking, sending, topics, workers
-from django_rmq.core.calls.call import Answer, Call
+from django_rmq.core.calls.call import Answer
 from django_rmq.core.calls.headers import signature
+from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from django_rmq.testing import Clock
-from tests.brokers import FUNCTIONS, Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 
 
-def test_a_call_is_found_by_its_name() -> None:
+def test_a_call_says_its_script_its_place_and_its_arguments() -> None:
     call = ending.commit(TOPIC, 3, 7, [b"m"])
-    assert (call.name, call.script) == ("commit", "commit")
-    assert dict(call.given) == {"topic": TOPIC, "slot": 3, "receipt": 7, "members": [b"m"]}
+    assert (call.script, call.place, call.own) == ("commit", AtSlot(TOPIC, 3), (7, b"m"))
     call_of_workers = workers.leave("w", "t")
-    assert (call_of_workers.name, call_of_workers.script) == ("leave", "workers/leave")
-    assert all(name == function.__name__ for name, function in FUNCTIONS.items())
+    assert (call_of_workers.script, call_of_workers.own) == ("workers/leave", ("w", "t"))
 
 
 def test_a_call_knows_its_keys_below_any_prefix() -> None:
@@ -45,18 +42,6 @@ def test_a_call_of_many_slots_has_a_part_for_each() -> None:
 @pytest.mark.parametrize("name", scripts.all_names())
 def test_every_header_can_be_read(name: str) -> None:
     assert signature(name).keys
-
-
-def test_the_arguments_of_a_call_are_those_that_its_transition_takes() -> None:
-    memory: Any = OracleBroker(clock=Clock())
-    calls: list[Call[Any]] = [
-        sending.send_merge(TOPIC, 0, 0, [b"a"]),
-        looking.heads(TOPIC, [0, 1], upkeep=True),
-        looking.peek(TOPIC, 0, "store", limit=5),
-        workers.roster(),
-    ]
-    for call in calls:
-        getattr(memory, call.name)(**call.given)
 
 
 def test_an_answer_is_there_once_the_pipeline_has_run() -> None:

@@ -28,7 +28,7 @@ from django_rmq.core.words.envelopes import Envelope, body_of, decode_envelope, 
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 LINES = Topic("lines", TopicType.FIFO, slots=8, identity="key", body="text")
 ENTITIES = Topic("entities", TopicType.FIFO, slots=8, identity="key", slot_basis="shop")

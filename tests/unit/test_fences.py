@@ -9,7 +9,7 @@ from django_rmq.core.consumer.fences import Fences
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.words.topics import Topic, TopicType
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 

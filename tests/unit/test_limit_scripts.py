@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

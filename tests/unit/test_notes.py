@@ -29,7 +29,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.project.listening import processes
 from django_rmq.project.sealing import sealed_id
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)

@@ -24,8 +24,7 @@ from django_rmq.project.outbox.folding import (
     outgoing,
 )
 from django_rmq.project.outbox.rows import identity_of
-from tests.brokers import direct
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker, direct
 
 NOW = 1_790_000_000_000
 TOPICS = [

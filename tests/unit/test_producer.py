@@ -28,7 +28,7 @@ from django_rmq.exceptions import (
     SlotMoved,
 )
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)
@@ -568,10 +568,10 @@ class Failing(OracleBroker):
         pipeline.receive = failing  # type: ignore[method-assign]
         return pipeline
 
-    def send_merge(self, topic: Topic, *args: Any, **options: Any) -> Any:
-        if topic.name == self.error_for:
+    def run(self, call: Any) -> Any:
+        if call.script == "send_merge" and call.place.topic.name == self.error_for:
             raise SlotMoved("32 slots by now")
-        return super().send_merge(topic, *args, **options)
+        return super().run(call)
 
 
 def attempt(broker: OracleBroker, messages: list[Outgoing]) -> tuple[list[str], dict[int, RmqError]]:

@@ -15,8 +15,7 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.words.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker
-from tests.oracle.broker import OracleBroker
+from tests.brokers import Broker, OracleBroker
 from tests.unit import test_lua as rules
 
 NAMES = [

@@ -8,7 +8,7 @@ from django_rmq.core.words import stored
 from django_rmq.core.words.stored import Definitions
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import WrongType
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.oracle.keyspace import Hash
 
 KEY = b"shop:rmq:topics"

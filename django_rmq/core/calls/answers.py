@@ -22,13 +22,9 @@ def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[
         Named(answer_key, request),
         (content, token, lease_ms),
         _begun,
-        locals(),
-        "begin_answer",
     )
 
 
 def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
     """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
-    return Call(
-        "answers/keep", Named(answer_key, request), (token, kept, keep_ms), word, locals(), "keep_answer"
-    )
+    return Call("answers/keep", Named(answer_key, request), (token, kept, keep_ms), word)

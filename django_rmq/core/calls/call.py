@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
 from django_rmq.core.calls.headers import signature
@@ -28,19 +28,10 @@ class Call(NamedTuple, Generic[T_co]):
     own: Sequence[Any]
     """The arguments, except those that are facts of the topic."""
     decode: Callable[[Any], T_co] | OfKey
-    given: Mapping[str, Any]
-    """The arguments of the function that made the call. A broker without scripts runs the call with these."""
-    called: str = ""
-    """The transition's name, if it differs from the script's name."""
     join: Callable[[list[Any]], T_co] | None = None
     """Combines the answers of the parts into one. None: the call has one part."""
     varying: int = 0
     """How many of the last arguments differ from message to message. 0: no two calls are alike."""
-
-    @property
-    def name(self) -> str:
-        """The transition's name."""
-        return self.called or self.script
 
     @property
     def reads(self) -> bool:

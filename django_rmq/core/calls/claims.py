@@ -55,8 +55,6 @@ def claim(
         AtSlot(topic, slot),
         (consumer, number, lease_ms, limit, max_bytes),
         _claimed,
-        locals(),
-        "claim",
     )
 
 
@@ -68,7 +66,7 @@ def renew(
     ``seal``: from now on the claim takes no more messages, even for requests that are already on their way.
     Only a sealed claim can be read and acknowledged.
     """
-    return Call("renew", AtSlot(topic, slot), (consumer, number, lease_ms, int(seal)), _renewed, locals())
+    return Call("renew", AtSlot(topic, slot), (consumer, number, lease_ms, int(seal)), _renewed)
 
 
 def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> Call[tuple[str, int]]:
@@ -76,7 +74,7 @@ def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) 
 
     Answers ok, open or stale, and how much is left; repeat until 0.
     """
-    return Call(form("ack", topic), AtSlot(topic, slot), (consumer, number, limit), _left, locals(), "ack")
+    return Call(form("ack", topic), AtSlot(topic, slot), (consumer, number, limit), _left)
 
 
 def fail_claimed(
@@ -92,7 +90,6 @@ def fail_claimed(
         AtSlot(topic, slot),
         (consumer, number, *_written(failures)),
         words(len(failures)),
-        locals(),
     )
 
 
@@ -109,8 +106,6 @@ def return_claim(
         AtSlot(topic, slot),
         (consumer, number, int(spent), limit),
         _left,
-        locals(),
-        "return_claim",
     )
 
 
@@ -121,4 +116,4 @@ def read_claim(
 
     With ``number``, a claim that is no longer the newest is reported as none.
     """
-    return Call("read_claim", AtSlot(topic, slot), (consumer, number, offset, limit), _claim_read, locals())
+    return Call("read_claim", AtSlot(topic, slot), (consumer, number, offset, limit), _claim_read)

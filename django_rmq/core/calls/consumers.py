@@ -43,20 +43,20 @@ def hold_consumer(
     if ``gone``, which is dead, had it. One that has held it before gets it only if nobody has had it since.
     """
     own = (driver, checkpoint, about, lease_ms, int(starts), gone)
-    return Call("consumers/hold", _name(topic, consumer), own, _taken, locals(), "hold_consumer")
+    return Call("consumers/hold", _name(topic, consumer), own, _taken)
 
 
 def leave_consumer(topic: Topic, consumer: str, driver: str = "") -> Call[str]:
     """End the lease of a consumer's name if ``driver`` has it; empty: of any driver. Answers left or absent."""
-    return Call("consumers/leave", _name(topic, consumer), (driver,), word, locals(), "leave_consumer")
+    return Call("consumers/leave", _name(topic, consumer), (driver,), word)
 
 
 def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
     """Return the driver that had the name of a consumer last. None: nobody had it for a day."""
     fields = ("driver", "about", "since", "until")
-    return Command("HMGET", _name(topic, consumer), fields, _driver, locals(), "driver_of_consumer")
+    return Command("HMGET", _name(topic, consumer), fields, _driver)
 
 
 def count_consumers(topic: Topic, slot: int) -> Call[int]:
     """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
-    return Command("HLEN", AtSlot(topic, slot), (), int, locals(), "count_consumers")
+    return Command("HLEN", AtSlot(topic, slot), (), int)

@@ -20,8 +20,6 @@ def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> C
         AtSlot(topic, slot),
         (receipt, *members),
         words(len(members)),
-        locals(),
-        "commit",
     )
 
 
@@ -34,7 +32,7 @@ def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[st
 
     Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without OUTCOME_RETENTION.
     """
-    return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size), locals())
+    return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size))
 
 
 def _written(failures: Sequence[Failure]) -> list[Any]:
@@ -54,8 +52,6 @@ def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure])
         AtSlot(topic, slot),
         (receipt, *_written(failures)),
         words(len(failures)),
-        locals(),
-        "rollback",
     )
 
 
@@ -66,28 +62,26 @@ def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> 
         AtSlot(topic, slot),
         (receipt, *members),
         words(len(members)),
-        locals(),
-        "release",
     )
 
 
 def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
     """Restart the time-out. Answers ok or stale for each."""
-    return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+    return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)))
 
 
 def progress(
     topic: Topic, slot: int, receipt: int, member: bytes, thousandths: int, said: bytes = b""
 ) -> Call[str]:
     """Note how far a delivery has got (topics with OUTCOME_RETENTION). Answers ok or stale."""
-    return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word, locals())
+    return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word)
 
 
 def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
     """Time out deliveries whose heartbeat has stopped; return their number."""
-    return Call(form("expire", topic), AtSlot(topic, slot), (limit,), int, locals(), "expire")
+    return Call(form("expire", topic), AtSlot(topic, slot), (limit,), int)
 
 
 def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
     """Return messages whose back-off is over from Retry to Store; return their number."""
-    return Call("promote", AtSlot(topic, slot), (limit,), int, locals())
+    return Call("promote", AtSlot(topic, slot), (limit,), int)

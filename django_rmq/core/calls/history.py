@@ -34,7 +34,7 @@ def _whole(answers: list[Sample | RmqError]) -> Sample:
 
 def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
     """Return sums of the depths and counters of up to 256 slots."""
-    return Call("history/sample", AtSlots(topic, slots), (), _sample, locals(), "sample", _whole)
+    return Call("history/sample", AtSlots(topic, slots), (), _sample, join=_whole)
 
 
 def _is_claimed(reply: bytes) -> bool:
@@ -43,12 +43,12 @@ def _is_claimed(reply: bytes) -> bool:
 
 def claim_minute(topic: Topic, minute: int) -> Call[bool]:
     """Return whether this process is the one that samples ``topic`` in this minute (since the epoch)."""
-    return Call("history/claim", OfHistory(topic), (minute,), _is_claimed, locals(), "claim_minute")
+    return Call("history/claim", OfHistory(topic), (minute,), _is_claimed)
 
 
 def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
     """Count deliveries by class of lateness; return the number of classes that were raised."""
-    return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int, locals(), "note_late")
+    return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int)
 
 
 def note_times(
@@ -60,14 +60,12 @@ def note_times(
         Named(times_key, topic.name),
         (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us),
         int,
-        locals(),
-        "note_times",
     )
 
 
 def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
     """Store the record of a minute, and keep at most ``keep`` minutes. Answers kept or present."""
-    return Call("history/keep", OfHistory(topic), (minute, record, keep), word, locals(), "keep_minute")
+    return Call("history/keep", OfHistory(topic), (minute, record, keep), word)
 
 
 def _times(key: bytes, values: list[Any]) -> Times:
@@ -76,7 +74,7 @@ def _times(key: bytes, values: list[Any]) -> Times:
 
 def times(topic: Topic) -> Call[Times]:
     """Return all that ``note_times`` has counted for ``topic``. Raises ``WrongType`` for values that are not numbers."""
-    return Command("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times), locals(), "times")
+    return Command("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times))
 
 
 def _minutes_key(prefix: str, topic: str) -> bytes:
@@ -85,6 +83,4 @@ def _minutes_key(prefix: str, topic: str) -> bytes:
 
 def minutes(topic: Topic, first: int, last: int) -> Call[list[bytes | None]]:
     """Return the records of up to 1,000 minutes, from ``first`` to ``last``. None: the minute was not sampled."""
-    return Command(
-        "HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same, locals(), "minutes"
-    )
+    return Command("HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same)

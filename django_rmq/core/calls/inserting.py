@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_rmq.core.calls.call import Call, Command
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     highest: int
 
 
-def insertion(topic: Topic, slot: int, rows: Rows, given: Mapping[str, Any] | None = None) -> list[Call[Any]]:
+def insertion(topic: Topic, slot: int, rows: Rows) -> list[Call[Any]]:
     """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
 
     It is the number of messages of each status; or None, or an error of the whole transaction: then nothing was
@@ -57,7 +57,7 @@ def insertion(topic: Topic, slot: int, rows: Rows, given: Mapping[str, Any] | No
         _step(b"begin", topic, slot, rows),
         _part("ZADD", place, (*keeps, *RECEIPT, *_last(rows.pairs))),
         _step(b"end", topic, slot, rows),
-        Command("EXEC", _NOWHERE, (), parse, given or {}, "insert"),
+        Command("EXEC", _NOWHERE, (), parse),
     ]
 
 
@@ -72,11 +72,10 @@ def end_insertion(topic: Topic, slot: int) -> Call[None]:
 
 def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[Any]]:
     """Return the calls that insert messages. Raises ``ValueError`` if one is empty."""
-    given = locals()
     if not all(members):
         raise ValueError("an empty message cannot be inserted")
     pairs = [part for pair in zip(scores, members, strict=True) for part in pair]
-    return insertion(topic, slot, Rows(len(members), pairs, min(scores), max(scores)), given)
+    return insertion(topic, slot, Rows(len(members), pairs, min(scores), max(scores)))
 
 
 def transaction_time() -> list[Call[Any]]:
@@ -86,7 +85,7 @@ def transaction_time() -> list[Call[Any]]:
         seconds, micros = reply[0]
         return int(seconds) * 1000 + int(micros) // 1000
 
-    return [_part("MULTI"), _part("TIME"), Command("EXEC", _NOWHERE, (), parse, {}, "now_ms")]
+    return [_part("MULTI"), _part("TIME"), Command("EXEC", _NOWHERE, (), parse)]
 
 
 def _last(pairs: Sequence[Any] | Packed) -> Sequence[Any]:
@@ -98,9 +97,9 @@ def _nothing(_: Any) -> None:
 
 
 def _part(command: str, place: Place = _NOWHERE, own: Sequence[Any] = ()) -> Command[None]:
-    return Command(command, place, own, _nothing, {}, "part_of_insert")
+    return Command(command, place, own, _nothing)
 
 
 def _step(name: bytes, topic: Topic, slot: int, rows: Rows) -> Call[None]:
     own = (name, rows.number, topic.time_range_ms or 0, rows.lowest, rows.highest)
-    return Call("insert", AtSlot(topic, slot), own, _nothing, {}, "part_of_insert")
+    return Call("insert", AtSlot(topic, slot), own, _nothing)

@@ -30,8 +30,6 @@ def allow(
         Named(limits_key, topic.name),
         (worker, number(topic.max_rate or 0), tokens, topic.max_in_flight or 0, in_use, wanted, lease_ms),
         _allowance,
-        locals(),
-        "allow",
     )
 
 
@@ -40,9 +38,7 @@ def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Cal
 
     ``lease_ms``: how long what is left is kept from now on. 0: the lease does not change.
     """
-    return Call(
-        "limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int, locals(), "end_permits"
-    )
+    return Call("limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int)
 
 
 def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
@@ -50,6 +46,4 @@ def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
 
     Returns 0, or the time in microseconds until there are enough. ``spender``: letters and digits.
     """
-    return Call(
-        "limits/spend", Named(bucket_key, spender), (number(each_us), size, wanted), int, locals(), "spend"
-    )
+    return Call("limits/spend", Named(bucket_key, spender), (number(each_us), size, wanted), int)

@@ -80,23 +80,8 @@ def _ledger(key: bytes, reply: list[Any]) -> Ledger:
     return Ledger(counters, store, prepare, retry, dead, claimed)
 
 
-def _paged(script: str, given: dict[str, Any], *more: Any) -> Call[Page]:
-    """Return the call of a ``script`` that reads a state page by page; ``more``: the script's own last arguments."""
-    return Call(
-        script,
-        InState(given["topic"], given["slot"], given["state"]),
-        (
-            "descending" if given["descending"] else "ascending",
-            number(given["min_score"]),
-            number(given["max_score"]),
-            *cursor(given["after"]),
-            given["limit"],
-            given["max_bytes"],
-            *more,
-        ),
-        _page,
-        given,
-    )
+def _order(descending: bool) -> str:
+    return "descending" if descending else "ascending"
 
 
 def peek(
@@ -112,7 +97,9 @@ def peek(
     max_bytes: int = 4_194_304,
 ) -> Call[Page]:
     """List one state by score. Entries that are present throughout all pages appear exactly once."""
-    return _paged("peek", locals())
+    bounds = number(min_score), number(max_score)
+    own = (_order(descending), *bounds, *cursor(after), limit, max_bytes)
+    return Call("peek", InState(topic, slot, state), own, _page)
 
 
 def find(
@@ -134,12 +121,14 @@ def find(
 
     ``where="error"``: search only the class of the last error, for its whole name or its last part.
     """
-    return _paged("find", locals(), scan, text, where)
+    bounds = number(min_score), number(max_score)
+    own = (_order(descending), *bounds, *cursor(after), limit, max_bytes, scan, text, where)
+    return Call("find", InState(topic, slot, state), own, _page)
 
 
 def count(topic: Topic, slot: int) -> Call[Counts]:
     """Return how many messages the slot holds by state."""
-    return Call("count", AtSlot(topic, slot), (), _counts, locals())
+    return Call("count", AtSlot(topic, slot), (), _counts)
 
 
 def between(
@@ -150,12 +139,12 @@ def between(
     max_score: float = float("inf"),
 ) -> Call[int]:
     """Return how many messages of one state have a score within these bounds."""
-    return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int, locals())
+    return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int)
 
 
 def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[Looked]]:
     """Return what the slot knows about up to 100 members, in any state."""
-    return Call("look", AtSlot(topic, slot), tuple(members), _looked, locals())
+    return Call("look", AtSlot(topic, slot), tuple(members), _looked)
 
 
 def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
@@ -169,17 +158,17 @@ def status(topic: Topic, slot: int, member: bytes | None, of: bytes | None = Non
 
     ``member`` None: only the SHA-1 ``of`` it is known, so only what became of it is returned.
     """
-    return Call("status", AtSlot(topic, slot), _of_status(member, of), _found, locals())
+    return Call("status", AtSlot(topic, slot), _of_status(member, of), _found)
 
 
 def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:
     """Return the rank of up to 1,000 members of a state among those of the same score. None: not there."""
-    return Call("ranks", InState(topic, slot, state), tuple(members), same, locals())
+    return Call("ranks", InState(topic, slot, state), tuple(members), same)
 
 
 def rank(topic: Topic, slot: int, state: str, member: bytes) -> Call[int | None]:
     """Return the rank of a member in a state. None: it is not there."""
-    return Command("ZRANK", InState(topic, slot, state), (member,), same, locals(), "rank")
+    return Command("ZRANK", InState(topic, slot, state), (member,), same)
 
 
 def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[list[bytes]]:
@@ -187,9 +176,7 @@ def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[lis
 
     The answer does not show whether the set changed between two calls; the caller has to find out.
     """
-    return Command(
-        "ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat, locals(), "rows"
-    )
+    return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat)
 
 
 def _flat(reply: list[Any]) -> list[Any]:
@@ -222,7 +209,6 @@ def seek(
         AtSlot(topic, slot),
         (scan, max_bytes, b"".join(digests).hex(), *_written(areas)),
         _sought(areas),
-        locals(),
     )
 
 
@@ -239,7 +225,7 @@ def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[l
 
     ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
     """
-    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, locals(), join=_known_heads)
+    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, join=_known_heads)
 
 
 def _any(answers: list[bool | RmqError]) -> bool:
@@ -249,9 +235,9 @@ def _any(answers: list[bool | RmqError]) -> bool:
 
 def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
     """Return whether anything waits, rests, is in flight or claimed in any of the slots: quicker than ``heads``."""
-    return Command("EXISTS", AtSlots(topic, slots), (), bool, locals(), "any_in_use", join=_any)
+    return Command("EXISTS", AtSlots(topic, slots), (), bool, join=_any)
 
 
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
-    return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger), locals())
+    return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))

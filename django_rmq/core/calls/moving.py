@@ -43,17 +43,17 @@ def _survey(reply: list[Any]) -> Survey:
 
 def shut(topic: Topic, slot: int, reslot: int, *, fresh: bool = False, only_empty: bool = False) -> Call[str]:
     """Give the slot the slot count of ``topic`` and stop handing out messages. Answers shut, known, stale or holds."""
-    return Call("shut", AtSlot(topic, slot), (slot, reslot, int(fresh), int(only_empty)), word, locals())
+    return Call("shut", AtSlot(topic, slot), (slot, reslot, int(fresh), int(only_empty)), word)
 
 
 def reopen(topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused: bool = False) -> Call[str]:
     """Hand out messages again, with receipts above ``deliveries``. Answers open, known or stale."""
-    return Call("reopen", AtSlot(topic, slot), (slot, reslot, deliveries, int(paused)), word, locals())
+    return Call("reopen", AtSlot(topic, slot), (slot, reslot, deliveries, int(paused)), word)
 
 
 def survey(topic: Topic, slot: int) -> Call[Survey]:
     """Return how far a re-slotting has progressed in the slot."""
-    return Call("survey", AtSlot(topic, slot), (), _survey, locals())
+    return Call("survey", AtSlot(topic, slot), (), _survey)
 
 
 def move_out(
@@ -75,12 +75,9 @@ def move_out(
         AtSlot(topic, slot),
         (reslot, arrived or "", target, max_bytes, *chain.from_iterable(members)),
         _handover,
-        locals(),
     )
 
 
 def move_in(topic: Topic, slot: int, reslot: int, source: int, ticket: int, rows: Sequence[Row]) -> Call[str]:
     """Take in the messages that left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
-    return Call(
-        "move_in", AtSlot(topic, slot), (reslot, source, ticket, *chain.from_iterable(rows)), word, locals()
-    )
+    return Call("move_in", AtSlot(topic, slot), (reslot, source, ticket, *chain.from_iterable(rows)), word)

@@ -39,7 +39,6 @@ def replay(
         AtSlot(topic, slot),
         tuple(chain.from_iterable(zip(members, envelopes or [b""] * len(members), strict=True))),
         _replayed(len(members)),
-        locals(),
     )
 
 
@@ -50,16 +49,12 @@ def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Ca
         AtSlot(topic, slot),
         (cut_error(why), *members),
         words(len(members)),
-        locals(),
-        "bury",
     )
 
 
 def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
     """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers like ``bury``."""
-    return Call(
-        form("remove", topic), AtSlot(topic, slot), (which, *members), words(len(members)), locals(), "remove"
-    )
+    return Call(form("remove", topic), AtSlot(topic, slot), (which, *members), words(len(members)))
 
 
 def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
@@ -72,8 +67,6 @@ def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]
         AtSlot(topic, slot),
         ("cancel", *members),
         words(len(members)),
-        locals(),
-        "cancel",
     )
 
 
@@ -84,7 +77,6 @@ def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[
         AtSlot(topic, slot),
         tuple(chain.from_iterable(zip(map(number, scores), members, strict=True))),
         words(len(members)),
-        locals(),
     )
 
 
@@ -95,7 +87,6 @@ def reschedule(topic: Topic, slot: int, scores: Sequence[int], members: Sequence
         AtSlot(topic, slot),
         tuple(chain.from_iterable(zip(scores, members, strict=True))),
         words(len(members)),
-        locals(),
     )
 
 
@@ -116,19 +107,17 @@ def purge(
         AtSlot(topic, slot),
         (state, number(min_score), number(up_to), limit),
         int,
-        locals(),
-        "purge",
     )
 
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
     """Stop handing out messages, or resume. Answers paused, resumed or unchanged."""
-    return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word, locals())
+    return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word)
 
 
 def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
     """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
-    return Call("configure", AtSlot(topic, slot), (int(apply),), word, locals())
+    return Call("configure", AtSlot(topic, slot), (int(apply),), word)
 
 
 def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
@@ -136,7 +125,7 @@ def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
 
     Answers ok or changed.
     """
-    return Call("adopt", AtSlot(topic, slot), (drift, foreign), word, locals())
+    return Call("adopt", AtSlot(topic, slot), (drift, foreign), word)
 
 
 def retire(topic: Topic, slot: int) -> Call[str]:
@@ -144,11 +133,11 @@ def retire(topic: Topic, slot: int) -> Call[str]:
 
     Answers retired, or holds if nothing was changed.
     """
-    return Call("retire", AtSlot(topic, slot), (), word, locals())
+    return Call("retire", AtSlot(topic, slot), (), word)
 
 
 def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[Loose]:
     """Look through some records of a kind for those that belong to no message."""
     if kind not in RECORDS:
         raise ValueError(f"unknown kind of records: {kind!r}")
-    return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose, locals())
+    return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose)

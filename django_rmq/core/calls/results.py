@@ -29,14 +29,13 @@ def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) 
 
     Answers ok, or stale if the stamp is not above the known one.
     """
-    given = locals()
     own = (stamp, keep_ms, job, record)
-    return Call("results/keep", Named(result_key, task), own, word, given, "keep_result")
+    return Call("results/keep", Named(result_key, task), own, word)
 
 
 def result(task: str) -> Call[Kept | None]:
     """Return what is known of ``task``. None: nothing."""
-    return Command("HMGET", Named(result_key, task), ("stamp", "job", "record"), _kept, locals(), "result")
+    return Command("HMGET", Named(result_key, task), ("stamp", "job", "record"), _kept)
 
 
 __all__ = ["Kept", "keep_result", "result"]

@@ -22,7 +22,7 @@ def _all(key: bytes, reply: Any) -> list[Record]:
 
 def read_schedules() -> Call[list[Record]]:
     """Return everything that is recorded about schedules, by their names."""
-    return Command("HGETALL", Named(_key, ""), (), OfKey("schedules", _all), locals(), "read_schedules")
+    return Command("HGETALL", Named(_key, ""), (), OfKey("schedules", _all))
 
 
 def change_schedule(
@@ -38,8 +38,6 @@ def change_schedule(
         Named(_key, name),
         (name, field, value, int(from_now), "" if renewed is None else renewed),
         word,
-        locals(),
-        "change_schedule",
     )
 
 
@@ -48,8 +46,7 @@ def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
 
     ``ends``: it declared it, and ends.
     """
-    given = locals()
-    return Call("schedules/renew", Named(_key, name), (name, int(ends)), word, given, "renew_schedule")
+    return Call("schedules/renew", Named(_key, name), (name, int(ends)), word)
 
 
 def plan_tick(
@@ -59,13 +56,11 @@ def plan_tick(
 
     ``walls``: what ``walls_text`` returns. Answers planned, early or lost.
     """
-    given = locals()
     own = (name, generation, before, instant, topic, crc, walls)
-    return Call("schedules/plan", Named(_key, name), own, word, given, "plan_tick")
+    return Call("schedules/plan", Named(_key, name), own, word)
 
 
 def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
     """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
-    given = locals()
     own = (name, generation, instant, outcome)
-    return Call("schedules/settle", Named(_key, name), own, word, given, "settle_tick")
+    return Call("schedules/settle", Named(_key, name), own, word)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -70,7 +70,6 @@ def _one_message(
     slot: int,
     own: tuple[Any, ...],
     decode: Callable[[Any], list[Sent]],
-    given: Mapping[str, Any],
     varying: int,
 ) -> Call[list[Sent]]:
     """Return the call that sends one message; its last arguments vary from message to message.
@@ -78,7 +77,7 @@ def _one_message(
     It avoids the constructor of the named tuple, which is Python code: a single message is sent 3 % faster.
     """
     place = tuple.__new__(AtSlot, (topic, slot))
-    return tuple.__new__(Call, (script, place, own, decode, given, "", None, varying))
+    return tuple.__new__(Call, (script, place, own, decode, None, varying))
 
 
 def send_merge(
@@ -89,17 +88,15 @@ def send_merge(
     envelopes: Sequence[bytes] = (),
 ) -> Call[list[Sent]]:
     """Send range_merge messages due ``range_ms`` from now. A message that is already waiting keeps its time."""
-    given = locals()
     count = len(members)
     if count == 1:
         own: tuple[Any, ...] = (range_ms, 1, *members, *envelopes)
-        return _one_message("send_merge", topic, slot, own, _one_merged, given, 1 + len(envelopes))
+        return _one_message("send_merge", topic, slot, own, _one_merged, 1 + len(envelopes))
     return Call(
         "send_merge",
         AtSlot(topic, slot),
         (range_ms, count, *members, *envelopes),
         _sent([math.nan] * count),
-        given,
     )
 
 
@@ -111,17 +108,15 @@ def send_replace(
     envelopes: Sequence[bytes] = (),
 ) -> Call[list[Sent]]:
     """Send priority or fixed_time messages. If a member is sent several times, the last score counts."""
-    given = locals()
     count = len(members)
     if count == 1:
         own: tuple[Any, ...] = (1, *scores, *members, *envelopes)
-        return _one_message("send_replace", topic, slot, own, _sent(scores), given, 2 + len(envelopes))
+        return _one_message("send_replace", topic, slot, own, _sent(scores), 2 + len(envelopes))
     return Call(
         "send_replace",
         AtSlot(topic, slot),
         (count, *_pairs(scores, members), *envelopes),
         _sent(scores),
-        given,
     )
 
 
@@ -130,9 +125,9 @@ def send_packed(topic: Topic, slot: int, packed: Packed, range_ms: int | None = 
     count = len(packed)
     if topic.type is TopicType.RANGE_MERGE:
         own: tuple[Any, ...] = (range_ms, count, packed)
-        return Call("send_merge", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")
+        return Call("send_merge", AtSlot(topic, slot), own, _tally(count))
     own = (count, packed)
-    return Call("send_replace", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")
+    return Call("send_replace", AtSlot(topic, slot), own, _tally(count))
 
 
 def ensure(
@@ -148,7 +143,6 @@ def ensure(
         AtSlot(topic, slot),
         (len(members), *_pairs(scores, members), *envelopes),
         _sent([math.nan] * len(members) if topic.type is TopicType.RANGE_MERGE else scores),
-        locals(),
     )
 
 
@@ -171,5 +165,4 @@ def send_fifo(
         AtSlot(topic, slot),
         (int(ensure), delay_ms, len(members), *members, *envelopes),
         _in_line,
-        locals(),
     )

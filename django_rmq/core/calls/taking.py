@@ -71,7 +71,7 @@ def _acquired_in_parts(answers: list[list[Acquired] | RmqError]) -> list[Any]:
 
 def acquire(topic: Topic, slot: int) -> Call[int]:
     """Acquire the slot: return the new epoch, which fences every older prepare."""
-    return Call("acquire", AtSlot(topic, slot), (), int, locals())
+    return Call("acquire", AtSlot(topic, slot), (), int)
 
 
 def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
@@ -79,12 +79,12 @@ def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
 
     A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
     """
-    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, locals(), join=_acquired_in_parts)
+    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, join=_acquired_in_parts)
 
 
 def held(topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000) -> Call[list[Held] | None]:
     """Return what Prepare holds for ``owner``. None: another owner holds it."""
-    return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held, locals())
+    return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held)
 
 
 def prepare(
@@ -102,6 +102,4 @@ def prepare(
         AtSlot(topic, slot),
         (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
         _prepared(topic.max_retries),
-        locals(),
-        "prepare",
     )

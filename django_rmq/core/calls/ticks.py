@@ -26,9 +26,8 @@ def tick(
 
     Raises ``SlotMoved``.
     """
-    given = locals()
     own = (_field(name), generation, instant, member, envelope)
-    return Call("tick", AtSlot(topic, slot), own, _tick, given)
+    return Call("tick", AtSlot(topic, slot), own, _tick)
 
 
 def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes) -> Call[str]:
@@ -36,5 +35,4 @@ def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, m
 
     Answers removed, written (somebody has taken it) or unwritten.
     """
-    given = locals()
-    return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word, given)
+    return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word)

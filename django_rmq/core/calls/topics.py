@@ -17,4 +17,4 @@ def _is_ok(reply: bytes) -> bool:
 
 def redefine(topic: str, before: bytes, after: str) -> Call[bool]:
     """Write a definition if ``before`` is still the registered one; return whether it was."""
-    return Call("topics/redefine", Named(_key, topic), (topic, before, after), _is_ok, locals(), "redefine")
+    return Call("topics/redefine", Named(_key, topic), (topic, before, after), _is_ok)

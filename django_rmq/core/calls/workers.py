@@ -59,21 +59,19 @@ def beat(
         OfWorkers(),
         (worker, token, record, session_ms, known_members, known_number),
         _beat(known_members, known_number),
-        locals(),
-        "beat",
     )
 
 
 def leave(worker: str, token: str) -> Call[str]:
     """End the session of ``worker``. Answers left or absent."""
-    return Call("workers/leave", OfWorkers(), (worker, token), word, locals(), "leave")
+    return Call("workers/leave", OfWorkers(), (worker, token), word)
 
 
 def assign(members: str, number: str, plan: str) -> Call[str | None]:
     """Write ``plan`` if ``members`` and ``number`` are still current; return its number, otherwise None."""
-    return Call("workers/assign", OfWorkers(), (members, number, plan), _assigned, locals(), "assign")
+    return Call("workers/assign", OfWorkers(), (members, number, plan), _assigned)
 
 
 def roster() -> Call[Roster]:
     """Return all workers and the assignment, without joining."""
-    return Call("workers/roster", OfWorkers(), (), _roster, locals(), "roster")
+    return Call("workers/roster", OfWorkers(), (), _roster)

@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from django_rmq.project import connections
 from django_rmq.testing import Clock
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from django_rmq.project.watching import announcing, telemetry
 from django_rmq.project.watching.telemetry import names, sends
 from django_rmq.testing import Clock, captured_messages, drain
 from example_project.embedded_server import free_port
-from tests.oracle.broker import OracleBroker
+from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}

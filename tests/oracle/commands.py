@@ -1,0 +1,33 @@
+"""Plain commands, as a server runs them on the keyspace, and the transaction that inserts messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rmq.core.calls.call import Call
+from tests.oracle import inserting
+from tests.oracle.keyspace import Memory
+
+
+def run(memory: Memory, call: Call[Any]) -> Any:
+    """Return the answer of a plain command, or of a part of an insertion."""
+    if call.script == "ZADD":
+        memory.queued = call
+    elif call.script == "EXEC":
+        assert memory.queued is not None
+        place: Any = memory.queued.place
+        return inserting.insert(memory, *place, *memory.queued.own)
+    elif call.script not in ("MULTI", "insert"):
+        return call.read(_read(memory, call), memory.prefix)
+    return None
+
+
+def _read(memory: Memory, call: Call[Any]) -> Any:
+    (key,) = call.keys(memory.prefix)
+    with memory.hash(key) as found:
+        if call.script == "HMGET":
+            return [found.get(str(field).encode()) for field in call.own]
+        if call.script == "HLEN":
+            return len(found)
+        assert call.script == "HGETALL"
+        return dict(found)

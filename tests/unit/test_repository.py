@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -115,6 +116,18 @@ def test_no_module_of_the_package_has_a_name_that_says_nothing() -> None:
     modules = {path for path in (ROOT / "django_rmq").rglob("*.py") if path.parent.name != "commands"}
     assert modules
     assert [path for path in modules if path.stem in NAMES_THAT_SAY_NOTHING] == []
+
+
+def test_no_module_of_the_package_passes_all_its_locals() -> None:
+    # Who reads them would depend on every name in the function, also on those that are its own business.
+    modules = [*(ROOT / "django_rmq").rglob("*.py"), *(ROOT / "pyspark_rmq").rglob("*.py")]
+    calls = {
+        f"{module.relative_to(ROOT)}:{node.lineno}"
+        for module in modules
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and node.id == "locals"
+    }
+    assert modules and not calls
 
 
 def test_a_style_sheet_takes_no_variable_of_a_page_for_granted() -> None:

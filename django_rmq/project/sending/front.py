@@ -13,7 +13,7 @@ from inspect import signature
 from typing import Any, TypedDict, Unpack
 
 from django_rmq.core.producer.checks import check_durability, option_of
-from django_rmq.core.producer.placing import OPTIONS, Outgoing
+from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.contents import key_of
@@ -70,7 +70,18 @@ def send_message(
     """
     if unknown:
         raise _unknown_option(send_message, topic, unknown)
-    options = _given(locals())
+    options = _given(
+        key=key,
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
     return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
 
 
@@ -101,7 +112,18 @@ def ensure_message(
     """
     if unknown:
         raise _unknown_option(ensure_message, topic, unknown)
-    options = _given(locals())
+    options = _given(
+        key=key,
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
     durability = check_durability(replicas, fsync)
     if id is None:
         return _send_one(topic, body, options, True, durability, on_commit, using)
@@ -139,7 +161,17 @@ def send_messages(
     """
     if unknown:
         raise _unknown_option(send_messages, topic, unknown)
-    shared = _given(locals())
+    shared = _given(
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
     declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
@@ -194,9 +226,9 @@ def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterabl
     )
 
 
-def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a message that were given among the ``parameters`` of a call, as ``locals`` returns them."""
-    return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
+def _given(**options: Any) -> dict[str, Any]:
+    """Return those options of a message that the caller has given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _send_one(

@@ -11,16 +11,16 @@ from rest_framework.response import Response
 from django_rmq.api import errors, requests
 from django_rmq.api.answers import acts as answers
 from django_rmq.api.bodies import body_for
-from django_rmq.api.outcomes import MESSAGE_ID, outcome
+from django_rmq.api.outcomes import MESSAGE_ID, MessageRoute, outcome
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.operations import Limits, Permission
+from django_rmq.operations import Done, Limits, Permission
 
 SLICE_SECONDS = 2.0
 """Seconds that one request works on many messages."""
 
 
-class ReplayMessageView(RmqView):
+class ReplayMessageView(MessageRoute):
     """``topics/{topic}/messages/{id}/replay/``."""
 
     needs = {"POST": Permission.REPLAY}
@@ -28,6 +28,7 @@ class ReplayMessageView(RmqView):
     @documented(
         "replay_message",
         path=MESSAGE_ID,
+        query=requests.NameQuery,
         takes=requests.EditFields,
         answers={200: answers.OutcomeAnswer},
         errors=[404, 409, 507],
@@ -40,17 +41,18 @@ class ReplayMessageView(RmqView):
         """
         declared, operations = self.topic(topic), self.operations
         asked = self.read(requests.EditFields, request.data)
+        one = self.id_of(declared, id)
         if "body" in asked:
             size = int(request.META["CONTENT_LENGTH"])
             done = operations.replay_edited(
-                declared.name, id, body_for(declared, asked["body"]), charged_bytes=size
+                declared.name, one, body_for(declared, asked["body"]), charged_bytes=size
             )
         else:
-            done = operations.replay(declared.name, [id])
-        return outcome(done, id, {"replayed": 200, "merged": 200})
+            done = operations.replay(declared.name, [one])
+        return outcome(done, one, {"replayed": 200, "merged": 200})
 
 
-class BuryView(RmqView):
+class BuryView(MessageRoute):
     """``topics/{topic}/messages/{id}/bury/``."""
 
     needs = {"POST": Permission.DELETE}
@@ -58,6 +60,7 @@ class BuryView(RmqView):
     @documented(
         "bury",
         path=MESSAGE_ID,
+        query=requests.NameQuery,
         takes=requests.BuryFields,
         answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
         errors=[404, 409],
@@ -65,13 +68,14 @@ class BuryView(RmqView):
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Move a message to Dead. 202: a consumer has it, and it goes to Dead when that delivery ends."""
-        name = self.topic(topic).name
+        declared = self.topic(topic)
         asked = self.read(requests.BuryFields, request.data)
-        done = self.operations.bury(name, [id], asked.get("why", ""))
-        return outcome(done, id, {"buried": 200, "running": 202})
+        one = self.id_of(declared, id)
+        done = self.operations.bury(declared.name, [one], asked.get("why", ""))
+        return outcome(done, one, {"buried": 200, "running": 202})
 
 
-class CancelView(RmqView):
+class CancelView(MessageRoute):
     """``topics/{topic}/messages/{id}/cancel/``."""
 
     needs = {"POST": Permission.DELETE}
@@ -79,16 +83,24 @@ class CancelView(RmqView):
     @documented(
         "cancel",
         path=MESSAGE_ID,
+        query=requests.NameQuery,
         answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a waiting message. 202: it runs, and its listener is notified."""
-        done = self.operations.cancel(self.topic(topic).name, [id])
+        declared, operations = self.topic(topic), self.operations
+        named = self.named(declared, id)
+        if "id" in named:
+            done = operations.cancel(declared.name, [id])
+        else:
+            id = operations.id_of(declared.name, **named)  # noqa: A001
+            # Unlike an id, these find the message in the outbox as well.
+            done = Done({id: operations.cancel_sent(declared.name, **named)})
         return outcome(done, id, {"deleted": 200, "notified": 202})
 
 
-class RescheduleView(RmqView):
+class RescheduleView(MessageRoute):
     """``topics/{topic}/messages/{id}/reschedule/``."""
 
     needs = {"POST": Permission.EDIT}
@@ -96,6 +108,7 @@ class RescheduleView(RmqView):
     @documented(
         "reschedule",
         path=MESSAGE_ID,
+        query=requests.NameQuery,
         takes=requests.RescheduleFields,
         answers={200: answers.OutcomeAnswer},
         errors=[404, 409],
@@ -103,10 +116,11 @@ class RescheduleView(RmqView):
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Give a waiting message another due time or another priority."""
-        name = self.topic(topic).name
+        declared = self.topic(topic)
         asked = self.read(requests.RescheduleFields, request.data)
-        done = self.operations.reschedule(name, [id], due=asked.get("due"), priority=asked.get("priority"))
-        return outcome(done, id, {"rescheduled": 200})
+        one, new = self.id_of(declared, id), {"due": asked.get("due"), "priority": asked.get("priority")}
+        done = self.operations.reschedule(declared.name, [one], **new)
+        return outcome(done, one, {"rescheduled": 200})
 
 
 def _limits(asked: Mapping[str, Any]) -> Limits:

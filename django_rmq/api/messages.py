@@ -15,7 +15,7 @@ from django_rmq.api.answers import acts
 from django_rmq.api.answers import messages as answers
 from django_rmq.api.answers.status import FollowedAnswer, followed
 from django_rmq.api.bodies import body_for
-from django_rmq.api.outcomes import MESSAGE_ID, outcome
+from django_rmq.api.outcomes import MESSAGE_ID, MessageRoute, outcome
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.words.topics import Topic
@@ -70,6 +70,11 @@ class MessagesView(RmqView):
         examples={
             "a priority topic": {"body": {"sku": 1, "shop": 7}, "priority": 500},
             "a fixed_time topic": {"body": {"order": 9}, "fixed_time": "2030-01-31T12:00:00Z"},
+            "unless it is there": {
+                "body": {"order": 9},
+                "fixed_time": "2030-01-31T12:00:00Z",
+                "ensure": True,
+            },
             "many of a range_merge topic": {"messages": [{"body": {"sku": 1}}, {"body": {"sku": 2}}]},
         },
         answered={
@@ -86,11 +91,12 @@ class MessagesView(RmqView):
         many = isinstance(data, Mapping) and "messages" in data
         asked = self.read(requests.SendsFields if many else requests.SendFields, data)
         sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
+        ensured = None if many else _ensured(asked)
         # Without it the framework reads no body.
         size = int(request.META["CONTENT_LENGTH"])
         key = request.headers.get("Idempotency-Key")
         if key is None:
-            return Response(self._send(declared, sends, size), status=202)
+            return Response(self._send(declared, sends, size, ensured), status=202)
         if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
             raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
         if len(sends) > requests.MOST_ONCE:
@@ -99,12 +105,15 @@ class MessagesView(RmqView):
             )
         with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
             if attempt.answer is None:
-                attempt.done(self._send(declared, sends, size))
+                attempt.done(self._send(declared, sends, size, ensured))
         return Response(attempt.answer, status=202)
 
-    def _send(self, topic: Topic, sends: list[Send], size: int) -> Any:
+    def _send(self, topic: Topic, sends: list[Send], size: int, ensured: Mapping[str, Any] | None) -> Any:
         operations = self.operations
         operations.spend_sends(len(sends), size)
+        if ensured is not None:
+            result = operations.ensure(topic.name, sends[0], entry=False, **ensured)
+            return answers.sends([result], {result.status: 1}, operations.sent_id)
         results = operations.send_each(topic.name, sends)
         return answers.sends(results, results.counts(), operations.sent_id)
 
@@ -121,6 +130,15 @@ _OPTIONS = (
 )
 
 
+def _ensured(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of ``Operations.ensure`` beside the message. None: the message is sent in any case."""
+    if asked["ensure"]:
+        return {"message_id": asked.get("id")}
+    if "id" in asked:
+        raise errors.Invalid("An id names a message that was sent: give it together with ensure.")
+    return None
+
+
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     options = {name: asked[name] for name in _OPTIONS if name in asked}
     if "time_range_ms" in asked:
@@ -130,7 +148,7 @@ def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     return Send(body_for(topic, asked["body"]), **options)
 
 
-class MessageView(RmqView):
+class MessageView(MessageRoute):
     """``topics/{topic}/messages/{id}/``."""
 
     needs = {"GET": Permission.VIEW, "DELETE": Permission.DELETE}
@@ -138,27 +156,30 @@ class MessageView(RmqView):
     @documented(
         "message",
         path=MESSAGE_ID,
+        query=requests.NameQuery,
         answers={200: FollowedAnswer},
         errors=[400, 404, 409],
     )
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
         """List all copies of a message with the state of each, and its status, which can outlive them (OUTCOME_RETENTION)."""
-        return Response(followed(self.operations.follow(self.topic(topic).name, id)))
+        declared = self.topic(topic)
+        return Response(followed(self.operations.follow(declared.name, self.id_of(declared, id))))
 
     @documented(
         "delete",
         path=MESSAGE_ID,
-        query=requests.CopyQuery,
+        query=requests.DeleteQuery,
         answers={200: acts.OutcomeAnswer, 202: acts.OutcomeAnswer},
         errors=[404, 409],
     )
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""
-        name, operations = self.topic(topic).name, self.operations
-        copy = self.read(requests.CopyQuery, request.query_params).get("copy")
-        done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
+        declared, operations = self.topic(topic), self.operations
+        copy = self.read(requests.DeleteQuery, request.query_params).get("copy")
+        one, name = self.id_of(declared, id, requests.DeleteQuery), declared.name
+        done = operations.delete_only(name, one) if copy is None else operations.delete(name, [one], copy)
         if "both" in done.outcomes:
             raise errors.Conflict(
                 "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"
             )
-        return outcome(done, id, {"deleted": 200, "running": 202})
+        return outcome(done, one, {"deleted": 200, "running": 202})

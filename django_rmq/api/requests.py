@@ -40,6 +40,9 @@ def some(kind: type[Strict]) -> Any:
 
 
 LONGEST_TEXT = 1_000
+LONGEST_NAMING_BODY = 4_096
+"""Maximum number of characters of a body in an address, which web servers limit to some thousands."""
+
 LONGEST_ID = 1_200
 """Maximum number of characters of an id: 512 bytes of member are 683 of them."""
 
@@ -87,8 +90,24 @@ class MessagesQuery(FilterFields):
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="Order by score")
 
 
-class CopyQuery(Strict):
-    """The copy of a message."""
+class NameQuery(Strict):
+    """How a message is named if the address has `-` in place of its id: by its `key`, or by its `body`."""
+
+    key = Text(required=False, max_length=512, help_text="With `-` as the id: the key of the message")
+    body = Text(
+        required=False,
+        allow_blank=True,
+        max_length=LONGEST_NAMING_BODY,
+        help_text="With `-` as the id: the body of the message, as JSON, a text or base64, as the topic's BODY says; "
+        "beside `key`, on topics with SLOT_BASIS: an object with that field",
+    )
+    slot_basis = Text(
+        required=False, max_length=LONGEST_TEXT, help_text="With `-` as the id: the slot basis of the send"
+    )
+
+
+class DeleteQuery(NameQuery):
+    """The message, and the copy of it."""
 
     copy = serializers.ChoiceField(
         ["live", "dead"], required=False, help_text="Required if the message is both live and dead"
@@ -125,8 +144,8 @@ class HealthQuery(Strict):
     )
 
 
-class SendFields(Strict):
-    """One message. `body` is any JSON, a text, or base64, as the topic's BODY says."""
+class MessageFields(Strict):
+    """One message of many. `body` is any JSON, a text, or base64, as the topic's BODY says."""
 
     body = Anything(allow_null=True)
     key = Text(required=False, max_length=512)
@@ -145,10 +164,24 @@ class SendFields(Strict):
     )
 
 
-class SendsFields(Strict):
-    """One message, or many in `messages`."""
+class SendFields(MessageFields):
+    """One message. `body` is any JSON, a text, or base64, as the topic's BODY says."""
 
-    messages = some(SendFields)
+    ensure = Flag(
+        default=False,
+        help_text="True: send nothing if the message already waits, rests or runs. Its status is then `present`",
+    )
+    id = Text(
+        required=False,
+        max_length=LONGEST_ID,
+        help_text="With `ensure`, in place of `key`: the id of an earlier send of the message",
+    )
+
+
+class SendsFields(Strict):
+    """Many messages."""
+
+    messages = some(MessageFields)
 
 
 class EditFields(Strict):

@@ -72,7 +72,8 @@ def view_schema() -> ViewInspector:
             found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found.update(_unsaid(field, found))
-                if field.field_name == "body":
+                # A body in an address is a text.
+                if field.field_name == "body" and not isinstance(field, serializers.CharField):
                     found.update(_typed(self.registry))
             return found
 

@@ -21,18 +21,6 @@ from django_rmq.operations.redaction import is_redacted, shown_body
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
     """Add the options that name a message. ``many``: several ids may be given."""
-    add_id(parser, many=many)
-    parser.add_argument("--key", metavar="KEY", help="the message with this key (topics with IDENTITY 'key')")
-    parser.add_argument(
-        "--body",
-        metavar="JSON",
-        help="the message with this body; beside --key, on topics with SLOT_BASIS: an object with that field",
-    )
-    parser.add_argument("--slot-basis", metavar="TEXT", help="the slot basis that the send was given")
-
-
-def add_id(parser: ArgumentParser, *, many: bool) -> None:
-    """Add the option for an id, or for several."""
     parser.add_argument(
         "--id",
         action="append" if many else "store",
@@ -40,6 +28,13 @@ def add_id(parser: ArgumentParser, *, many: bool) -> None:
         help="the message with this id, as a send, a list or the log shows it"
         + (", can be repeated" if many else ""),
     )
+    parser.add_argument("--key", metavar="KEY", help="the message with this key (topics with IDENTITY 'key')")
+    parser.add_argument(
+        "--body",
+        metavar="JSON",
+        help="the message with this body; beside --key, on topics with SLOT_BASIS: an object with that field",
+    )
+    parser.add_argument("--slot-basis", metavar="TEXT", help="the slot basis that the send was given")
 
 
 def add_filter(parser: ArgumentParser) -> None:

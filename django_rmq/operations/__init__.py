@@ -73,7 +73,7 @@ class Operations(Desk):
     follow, status = tracking.follow, tracking.status
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
-    cancel_sent = sending.cancel_sent
+    cancel_sent, ensure = sending.cancel_sent, sending.ensure
     spend_sends, once = sending.spend_sends, sending.once
 
     outbox, outbox_as_known, outbox_rows = outboxes.outbox, outboxes.outbox_as_known, outboxes.outbox_rows

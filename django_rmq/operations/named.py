@@ -20,6 +20,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.acts import REPLAY, Act
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.reading import copies_of, identified, rounds_of
+from django_rmq.operations.redaction import require_search
 from django_rmq.project import connections
 from django_rmq.project.ids import Identity, find_messages, find_moved
 from django_rmq.project.sealing import sealed_id
@@ -61,10 +62,12 @@ def id_of(
 ) -> str:
     """Return the id of a message that is named by its body, or on a keyed topic by its key. It may not exist.
 
-    Raises ``InvalidMessage``.
+    Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+    desk.actor.require(Permission.VIEW)
     declared = desk.config.topic(name)
+    # What is done with the id shows whether the topic has a message with this key or body.
+    require_search(desk.actor, declared)
     connections.present(declared)
     out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     return message_id(out.slot, out.member)

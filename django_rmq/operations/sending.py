@@ -12,8 +12,9 @@ from django_rmq.operations import quotas
 from django_rmq.operations.actors import Permission, record
 from django_rmq.operations.acts import CANCEL
 from django_rmq.operations.desk import Desk
+from django_rmq.operations.redaction import require_search
 from django_rmq.project.sealing import sealed_id
-from django_rmq.project.sending import Send, cancel_message, send_message, send_messages
+from django_rmq.project.sending import Send, cancel_message, ensure_message, send_message, send_messages
 
 
 def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
@@ -21,6 +22,24 @@ def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
     desk.actor.require(Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
     record(desk.actor, "send", name, {result.status: 1}, sealed_id(name, result.slot, result.member))
+    return result
+
+
+def ensure(
+    desk: Desk, name: str, one: Send, *, message_id: str | None = None, entry: bool = True
+) -> SendResult:
+    """Send one message at once, unless it already waits, rests or runs (``present``).
+
+    ``message_id``: that of an earlier send, in place of a key. ``entry``: whether the admin's history shows it. Raises
+    the errors of ``ensure_message``, and with an id those of ``require_search``.
+    """
+    desk.actor.require(Permission.SEND)
+    if message_id is not None:
+        # The answer shows whether the message of the id has this body.
+        require_search(desk.actor, desk.config.topic(name))
+    result = ensure_message(name, one.body, id=message_id, on_commit=False, **one.options())
+    sealed = sealed_id(name, result.slot, result.member)
+    record(desk.actor, "send", name, {result.status: 1}, sealed, entry=entry)
     return result
 
 
@@ -52,8 +71,12 @@ def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
 def cancel_sent(
     desk: Desk, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
 ) -> str:
-    """Cancel the message with this body or key; return an outcome of ``cancel``. Raises ``InvalidMessage``."""
+    """Cancel the message with this body or key; return an outcome of ``cancel``.
+
+    Raises ``InvalidMessage``, and the errors of ``require_search``.
+    """
     desk.actor.require(Permission.DELETE)
+    require_search(desk.actor, desk.config.topic(name))
     found = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
     outcome = CANCEL.outcomes.get(found, str(found))
     record(desk.actor, "cancel", name, {outcome: 1})

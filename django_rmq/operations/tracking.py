@@ -12,7 +12,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.reading import gone, identified, require_seen, whereabouts
-from django_rmq.operations.redaction import as_shown, is_withheld
+from django_rmq.operations.redaction import as_shown, is_withheld, require_search
 from django_rmq.operations.wait_reasons import Hold, holds_of
 from django_rmq.project import tracking
 
@@ -72,7 +72,8 @@ def _asked(
 
 def status(desk: Desk, name: str, body: Any = None, **named: Any) -> MessageStatus:
     """Return the status of a message that is named like for ``django_rmq.message_status``."""
-    desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+    desk.actor.require(Permission.VIEW)
+    require_search(desk.actor, desk.config.topic(name))
     return tracking.message_status(name, body, **named)
 
 

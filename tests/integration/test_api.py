@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -479,6 +480,126 @@ def test_redacted_bodies_are_shown_to_nobody_and_cannot_be_searched(program: Pro
         assert message_id(copy["slot"], b'"secret"') != copy["id"]
         program.refused(409, "refused", "GET", "topics/timed/messages/?text=sec")
         program.refused(409, "refused", "POST", "topics/timed/replay/", {"filter": {"text": "sec"}})
+
+
+NAMED = [
+    ("timed", {"body": {"n": 1}}, {"body": '{"n": 1}'}),
+    ("keyed", {"body": 1, "key": "a/b c"}, {"key": "a/b c"}),
+    ("timed", {"body": {"n": 1}, "slot_basis": 7}, {"body": '{"n":1}', "slot_basis": "7"}),
+]
+
+
+@pytest.mark.parametrize(("topic", "sent", "named"), NAMED, ids=str)
+def test_a_message_is_named_by_its_body_or_key_as_by_its_id(
+    program: Program, broker: Any, topic: str, sent: dict[str, Any], named: dict[str, str]
+) -> None:
+    def at(act: str = "", **more: str) -> str:
+        return f"topics/{topic}/messages/-/{act}?{urlencode({**named, **more})}"
+
+    def send() -> str:
+        (one,) = program.ok("POST", f"topics/{topic}/messages/", {**sent, "fixed_time": LATER}, 202)[
+            "results"
+        ]
+        return str(one["id"])
+
+    sent_id = send()
+    shown = program.ok("GET", at())
+    assert (shown["status"]["state"], shown["results"][0]["id"]) == ("waiting", sent_id)
+    assert shown == program.ok("GET", f"topics/{topic}/messages/{sent_id}/")
+    acted = program.ok("POST", at("reschedule/"), {"due": LATER + 5000})
+    assert acted == {"id": sent_id, "outcome": "rescheduled"}
+    assert program.ok("GET", at())["status"]["due_ms"] == LATER + 5000
+    assert program.ok("POST", at("bury/"), {"why": "test"}) == {"id": sent_id, "outcome": "buried"}
+    assert program.ok("POST", at("replay/"), {})["outcome"] == "replayed"
+    assert program.ok("POST", at("cancel/")) == {"id": sent_id, "outcome": "deleted"}
+    program.refused(404, "message_gone", "POST", at("cancel/"))
+    program.refused(404, "message_gone", "GET", at())
+    send()
+    assert program.ok("POST", at("bury/"), {})["outcome"] == "buried"
+    send()
+    program.refused(409, "conflict", "DELETE", at())
+    assert program.ok("DELETE", at(copy="dead")) == {"id": sent_id, "outcome": "deleted"}
+    assert program.ok("DELETE", at()) == {"id": sent_id, "outcome": "deleted"}
+    program.refused(404, "message_gone", "DELETE", at())
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("timed/messages/-/", "invalid_request"),
+        ("timed/messages/-/?slot_basis=7", "invalid_request"),
+        ("timed/messages/-/?body={", "invalid_request"),
+        ("timed/messages/-/?key=a", "invalid_message"),
+        ("timed/messages/-/?text=a", "invalid"),
+        ("timed/messages/-/?body=1&copy=live", "invalid"),
+        ("keyed/messages/-/?body=1", "invalid_message"),
+        ("raw/messages/-/?body=%21", "invalid_message"),
+        ("timed/messages/0.MQ/?body=1", "invalid_request"),
+        ("timed/messages/-/?key=", "invalid"),
+    ],
+)
+def test_a_name_that_names_no_message_is_refused(program: Program, address: str, code: str) -> None:
+    program.refused(400, code, "GET", f"topics/{address}")
+
+
+@pytest.mark.parametrize(
+    ("method", "act"),
+    [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "replay/"),
+        ("POST", "bury/"),
+        ("POST", "cancel/"),
+        ("POST", "reschedule/"),
+    ],
+)
+def test_who_may_not_search_bodies_cannot_try_keys_and_bodies_out(broker: Any, method: str, act: str) -> None:
+    everything, body = Program(user_with(*ALL)), {"due": LATER} if act == "reschedule/" else {}
+    everything.ok("POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202)
+    addresses = [f"topics/timed/messages/-/{act}?body=%22{one}%22" for one in ("secret", "other")]
+    blind = Program(user_with(*(one for one in ALL if one is not Needed.VIEW_BODIES)))
+    told = [blind.refused(403, "permission_denied", method, one, body).content for one in addresses]
+    assert told[0] == told[1]
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "ADMIN": {"FORMATTER": f"{__name__}.mask"}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        told = [everything.refused(409, "refused", method, one, body).content for one in addresses]
+    assert told[0] == told[1]
+    assert len(everything.ok("GET", "topics/timed/messages/")["results"]) == 1
+
+
+def test_a_message_is_sent_unless_it_is_there(program: Program, broker: Any) -> None:
+    address, sent = "topics/timed/messages/", {"body": {"n": 1}, "fixed_time": LATER, "ensure": True}
+    first = program.ok("POST", address, sent, 202)
+    assert first["outcomes"] == {"stored": 1}
+    again = program.ok("POST", address, {**sent, "fixed_time": LATER + 5000}, 202)
+    assert again["outcomes"] == {"present": 1}
+    assert again["results"] == [{**first["results"][0], "status": "present"}]
+    (based,) = program.ok("POST", "topics/keyed/messages/", {**sent, "key": "k"}, 202)["results"]
+    by_id = {**sent, "id": based["id"]}
+    assert program.ok("POST", "topics/keyed/messages/", by_id, 202)["outcomes"] == {"present": 1}
+    program.refused(400, "invalid_message", "POST", "topics/keyed/messages/", {**by_id, "key": "k"})
+    program.refused(
+        400, "invalid_message", "POST", address, {**sent, "body": 2, "id": first["results"][0]["id"]}
+    )
+    program.refused(400, "invalid_request", "POST", address, {**sent, "ensure": False, "id": "0.MQ"})
+    program.refused(400, "invalid", "POST", address, {"messages": [sent]})
+    blind = Program(user_with(Needed.SEND))
+    assert blind.ok("POST", address, sent, 202)["outcomes"] == {"present": 1}
+    blind.refused(403, "permission_denied", "POST", "topics/keyed/messages/", by_id)
+
+
+def test_an_ensured_send_counts_for_the_limits_and_is_executed_once_by_key(
+    program: Program, broker: Any
+) -> None:
+    address, sent = "topics/timed/messages/", {"body": 1, "fixed_time": LATER, "ensure": True}
+    for _ in range(2):
+        answer = program.ok("POST", address, sent, 202, Idempotency_Key="a")
+        assert answer["outcomes"] == {"stored": 1}
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": "1/min"}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        limited = Program(user_with(*ALL))
+        limited.ok("POST", address, sent, 202)
+        limited.refused(429, "too_many_sends", "POST", address, sent)
 
 
 @pytest.mark.parametrize("member", [b"NaN", b"1e999", b'"\\ud800"', b"\xff\xfe", b"{" * 60_000])

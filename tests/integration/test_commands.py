@@ -339,12 +339,56 @@ def test_rmqreschedule_by_time_and_by_id(broker: Broker, run: Run) -> None:
         ("--in", "5m", "--all", "--text", "a"),
         ("--to-priority", "100", "--all", "--no-input"),
         ("--in", "5m", "--all", "--state", "dead"),
-        ("--in", "5m", *one, "--dry-run"),
+        ("--in", "5m", *one, "--key", "k"),
+        ("--in", "5m", *one, "--all"),
+        ("--to-priority", "100", *one, "--dry-run"),
         ("--at", "soon", "--all"),
     ):
         run("rmqreschedule", "orders", *wrong, code=2)
     run("rmqcancel", "orders", *one)
     assert "1 of 1 message do not wait" in run("rmqreschedule", "orders", "--in", "5m", *one, code=1)
+
+
+def test_rmqreschedule_takes_a_key_or_a_body_and_foretells_what_it_would_do(broker: Broker, run: Run) -> None:
+    before, after = (datetime(year, 1, 2, tzinfo=UTC) for year in (2096, 2099))
+    send_message("keyed", {"n": 1}, key="k", fixed_time=before)
+    send_message("orders", {"n": 1}, fixed_time=before)
+    for topic, named in {"keyed": ("--key", "k"), "orders": ("--body", '{"n": 1}')}.items():
+        at = ("rmqreschedule", topic, "--at", "2099-01-02T00:00:00Z", *named)
+        assert run(*at, "--dry-run") == f"{topic}: 1 message would be rescheduled\n"
+        assert json.loads(run("rmqstats", topic, *named, "--json"))["due"] == before.isoformat(
+            "T", "milliseconds"
+        )
+        assert run(*at) == f"{topic}: 1 rescheduled\n"
+        assert json.loads(run("rmqstats", topic, *named, "--json"))["due"] == after.isoformat(
+            "T", "milliseconds"
+        )
+    kill(broker, "orders", [2])
+    named = ("--id", message_id(slot_of(b"2", 4), b"2"), "--id", message_id(0, b"3"))
+    told = run("rmqreschedule", "orders", "--in", "5m", *named, "--dry-run", "--json", code=1)
+    assert json.loads(told[: told.rindex("}") + 1])["outcomes"] == {"dead": 1, "gone": 1}
+
+
+def test_a_retry_of_a_priority_topic_keeps_its_place_as_foretold(broker: Broker, run: Run) -> None:
+    topic = get_config().topic("renders")
+    broker.send_replace(topic, 0, [700], [b"1"])
+    taken = broker.prepare(topic, 0, "W", None, 1)
+    broker.rollback(topic, 0, taken.receipt, [Failure(b"1")])
+    act = ("rmqreschedule", "renders", "--to-priority", "800", "--id", message_id(0, b"1"), "--json")
+    for more in ((), ("--dry-run",)):
+        told = run(*act, *more, code=1)
+        assert json.loads(told[: told.rindex("}") + 1])["outcomes"] == {"refused": 1}
+
+
+def test_rmqsend_sends_unless_the_message_is_there(broker: Broker, run: Run) -> None:
+    one = ("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", "--ensure")
+    first = json.loads(run(*one, "--key", "k", "--json"))
+    again = json.loads(run(*one, "--key", "k", "--json"))
+    by_id = json.loads(run(*one, "--id", first["id"], "--json"))
+    assert [found["status"] for found in (first, again, by_id)] == ["stored", "present", "present"]
+    for wrong in (("--id", first["id"], "--key", "k"), ("--jsonl",)):
+        run(*one, *wrong, code=2)
+    run("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", "--id", first["id"], code=2)
 
 
 # --- rmqlist

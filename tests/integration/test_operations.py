@@ -1105,6 +1105,11 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
     "send_each": ({Permission.SEND}, lambda o: o.send_each("merging", [Send(1)])),
+    "ensure": ({Permission.SEND}, lambda o: o.ensure("merging", Send(1))),
+    "ensure by id": (
+        {Permission.SEND, Permission.VIEW_BODIES},
+        lambda o: o.ensure("merging", Send(1), message_id=o.send("merging", 1).id),
+    ),
     "sent_id": ({Permission.SEND}, lambda o: o.sent_id(SendResult("timed", 0, b"1"))),
     "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, 10)),
     "once": ({Permission.SEND}, send_once),
@@ -1118,7 +1123,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "delete_only": ({Permission.DELETE}, delete_what_is_not_there),
     "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),
     "cancel": ({Permission.DELETE}, lambda o: o.cancel("timed", ["0.YQ"])),
-    "cancel_sent": ({Permission.DELETE}, lambda o: o.cancel_sent("timed", 1)),
+    "cancel_sent": ({Permission.DELETE, Permission.VIEW_BODIES}, lambda o: o.cancel_sent("timed", 1)),
     "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=datetime.now(UTC))),
     "reschedule_all": (
         {Permission.EDIT},

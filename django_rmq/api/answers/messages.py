@@ -103,7 +103,7 @@ class SentAnswer(Answer):
 
     id = serializers.CharField()
     slot = serializers.IntegerField()
-    status = serializers.ChoiceField(["stored", "merged", "replaced", "superseded", "refused"])
+    status = serializers.ChoiceField(["stored", "merged", "replaced", "superseded", "present", "refused"])
     score = maybe(help_text="The due time in milliseconds, or the priority; null if the message was refused")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
     RmqCommand,
     at_least,
@@ -16,8 +17,17 @@ from django_rmq.management import (
     messages_text,
     outcomes_text,
 )
-from django_rmq.management.messages import add_filter, add_id, add_priority, add_state, filter_of
-from django_rmq.operations import Limits, Operations, Run
+from django_rmq.management.messages import (
+    add_filter,
+    add_names,
+    add_priority,
+    add_state,
+    filter_of,
+    is_named,
+    name_of,
+)
+from django_rmq.operations import Done, Limits, Operations, Run
+from django_rmq.operations.named import new_score
 
 
 class Command(RmqCommand):
@@ -25,8 +35,8 @@ class Command(RmqCommand):
 
     help = (
         "Give waiting messages another due time (--in, --at) or another priority (--to-priority): those named by --id, "
-        "those that match all filters, or with --all all of the state. Messages that failed keep their retries. Exits "
-        "with 1 if a named message does not wait."
+        "--key or --body, those that match all filters, or with --all all of the state. Messages that failed keep their "
+        "retries. Exits with 1 if a named message does not wait."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,7 +53,7 @@ class Command(RmqCommand):
             help="due after 0, 90, 15m, 2h or 7d; 0: at once",
         )
         new.add_argument("--at", metavar="WHEN", help="due at 2026-12-24T18:00 (TIME_ZONE, or with +01:00)")
-        add_id(parser, many=True)
+        add_names(parser, many=True)
         parser.add_argument("--all", action="store_true", help="all messages of the state")
         add_state(parser, "waiting", "resting", default="waiting")
         add_filter(parser)
@@ -60,16 +70,18 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         operations, name, wanted = self.operations(), options["topic"], filter_of(options)
-        operations.config.topic(name)
-        if sum((bool(options["id"]), options["all"], not wanted.is_empty)) != 1:
+        topic = operations.config.topic(name)
+        if sum((is_named(options), options["all"], not wanted.is_empty)) != 1:
             raise CommandError(
-                "choose messages: use --id, or filters (--priority, --text, --error, --older-than, --newer-than, "
-                "--slot), or --all",
+                "choose messages: use --id, --key or --body, or filters (--priority, --text, --error, --older-than, "
+                "--newer-than, --slot), or --all",
                 returncode=2,
             )
         new = {"priority": options["to_priority"], "due": _due(options)}
-        if options["id"]:
-            self._reschedule_named(operations, name, new, options)
+        if is_named(options):
+            named = name_of(topic, options)
+            ids = named["id"] if "id" in named else [operations.id_of(name, **named)]
+            self._reschedule_named(operations, name, ids, new, options)
             return
 
         def run(limits: Limits | None = None, *, dry_run: bool = False) -> Run:
@@ -84,20 +96,44 @@ class Command(RmqCommand):
         self.tell(name, self.follow(run(limits), f"reschedule {name}", options), options)
 
     def _reschedule_named(
-        self, operations: Operations, name: str, new: dict[str, Any], options: dict[str, Any]
+        self,
+        operations: Operations,
+        name: str,
+        ids: list[str],
+        new: dict[str, Any],
+        options: dict[str, Any],
     ) -> None:
         if options["dry_run"]:
-            raise CommandError("--dry-run requires filters or --all", returncode=2)
-        done = operations.reschedule(name, options["id"], **new)
+            new_score(operations.config.topic(name), **new)
+            done, good = Done({one: _foretold(operations, name, one) for one in ids}), "matching"
+        else:
+            done, good = operations.reschedule(name, ids, **new), "rescheduled"
+        count = done.outcomes.get(good, 0)
         if options["json"]:
             self.print_json({"outcomes": done.outcomes, "found": done.found})
+        elif options["dry_run"]:
+            self.stdout.write(f"{name}: {messages_text(count)} would be rescheduled")
         else:
             self.stdout.write(f"{name}: {outcomes_text(done.outcomes)}")
-        missed = len(done.found) - done.outcomes.get("rescheduled", 0)
+        missed = len(done.found) - count
         if missed:
             raise CommandError(
                 f"{missed} of {messages_text(len(done.found))} do not wait, or keep their place", returncode=1
             )
+
+
+def _foretold(operations: Operations, name: str, message_id: str) -> str:
+    """Return ``matching`` if the message would be rescheduled, otherwise why not: its state, ``refused`` or ``gone``."""
+    try:
+        copies = operations.get(name, message_id)
+    except MessageGone:
+        return "gone"
+    waits = next((copy for copy in copies if copy.state in ("waiting", "resting")), None)
+    if waits is None:
+        return copies[0].state
+    # By priority, a message that failed keeps its place.
+    has_failed = waits.state == "resting" or waits.retries_left is not None
+    return "refused" if waits.topic.is_priority and has_failed else "matching"
 
 
 def _due(options: dict[str, Any]) -> datetime | None:

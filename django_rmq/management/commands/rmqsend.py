@@ -66,6 +66,16 @@ class Command(RmqCommand):
             action="store_true",
             help=f"with --jsonl: each line is an object with a body and its own options: {', '.join(PER_LINE)}",
         )
+        parser.add_argument(
+            "--ensure",
+            action="store_true",
+            help="send nothing if the message already waits, rests or runs (status present)",
+        )
+        parser.add_argument(
+            "--id",
+            metavar="ID",
+            help="with --ensure, in place of --key: the id of an earlier send of the message",
+        )
         self._add_options(parser)
         self._add_keyed_options(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -131,13 +141,21 @@ class Command(RmqCommand):
         shared = _shared(options)
         if options["options"] and not options["jsonl"]:
             raise CommandError("--options requires --jsonl", returncode=2)
+        if options["id"] is not None and not options["ensure"]:
+            raise CommandError("--id requires --ensure", returncode=2)
         if options["jsonl"]:
+            if options["ensure"]:
+                raise CommandError("--ensure is for one message", returncode=2)
             if options["body"] != "-":
                 raise CommandError("--jsonl reads from standard input: give no body", returncode=2)
             self._send_lines(topic, shared, options)
             return
         raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
-        result = operations.send(name, _body(topic, raw), **shared)
+        body = _body(topic, raw)
+        if options["ensure"]:
+            result = operations.ensure(name, Send(body, **shared), message_id=options["id"])
+        else:
+            result = operations.send(name, body, **shared)
         sent_id = operations.sent_id(result)
         score = None if math.isnan(result.score) else result.score
         if options["json"]:

@@ -27,6 +27,7 @@ from rmq_client.models import (
     DeliveryFields,
     FailedFields,
     MessageAnswerStateEnum,
+    MessageFields,
     PrepareFields,
     Problem,
     RollbackFields,
@@ -48,7 +49,7 @@ def take() -> Any:
 
 
 bodies = [{"shop": 1, "n": n} for n in range(3)]
-messages = [SendFields(body=body, priority=100 - n) for n, body in enumerate(bodies)]
+messages = [MessageFields(body=body, priority=100 - n) for n, body in enumerate(bodies)]
 sent = rmq_send.sync(topic, client=client, body=SendsFields(messages=messages))
 done, failed = take(), take()
 commit = SettleFields(deliveries=[DeliveryFields(id=done.id, receipt=done.receipt)])

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import Error
 
 from django_rmq.core.consumer.duties import Duties
+from django_rmq.core.words.contents import MARK
 from django_rmq.core.words.envelopes import Envelope, decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
@@ -23,6 +24,7 @@ from django_rmq.operations.inquiries import Inquiry
 from django_rmq.operations.named import chosen as chosen_note
 from django_rmq.project.outbox import looking, relaying
 from django_rmq.project.outbox.databases import aliases, needs_this_thread, threads_of_duties
+from django_rmq.project.outbox.folding import envelope_in
 from django_rmq.project.outbox.looking import Found, Waiting
 from django_rmq.project.outbox.relaying import Step
 
@@ -221,8 +223,11 @@ def _parsed(name: str) -> tuple[str, int]:
 
 def _shown(desk: Desk, found: Found) -> OutboxRow:
     row, is_read = found.row, not found.unread
-    content = Envelope(row.member) if row.envelope is None else decode_envelope(row.envelope)
-    key = None if row.envelope is None else row.member.decode("utf-8", "replace")
+    envelope = envelope_in(row)
+    content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
+    # A drawn member is no key.
+    has_key = envelope is not None and not row.member.startswith(MARK)
+    key = row.member.decode("utf-8", "replace") if has_key else None
     raw: bytes | None = content.body
     if not is_read or not _may_read(desk, row.topic):
         key = raw = None

@@ -44,6 +44,7 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core.redis import pipeline
+from django_rmq.core.words.contents import raw_body
 from django_rmq.core.words.results import SendResult
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations, outbox, surveys
@@ -68,6 +69,8 @@ TOPICS = {
     "keyed": {"TYPE": "priority", "SLOTS": 4, "IDENTITY": "key"},
     "plain": {"TYPE": "priority", "SLOTS": 4, "OUTBOX": False},
     "gone": {"TYPE": "priority", "SLOTS": 4},
+    "jobs": {"SLOTS": 4},
+    "latest": {"SLOTS": 4, "ON_DUPLICATE": "replace"},
 }
 
 
@@ -1242,3 +1245,88 @@ def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     make_due()
     step = relay("default")
     assert (step.sent, step.rows, rows(), waiting("keyed")) == (1, 301, [], {b"a": 900})
+
+
+# --- topics without TYPE, which are fifo and loose
+
+
+def bodies(name: str) -> list[bytes]:
+    """The bodies that wait, in the order of their places."""
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
+    entries = [each for slot in range(topic.slots) for each in broker.peek(topic, slot, "store").entries]
+    return [
+        raw_body(topic, each.member, each.envelope) for each in sorted(entries, key=lambda each: each.score)
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_was_sent_meanwhile() -> None:
+    long = "x" * 3000
+    left_behind(lambda: [send_message("jobs", body, slot_basis="a") for body in (1, long, 3)])
+    send_message("jobs", 4, slot_basis="a")
+    make_due()
+    assert relay("default").sent == 3
+    assert (rows(), bodies("jobs")) == ([], [b"4", b"1", json.dumps(long).encode(), b"3"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_without_a_key_that_is_sent_twice_by_process_and_relay_is_one(
+    proxy: TcpProxy, prefix: str
+) -> None:
+    with configured(proxy.url, prefix):
+        send_message("jobs", 0)
+        proxy.drop_reply(b"LONE-BODY")
+        with transaction.atomic():
+            result = send_message("jobs", "LONE-BODY")
+        assert (result.status, len(rows()), len(bodies("jobs"))) == ("in_outbox", 1, 2)
+        make_due()
+        assert relay("default").sent == 1
+        assert (rows(), sorted(bodies("jobs"))) == ([], [b'"LONE-BODY"', b"0"])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("topic", "kept"), [("jobs", b"1"), ("latest", b"2")])
+def test_of_two_sends_with_a_key_the_relay_sends_the_one_that_on_duplicate_means(
+    topic: str, kept: bytes
+) -> None:
+    left_behind(lambda: [send_message(topic, body, key="k") for body in (1, 2)])
+    make_due()
+    assert relay("default").sent == 1
+    assert (rows(), bodies(topic)) == ([], [kept])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_send_that_left_a_waiting_message_alone_leaves_no_row() -> None:
+    send_message("jobs", 1, key="k")
+    with transaction.atomic():
+        results = [send_message("jobs", body, key="k") for body in (2, 3)]
+    assert ([each.status for each in results], rows(), bodies("jobs")) == (["present", "present"], [], [b"1"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_delay_of_a_message_counts_from_its_send() -> None:
+    left_behind(lambda: send_message("jobs", 1, delay="1h"))
+    sent_ms = rows()[0].sent_ms - 3_000_000
+    OutboxMessage.objects.update(sent_ms=sent_ms)
+    make_due()
+    relay("default")
+    (due_ms,) = waiting("jobs").values()
+    assert 0 <= due_ms - (sent_ms + 3_600_000) < 60_000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_without_a_key_is_taken_back_by_its_id_before_redis_has_it() -> None:
+    result = left_behind(lambda: send_message("jobs", 1))
+    assert (remove_message("jobs", id=result.id).status, rows()) == ("not_found", [])
+    make_due()
+    assert (relay("default").sent, bodies("jobs")) == (0, [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_without_a_key_is_shown_with_its_body() -> None:
+    left_behind(lambda: [send_message("jobs", {"n": 1}), send_message("jobs", 2, key="k")])
+    (found, *_) = Operations(Actor("shell", "test")).outbox_rows()
+    assert sorted((row.key or "", row.raw, row.size) for row in found) == [
+        ("", b'{"n":1}', 7),
+        ("k", b"2", 1),
+    ]

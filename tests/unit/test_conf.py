@@ -301,10 +301,12 @@ def test_a_fifo_topic_is_strict_and_keyed_and_serial_whatever_the_defaults_are()
     assert (loose.keyed, loose.is_strict, loose.serial, loose.on_duplicate) == (True, False, False, "replace")
 
 
-def test_an_outbox_of_the_whole_project_is_refused_for_a_fifo_topic_until_it_says_otherwise() -> None:
+def test_an_outbox_of_the_whole_project_is_refused_for_a_strict_topic_until_it_says_otherwise() -> None:
     (problem,) = problems(OUTBOX=True, TOPICS={"orders": {"TYPE": "fifo"}})
     assert problem.id == "django_rmq.E006"
-    assert '"OUTBOX": False' in problem.hint
+    assert "promises the order of sending" in problem.message and '"OUTBOX": False' in problem.hint
+    found = config(OUTBOX=True, TOPICS={"jobs": {}, "line": {"TYPE": "fifo", "ORDER": "loose"}})
+    assert found.topic("jobs").outbox and found.topic("line").outbox
     assert (
         not config(OUTBOX=True, TOPICS={"orders": {"TYPE": "fifo", "OUTBOX": False}}).topic("orders").outbox
     )

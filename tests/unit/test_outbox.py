@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 from zlib import crc32
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.contents import draw_members
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.exceptions import InvalidMessage, TopicFull, UnknownTopic
+from django_rmq.exceptions import InvalidMessage, MessageTooLarge, TopicFull, UnknownTopic
 from django_rmq.project.outbox.folding import (
     LONGEST_REST_MS,
     REFUSALS,
@@ -30,8 +32,12 @@ NOW = 1_790_000_000_000
 TOPICS = [
     Topic("t", kind, slots=1, identity=identity)
     for kind in TopicType
-    if kind is not TopicType.FIFO  # has no outbox
+    if kind is not TopicType.FIFO
     for identity in ("body", "key")
+]
+LOOSE = [
+    Topic("t", TopicType.FIFO, slots=1, identity="key", order="loose", on_duplicate=met)
+    for met in ("keep", "replace")
 ]
 
 
@@ -60,7 +66,7 @@ def row(topic: Topic, number: int, act: str, score: int, **more: Any) -> Stored:
 
 
 def score_of(topic: Topic, number: int) -> int:
-    if topic.type is TopicType.RANGE_MERGE:
+    if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
         return 60_000 + number
     return 100 + number if topic.is_priority else NOW + 60_000 + number
 
@@ -71,8 +77,9 @@ def state_after(topic: Topic, before: list[Outgoing], messages: list[Outgoing]) 
     producer.attempt(before)
     results, errors = producer.attempt(messages, removes=True)
     assert not errors and "failed" not in {result.status for result in results}
+    # The place of a fifo message within its millisecond counts what was sent to the slot meanwhile.
     return [
-        (entry.member, entry.score, entry.envelope)
+        (entry.member, int(entry.score), entry.envelope)
         for entry in direct(broker).peek(topic, 0, "store").entries
     ]
 
@@ -80,14 +87,14 @@ def state_after(topic: Topic, before: list[Outgoing], messages: list[Outgoing]) 
 acts = st.lists(st.sampled_from(["send", "ensure", "remove"]), min_size=1, max_size=8)
 
 
-@given(topic=st.sampled_from(TOPICS), acts=acts, waits=st.booleans())
+@given(topic=st.sampled_from(TOPICS + LOOSE), acts=acts, waits=st.booleans())
 def test_folding_leaves_what_all_rows_one_after_the_other_leave(
     topic: Topic, acts: list[str], waits: bool
 ) -> None:
     rows = [row(topic, number, act, score_of(topic, number)) for number, act in enumerate(acts, 1)]
     before = [outgoing(row(topic, 0, "send", score_of(topic, 50)), topic, NOW)] if waits else []
     one_by_one = state_after(topic, before, [outgoing(each, topic, NOW) for each in rows])
-    kept = folded(rows)
+    kept = folded(rows, keeps=topic.is_fifo and topic.on_duplicate == "keep")
     assert state_after(topic, before, [outgoing(each, topic, NOW) for each in kept]) == one_by_one
     assert len(kept) <= 2
     assert [each.act for each in kept if each.act == "remove"] == ["remove"][: len(kept)] * ("remove" in acts)
@@ -107,6 +114,27 @@ def test_a_message_with_an_earlier_send_keeps_its_time_only_if_it_merges() -> No
 def test_the_time_of_a_message_runs_from_its_send(late: int, waits: int) -> None:
     topic = TOPICS[0]
     assert outgoing(row(topic, 1, "send", 60_000), topic, NOW + late).score == waits
+
+
+@pytest.mark.parametrize(("keeps", "number"), [(True, 1), (False, 2)])
+def test_of_two_sends_with_a_key_a_fifo_topic_gets_one_in_the_place_of_the_first(
+    keeps: bool, number: int
+) -> None:
+    for first in ("send", "ensure"):
+        rows = [row(LOOSE[0], 1, first, 60_001), row(LOOSE[0], 2, "send", 60_002)]
+        (found,) = folded(rows, keeps=keeps)
+        assert (found.act, found.id, found.score) == ("send", number, 60_001)
+
+
+def test_a_fifo_message_waits_from_its_send_and_has_its_envelope_in_its_member() -> None:
+    held = draw_members(1)[0] + encode_envelope(Envelope(b"[1]"))
+    one = row(LOOSE[0], 1, "send", 60_000, member=held, envelope=None)
+    assert outgoing(one, LOOSE[0], NOW + 59_000).score == 1_000
+    assert outgoing(one, LOOSE[0], NOW + 10**9).score == 0
+    with pytest.raises(MessageTooLarge):
+        outgoing(one, replace(LOOSE[0], max_body=2), NOW)
+    with pytest.raises(InvalidMessage):
+        outgoing(one, TOPICS[1], NOW)
 
 
 def test_other_types_keep_their_score_however_late_it_is() -> None:

@@ -193,10 +193,12 @@ def _chosen(held: _Held) -> dict[UUID, list[Stored]]:
     """Return what to send for each of the first messages, up to STEP_BYTES."""
     config = get_config().topics
     debounced = {name for name, topic in config.items() if topic.debounce_ms}
+    keeping = {name for name, topic in config.items() if topic.is_fifo and topic.on_duplicate == "keep"}
     chosen: dict[UUID, list[Stored]] = {}
     carried = 0
     for identity, rows in held.rows.items():
-        parts = folded(rows, debounces=rows[0].topic in debounced)
+        name = rows[0].topic
+        parts = folded(rows, debounces=name in debounced, keeps=name in keeping)
         size = sum(held.sizes[row.id] for row in parts)
         if chosen and carried + size > STEP_BYTES:
             break

@@ -57,7 +57,7 @@ class Landed(NamedTuple):
     """The id of its row. None: it has none."""
     identity: UUID
     is_last: bool
-    """Whether it decides the state of its message. An ``ensure`` that found the message present does not."""
+    """Whether it decides the state of its message. What found the message present does not."""
     is_removal: bool
 
 
@@ -179,7 +179,8 @@ def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced:
 
 def decides(out: Outgoing, result: SendResult) -> bool:
     """Return whether a message that Redis has answered is the newest state of its identity."""
-    return out.act != "ensure" or result.status != "present"
+    # A send to a fifo topic that keeps the body of a waiting message has changed nothing, like an ensure.
+    return result.status != "present"
 
 
 __all__ = [

@@ -31,10 +31,10 @@ def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[st
                 'Remove SERIAL, or set ORDER "loose".',
             )
         values.pop("serial")
-    if values.get("outbox"):
+    if values.get("outbox") and values.get("order", "strict") == "strict":
         problems.report(
             "E006",
-            f'{place} has TYPE "fifo" and OUTBOX: what the outbox sends later would come behind what was sent '
-            "meanwhile.",
-            'Set "OUTBOX": False for this topic.',
+            f'{place} has ORDER "strict" and OUTBOX: a strict topic promises the order of sending, and what the outbox '
+            "sends later comes behind what was sent meanwhile.",
+            'Set "OUTBOX": False for this topic, or ORDER "loose".',
         )

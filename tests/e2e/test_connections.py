@@ -1,4 +1,4 @@
-"""How many connections workers have to Redis: what `rmqplan` computes with, and docs/deploy/sizing.md says."""
+"""How many connections workers have to Redis: what docs/deploy/sizing.md says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.operations.planning import CONNECTIONS
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.servers import RedisServer, ask
@@ -16,6 +15,10 @@ from tests.workers import client_of, eventually, live, send
 
 SHARED = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)
 PROCESSES, THREADS = 2, 4
+CONNECTIONS = 9
+"""The most connections of a worker process to Redis: 2 of the dispatcher, 2 of the coordinator, and 1 each for wake-ups, for
+the heartbeat, for duties, for the relay of the outbox, and for what is asked at the start. Each thread whose listener sends
+has one more at most."""
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from urllib.error import URLError
 
 import pytest
 
-from django_rmq.operations.planning import CONNECTIONS
 from example_project.embedded_server import free_port
 from tests.e2e.postgres import postgres
+from tests.e2e.test_connections import CONNECTIONS
 from tests.servers import RedisServer, absent, ask
 from tests.workers import eventually
 

@@ -28,7 +28,7 @@ class MessageRoute(RmqView):
     ) -> dict[str, Any]:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
         asked = self.read(query, self.request.query_params)
-        named = {name: asked[name] for name in ("key", "body", "slot_basis") if name in asked}
+        named: dict[str, Any] = {name: asked[name] for name in ("key", "body", "slot_basis") if name in asked}
         if message_id != "-":
             if named:
                 raise errors.Invalid("An id is the whole name of a message: give no key, body or slot_basis.")

@@ -364,8 +364,8 @@ def test_rmqreschedule_takes_a_key_or_a_body_and_foretells_what_it_would_do(brok
             "T", "milliseconds"
         )
     kill(broker, "orders", [2])
-    named = ("--id", message_id(slot_of(b"2", 4), b"2"), "--id", message_id(0, b"3"))
-    told = run("rmqreschedule", "orders", "--in", "5m", *named, "--dry-run", "--json", code=1)
+    ids = ("--id", message_id(slot_of(b"2", 4), b"2"), "--id", message_id(0, b"3"))
+    told = run("rmqreschedule", "orders", "--in", "5m", *ids, "--dry-run", "--json", code=1)
     assert json.loads(told[: told.rindex("}") + 1])["outcomes"] == {"dead": 1, "gone": 1}
 
 

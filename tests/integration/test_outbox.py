@@ -62,7 +62,7 @@ from tests.databases import MEGABYTE, write_large_rows
 from tests.servers import TcpProxy
 from tests.workers import eventually
 
-TOPICS = {
+TOPICS: dict[str, dict[str, Any]] = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4},
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},

@@ -89,7 +89,7 @@ PARSED: dict[str, Callable[[str], Any]] = {
 COMMANDS = re.compile(r"^\s*(\$ |python |manage\.py |pip |curl |make )", re.MULTILINE)
 FILE = re.compile(r"^# ([\w/]+\.py)\b.*$", re.MULTILINE)
 FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-ENDLESS = ("runserver", "rmqmonitor", "runrmqconsumers", "selection_feeds", "selection")
+ENDLESS = ("runserver", "runrmqconsumers", "selection_feeds", "selection")
 
 
 class Snippet(NamedTuple):
@@ -129,8 +129,8 @@ case "$1" in
   rmqpurge|rmqreplay) set -- "$@" --no-input ;;
   runrmqpipeline) [ $# -eq 1 ] || set -- parsed "$@" ;;
 esac
-case " {endless} " in
-  *" $1 "*) timeout 8 "{python}" manage.py "$@" </dev/null ;;
+case " {endless} :$* " in
+  *" $1 "*|*" --watch "*) timeout 8 "{python}" manage.py "$@" </dev/null ;;
   *) timeout 60 "{python}" manage.py "$@" ;;
 esac 2>"$0.stderr"
 code=$?

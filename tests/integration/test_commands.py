@@ -653,7 +653,7 @@ def test_no_worker_is_told(run: Run) -> None:
     assert "4 without a worker" in run("rmqslots", "orders")
 
 
-# --- rmqstats and rmqmonitor
+# --- rmqstats
 
 
 def test_rmqstats(broker: Broker, run: Run) -> None:
@@ -743,18 +743,18 @@ def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
     )
 
 
-def test_rmqmonitor_into_a_file_is_a_table_after_the_other(broker: Broker, run: Run) -> None:
+def test_rmqstats_that_watches_into_a_file_is_a_table_after_the_other(broker: Broker, run: Run) -> None:
     kill(broker, "orders", [1, 2])
-    text = run("rmqmonitor", "--interval", "0.1", "--count", "2")
-    assert text.count("orders") == 2 and text.count("sent/s") == 1
+    text = run("rmqstats", "--watch", "--interval", "0.1", "--count", "2")
+    assert text.count("orders") == 2 and text.count("sent/s") == 2
 
 
 @pytest.mark.slow
-def test_rmqmonitor_on_a_terminal_is_live(redis_url: str, prefix: str) -> None:
-    code, text = answered(prefix, redis_url, "", "rmqmonitor", "--interval", "0.1", "--count", "3")
+def test_rmqstats_that_watches_on_a_terminal_is_live(redis_url: str, prefix: str) -> None:
+    code, text = answered(prefix, redis_url, "", "rmqstats", "--interval", "0.1", "--count", "3")
     assert code == 0, text
     assert text.count("order-timeouts") >= 3 and "Traceback" not in text
-    code, text = answered(prefix, "redis://127.0.0.1:1/0", "", "rmqmonitor", "--count", "1")
+    code, text = answered(prefix, "redis://127.0.0.1:1/0", "", "rmqstats", "--watch", "--count", "1")
     assert code == 0 and "Redis does not answer" in text and "Traceback" not in text
 
 

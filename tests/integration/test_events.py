@@ -202,12 +202,12 @@ def test_whoever_may_not_see_bodies_may_not_watch(broker: Any) -> None:
 
 
 def monitored(*arguments: str, act: Callable[[], object]) -> str:
-    """What `rmqmonitor --events` prints of what `act` does."""
+    """What `rmqstats --events` prints of what `act` does."""
     output, failed = StringIO(), []
 
     def run() -> None:
         try:
-            call_command("rmqmonitor", *arguments, stdout=output, no_color=True)
+            call_command("rmqstats", *arguments, stdout=output, no_color=True)
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             failed.append(error)
 
@@ -224,7 +224,7 @@ def monitored(*arguments: str, act: Callable[[], object]) -> str:
     return output.getvalue()
 
 
-def test_rmqmonitor_prints_a_line_for_each_event(broker: Any) -> None:
+def test_rmqstats_prints_a_line_for_each_event(broker: Any) -> None:
     text = monitored("later", "--events", "--count", "1", act=lambda: send_message("later", 1))
     (line,) = text.splitlines()
     assert re.search(" later (sent|merged) 1 ", line) and message_id(1, b"1")[2:] in line
@@ -235,19 +235,19 @@ def test_rmqmonitor_prints_a_line_for_each_event(broker: Any) -> None:
 
 
 def test_an_event_shows_no_control_characters() -> None:
-    from django_rmq.management.commands.rmqmonitor import _event_line
+    from django_rmq.management.commands.rmqstats import _event_line
 
     line = _event_line({"event": "failed", "at": 0, "count": 1, "ids": ["a\x1b[2J"], "errors": ["b\nc"]})
     assert line.isprintable() and "b c" in line
 
 
-def test_rmqmonitor_says_that_events_are_off(broker: Any) -> None:
+def test_rmqstats_says_that_events_are_off(broker: Any) -> None:
     with (
         override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
         connections.replaced_broker(broker),
         pytest.raises(CommandError, match="EVENTS"),
     ):
-        call_command("rmqmonitor", "--events")
+        call_command("rmqstats", "--events")
 
 
 def test_failures_of_the_stream_never_reach_who_sends(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from django_rmq.exceptions import (
     ServerUnavailable,
     TopicFull,
 )
-from django_rmq.management.commands import rmqmonitor
+from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
 from django_rmq.operations.actors import Permission
@@ -810,10 +810,10 @@ def command(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: OracleBroker, clock: Clock) -> None:
+def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleBroker, clock: Clock) -> None:
     def monitor(*topics: str) -> str:
         out = io.StringIO()
-        call_command("rmqmonitor", *topics, "--count", "1", stdout=out)
+        call_command("rmqstats", *topics, "--interval", "0.1", "--count", "1", stdout=out)
         return out.getvalue()
 
     assert "not in Redis: no worker declares it" in monitor()
@@ -837,10 +837,10 @@ def test_rmqmonitor_shows_the_schedules_of_its_topics(broker: OracleBroker, cloc
     assert "nightly" not in monitor("merged")
 
 
-def test_the_table_of_rmqmonitor_has_every_schedule(broker: OracleBroker) -> None:
+def test_the_table_of_rmqstats_has_every_schedule(broker: OracleBroker) -> None:
     running.declare()
     console = Console(file=io.StringIO(), width=200)
-    console.print(rmqmonitor._schedules(operations().schedules()))
+    console.print(rmqstats._schedules(operations().schedules()))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "nightly" in text and "2026-03-29 01:00:00" in text and "on time" in text
 

@@ -1,18 +1,21 @@
-"""``manage.py rmqstats``: depths of all topics, and with --interval their rates."""
+"""``manage.py rmqstats``: depths of all topics; with --watch live and with rates; with --events each event on a line."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management import CommandError
 
-from django_rmq.exceptions import RmqError
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table, update_interval
+from django_rmq.management.commands import rmqschedules
 from django_rmq.management.messages import (
     add_names,
     as_json,
@@ -21,7 +24,10 @@ from django_rmq.management.messages import (
     lines_of_status,
     name_of,
 )
-from django_rmq.operations import Flow, Operations, TopicFigures, Waiting
+from django_rmq.operations import Flow, Operations, ScheduleFigures, TopicFigures, Waiting
+
+Rates = dict[str, dict[str, float]]
+WATCH_SECONDS = 1.0
 
 
 class Command(RmqCommand):
@@ -30,41 +36,101 @@ class Command(RmqCommand):
     help = (
         "Show for every topic how many messages wait, are due, run, rest and are dead, how long the "
         "oldest has been due (priority topics: how long a slot has not been empty), and the live workers. "
-        "--interval repeats it, with rates; JSON is then one line each time. With --id, --key or --body: "
-        "what is known about one message, and what keeps it from being delivered now."
+        "--watch repeats it, with rates and schedules; JSON is then one line each time. With the extra cli (rich) a "
+        "terminal is updated in place. --events prints events of messages instead, which processes with EVENTS publish. "
+        "With --id, --key or --body: what is known about one message, and what keeps it from being delivered now."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
-            "--interval", type=update_interval, metavar="TIME", help="repeat after 1, 15m or 2h, until Ctrl-C"
+            "--watch",
+            action="store_true",
+            help="repeat, each second unless --interval says otherwise, until Ctrl-C",
         )
         parser.add_argument(
-            "--count", type=at_least(1), metavar="N", help="with --interval: end after N times"
+            "--interval",
+            type=update_interval,
+            metavar="TIME",
+            help="repeat like --watch, after 250ms, 5s, 15m or 2h",
+        )
+        parser.add_argument("--events", action="store_true", help="print each event instead of figures")
+        parser.add_argument(
+            "--count",
+            type=at_least(1),
+            metavar="N",
+            help="with --watch or --events: end after N times, or events",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
         add_names(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        operations, interval = self.operations(), options["interval"]
+        operations = self.operations()
         if is_named(options):
             self._tell(operations, options)
             return
         names = [topic.name for topic in self.topics(options["topics"])]
-        if interval is None:
-            self._show(operations.overview(names), {}, options)
-            return
-        left = options["count"]
-        before = operations.flow(names)
+        options["watch"] = options["watch"] or options["interval"] is not None
         try:
-            while left is None or left > 0:
-                time.sleep(interval)
-                flow = operations.flow(names)
-                self._show(operations.overview(names), flow.since(before), options)
-                before = flow
-                left = None if left is None else left - 1
+            if options["events"]:
+                self._write_events(set(names) if options["topics"] else None, options)
+            elif not options["watch"]:
+                self._show(names, {}, options)
+            elif sys.stdout.isatty() and _has_rich() and not options["json"]:
+                self._update(names, options)
+            else:
+                self._repeat(names, options)
         except KeyboardInterrupt:
             pass
+
+    def _repeat(self, names: list[str], options: dict[str, Any]) -> None:
+        """Print a table after the other."""
+        operations, left = self.operations(), options["count"]
+        before = operations.flow(names)
+        while left is None or left > 0:
+            time.sleep(options["interval"] or WATCH_SECONDS)
+            flow = operations.flow(names)
+            self._show(names, flow.since(before), options)
+            before = flow
+            left = None if left is None else left - 1
+
+    def _update(self, names: list[str], options: dict[str, Any]) -> None:
+        """Show a table on the terminal, and update it in place."""
+        from rich.console import Group
+        from rich.live import Live
+        from rich.text import Text
+
+        operations, left = self.operations(), options["count"]
+        before: Flow | None = None
+        with Live(auto_refresh=False, screen=False) as live:
+            while True:
+                try:
+                    flow = operations.flow(names)
+                    topics = _table(operations.overview(names), {} if before is None else flow.since(before))
+                    schedules = operations.schedules(names)
+                    more: list[Any] = [Text(line) for line in outbox_lines(self._outbox())]
+                    more += ["", _schedules(schedules)] if schedules else []
+                    live.update(Group(topics, *more), refresh=True)
+                    before = flow
+                except ServerTrouble as error:
+                    # The person who watches wants to see it come back.
+                    live.update(Text(shown(str(error)), style="bold red"), refresh=True)
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+                time.sleep(options["interval"] or WATCH_SECONDS)
+
+    def _write_events(self, topics: set[str] | None, options: dict[str, Any]) -> None:
+        left = options["count"]
+        for events in self.operations().events():
+            for event in events:
+                if topics is not None and event.get("topic") not in {*topics, ""}:
+                    continue
+                self.stdout.write(json.dumps(event) if options["json"] else _event_line(event))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+            self.stdout.flush()
 
     def _tell(self, operations: Operations, options: dict[str, Any]) -> None:
         """Show what is known about one message."""
@@ -90,19 +156,19 @@ class Command(RmqCommand):
         except RmqError:
             return None
 
-    def _show(
-        self, figures: list[TopicFigures], rates: dict[str, dict[str, float]], options: dict[str, Any]
-    ) -> None:
-        kept = self._outbox()
-        rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(kept, one) for one in figures]
+    def _show(self, names: list[str], rates: Rates, options: dict[str, Any]) -> None:
+        figures, kept = self.operations().overview(names), self._outbox()
         if options["json"]:
-            indent = None if options["interval"] else 2
-            self.stdout.write(json.dumps(rows, indent=indent))
+            rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(kept, one) for one in figures]
+            self.stdout.write(json.dumps(rows, indent=None if options["watch"] else 2))
+            self.stdout.flush()
             return
-        for line in [*lines_of(figures, rates), *outbox_lines(kept)]:
+        lines = [*lines_of(figures, rates), *outbox_lines(kept)]
+        if options["watch"]:
+            schedules = self.operations().schedules(names)
+            lines += ["", *rmqschedules.lines_of(schedules), ""] if schedules else [""]
+        for line in lines:
             self.stdout.write(line)
-        if options["interval"]:
-            self.stdout.write("")
         self.stdout.flush()
 
 
@@ -194,7 +260,7 @@ def remarks_of(one: TopicFigures) -> str:
     return ", ".join(found)
 
 
-def lines_of(figures: list[TopicFigures], rates: dict[str, dict[str, float]]) -> list[str]:
+def lines_of(figures: list[TopicFigures], rates: Rates) -> list[str]:
     """Return a table of topics, with rates if there are any."""
     head = (*COLUMNS, *(("sent/s", "done/s", "failed/s") if rates else ()), "")
     rows = [head]
@@ -203,6 +269,64 @@ def lines_of(figures: list[TopicFigures], rates: dict[str, dict[str, float]]) ->
         told = (f"{flow[name]:.1f}" if name in flow else "-" for name in Flow.RATES) if rates else ()
         rows.append((*cells_of(one), *told, remarks_of(one)))
     return table(rows, right=range(2, len(head) - 1))
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    """Return an event as one readable line: when, where, what, how many, of which messages, and why."""
+    at = datetime.fromtimestamp(event.get("at", 0) / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
+    who = f"{event.get('host', '?')}/{event.get('pid', '?')}"
+    ids = [str(one)[:60] for one in event.get("ids", ())]
+    rest = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+    why = "".join(f": {error}" for error in event.get("errors", ())[:1])
+    by = f" by {event['actor']}" if "actor" in event else ""
+    told = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
+    return shown(f"{at} {who} {event.get('topic') or '-'} {told}")
+
+
+def _has_rich() -> bool:
+    try:
+        import rich  # noqa: F401 - whether it is installed is the question
+    except ImportError:
+        return False
+    return True
+
+
+def _schedules(found: list[ScheduleFigures]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*rmqschedules.HEAD, box=None, pad_edge=False, header_style="bold")
+    for one in found:
+        *cells, state = map(Text, rmqschedules.cells_of(one))
+        if state.plain != rmqschedules.ON_TIME:
+            state.stylize("yellow")
+        table.add_row(*cells, state)
+    return table
+
+
+def _table(figures: list[TopicFigures], rates: Rates) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate((*COLUMNS, "sent/s", "done/s", "failed/s", "")):
+        table.add_column(
+            name,
+            justify="right" if 2 <= i < len(COLUMNS) + 3 else "left",
+            no_wrap=True,
+            # On a narrow terminal the type is shortened, not the name.
+            min_width=min(40, max(len(one.topic.name) for one in figures)) if not i and figures else None,
+        )
+    for one in figures:
+        flow = rates.get(one.topic.name, {})
+        cells = [Text(cell) for cell in cells_of(one)]
+        if one.dead:
+            cells[6].stylize("red")
+        if not one.consumers:
+            cells[COLUMNS.index("workers")].stylize("yellow")
+        told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in Flow.RATES]
+        table.add_row(*cells, *told, Text(remarks_of(one), style="yellow"))
+    return table
 
 
 __all__ = ["COLUMNS", "Command", "Operations", "cells_of", "lines_of", "remarks_of", "row_of"]

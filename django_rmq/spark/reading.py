@@ -22,7 +22,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.entries import entry_batch
 from django_rmq.spark.options import Options
-from django_rmq.spark.paging import FIRST_PAGE, PAGE_BYTES, LiveRows, following, narrow_batch
+from django_rmq.spark.paging import FIRST_PAGE, SCRIPT_BYTES, LiveRows, following, narrow_batch
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.versions import arrow_schema
 
@@ -112,7 +112,7 @@ class Reader(DataSourceReader):
                     limit=size,
                     min_score=self._low,
                     max_score=self._high,
-                    max_bytes=PAGE_BYTES,
+                    max_bytes=SCRIPT_BYTES,
                 )
                 page = self._patience(partial(broker.run, call))
                 if page.entries:

@@ -25,6 +25,7 @@ from django_rmq.spark.paging import (
     MOST_ROWS,
     PAGE_BYTES,
     PAGES,
+    SCRIPT_BYTES,
     Rows,
     fitting,
     following,
@@ -95,8 +96,8 @@ class Reading(NamedTuple):
         # If there are bodies, a script reads both together; Redis returns members alone faster without a
         # script.
         plain = not read.envelopes
-        most = MOST_ROWS if plain else BATCH
-        size = min(fitting(read.rows, read.envelopes), most)
+        most, most_bytes = (MOST_ROWS, PAGE_BYTES) if plain else (BATCH, SCRIPT_BYTES)
+        size = min(fitting(read.rows, read.envelopes, most_bytes), most)
         while offset < end:
             firsts = range(offset, min(end, offset + PAGES * size), size)
             parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
@@ -105,7 +106,7 @@ class Reading(NamedTuple):
             for rows, envelopes in parts:
                 yield self._batch(slot, rows, envelopes)
                 offset += len(rows) // 2
-            size = min(fitting(rows, envelopes), most)
+            size = min(fitting(rows, envelopes, most_bytes), most)
 
     def piece_with_metadata(self, task: Task, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read a piece with what is known of its messages, by the order of (score, member), which is that of ranks."""
@@ -122,7 +123,7 @@ class Reading(NamedTuple):
                 partial(
                     self.broker.run,
                     looking.peek(
-                        topic, slot, "claim", after=after, limit=min(left, size), max_bytes=PAGE_BYTES
+                        topic, slot, "claim", after=after, limit=min(left, size), max_bytes=SCRIPT_BYTES
                     ),
                 )
             )

@@ -655,15 +655,29 @@ def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: Mak
 
 def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: MakeSlot) -> None:
     slot = make_slot()
-    slot.send(*(b"%01900000d" % n for n in range(18)), score=50)
-    # 4 MiB are copied, or looked at, at most.
+    slot.send(*(b"%0480000d" % n for n in range(18)), score=50)
+    # A MiB is copied, or looked at, at most.
     assert [slot.claim("s", 1, LEASE_MS, 9, 1 << 53).taken for _ in range(2)] == [2, 2]
     assert [slot.return_claim("s", 1) for _ in range(2)] == [("ok", 2), ("ok", 0)]
-    answer = slot.claim("s", 2, LEASE_MS, 18, 18 * 1_900_000 - 1)
+    answer = slot.claim("s", 2, LEASE_MS, 18, 18 * 480_000 - 1)
     assert (answer.taken, answer.more) == (2, True)
     assert slot.return_claim("s", 2) == ("ok", 0)
-    answer = slot.claim("s", 3, LEASE_MS, 10, 1 << 53)
-    assert (answer.taken, answer.more) == (10, True)
+    # Of the others as much goes back.
+    answer = slot.claim("s", 3, LEASE_MS, 15, 1 << 53)
+    assert (answer.taken, answer.more) == (2, True)
+    assert slot.return_claim("s", 3) == ("ok", 0)
+    answer = slot.claim("s", 4, LEASE_MS, 16, 1 << 53)
+    assert (answer.taken, answer.more) == (16, True)
+
+
+def test_small_messages_go_four_times_as_many_bytes_at_a_time_as_large_ones(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%016384d" % n for n in range(600)), score=50)
+    assert slot.claim("s", 1, LEASE_MS, 290, 1 << 53).taken == 256
+    for _ in range(2):
+        slot.return_claim("s", 1)
+    slot.send(b"%016385d" % 999, score=60)
+    assert slot.claim("s", 2, LEASE_MS, 290, 1 << 53).taken == 63
 
 
 @pytest.mark.parametrize("identity", ["body", "key"])
@@ -674,9 +688,9 @@ def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
     slot = make_slot(identity=identity, backoff=NO_BACKOFF)
     members = [b"%02d" % n for n in range(5)]
     if identity == "body":
-        members = [member + b"m" * 1_900_000 for member in members]
+        members = [member + b"m" * 480_000 for member in members]
     for member in members:
-        slot.send(member, body=b"b" * 1_900_000)
+        slot.send(member, body=b"b" * 480_000)
     if end == "ack":
         # Only what is known of failures makes the acknowledgement look at the messages.
         receipt, delivery = slot.take_one()
@@ -706,7 +720,7 @@ def test_a_claim_reads_no_more_than_may_be_moved(make_slot: MakeSlot, identity: 
     slot.send(b"runs")
     slot.take()
     # How many are read is estimated from the longest, which is the only long one here.
-    sizes = [*[10] * 49, 2_000_000]
+    sizes = [*[10] * 49, 500_000]
     for n, size in enumerate(sizes):
         if identity == "key":
             slot.send(b"%02d" % n, body=b"b" * size)

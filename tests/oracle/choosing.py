@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from django_rmq.core.words.bounds import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
+from django_rmq.core.words.bounds import (
+    BATCH,
+    CLAIM_LARGE,
+    CLAIM_LARGE_STEP_BYTES,
+    CLAIM_STEP,
+    CLAIM_STEP_BYTES,
+)
 from tests.oracle.slot import Slot
 
 
@@ -56,8 +62,10 @@ def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_
     n = min(len(due), limit)
     rest = len(slot.store) - n
     waiting = _in_order(slot)
-    if rest <= CLAIM_STEP and rest < n and n * _longest(waiting, slot.body, n) <= max_bytes:
-        return n
+    if rest <= CLAIM_STEP and rest < n:
+        longest = _longest(waiting, slot.body, n)
+        if rest * longest <= _step_bytes(longest) and n * longest <= max_bytes:
+            return n
     return fit(waiting, slot.body, min(n, CLAIM_STEP), max_bytes) if n else 0
 
 
@@ -67,14 +75,19 @@ def _in_order(slot: Slot) -> Sequence[tuple[bytes, float]]:
 
 def fit(rows: Sequence[tuple[bytes, float]], bodies: Mapping[bytes, bytes], n: int, max_bytes: int) -> int:
     """Return how many of the ``n`` first messages one step moves."""
-    return max(1, min(n, min(max_bytes, CLAIM_STEP_BYTES) // _longest(rows, bodies, n)))
+    longest = _longest(rows, bodies, n)
+    return max(1, min(n, min(max_bytes, _step_bytes(longest)) // longest))
+
+
+def _step_bytes(longest: int) -> int:
+    return CLAIM_LARGE_STEP_BYTES if longest > CLAIM_LARGE else CLAIM_STEP_BYTES
 
 
 def _longest(rows: Sequence[tuple[bytes, float]], bodies: Mapping[bytes, bytes], n: int) -> int:
     """Return the size of the longest of a hundred of the first ``n`` messages, evenly spaced; of fewer if they are large."""
     longest, read = 1, 0
     for member, _ in rows[: n : max(1, math.ceil(n / 100))]:
-        if read >= 1_048_576:
+        if read >= 262_144:
             break
         size = len(member) + len(bodies.get(member, b""))
         longest, read = max(longest, size), read + size

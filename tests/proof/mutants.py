@@ -1874,6 +1874,16 @@ MUTANTS: dict[str, Mutant] = {
         "A step of a claim copies so many bytes and no more.",
         "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
     ),
+    "large_ones_as_small_ones": Mutant(
+        GONE,
+        "Of large messages a step of a claim moves fewer bytes.",
+        "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
+    ),
+    "claim_carries_back_any_size": Mutant(
+        GONE,
+        "What is left of a claimed Store goes back only if it has few bytes.",
+        "tests/contract/test_claims.py::test_only_a_whole_slot_is_claimed_whatever_its_bytes[redis]",
+    ),
     "claim_looks_at_any_size": Mutant(
         As("limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES)"),
         "Where each message is looked at, a claim reads so many bytes and no more.",

@@ -143,8 +143,10 @@ local function as_they_are()
   local n = math.min(due, limit)
   local rest = waiting - n
   local few = rest <= STEP and rest < n -- rule: claim_carries_back_few
+  local longest = few and longest_of(store, body, n, kind == 'priority') or 0
+  few = few and rest * longest <= step_bytes(longest) -- rule: claim_carries_back_any_size
   -- rule: claim_whole
-  if few and n * longest_of(store, body, n, kind == 'priority') <= max_bytes then
+  if few and n * longest <= max_bytes then
     return n, n == limit or n < due, rest
   end
   n = math.min(n, STEP) -- rule: claim_copies_any_number

@@ -87,7 +87,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.checks.bodies import check_bodies
 from django_rmq.checks.listeners import check_listeners, check_tables
-from django_rmq.checks.reports import TAGS, AppError, AppInfo, AppWarning, sentence
+from django_rmq.checks.reports import TAGS, AppError, AppInfo, AppWarning, read_project, sentence
 from django_rmq.checks.schedules import check_schedules
 from django_rmq.checks.tasks import check_tasks
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
@@ -104,6 +104,7 @@ NAMESAKE = "django-rmq"
 @register(*TAGS)
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check ``settings.RMQ`` and the CACHES alias it names."""
+    read_project()
     config, problems = read_settings()
     if config is None:
         return [AppError(message, hint=hint or None, id=id_) for id_, message, hint in problems]
@@ -240,7 +241,7 @@ def check_broker_in_memory(
 @register(*TAGS, deploy=True)
 def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask Redis whether it may lose messages, takes writes, and refuses something that RMQ needs."""
-    config, _ = read_settings()
+    config = read_project()
     if config is None or config.broker == "memory":
         return []
     try:
@@ -261,7 +262,7 @@ def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
 @register(*TAGS)
 def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the outbox may be in some database."""
-    config, _ = read_settings()
+    config = read_project()
     if config is None or not config.uses_outbox or databases.aliases():
         return []
     message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
@@ -272,7 +273,7 @@ def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
 @register(*TAGS, deploy=True)
 def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask the databases whether they have the table of the outbox."""
-    config, _ = read_settings()
+    config = read_project()
     if config is None or not config.uses_outbox:
         return []
     return [

@@ -8,17 +8,16 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
 
-from django_rmq.checks.reports import TAGS, AppError
-from django_rmq.project.settings import read_settings
+from django_rmq.checks.reports import TAGS, AppError, read_project
 from django_rmq.project.validating import conditions
 
 
 @register(*TAGS)
 def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the types of bodies, and check that their topics can have them."""
-    config, _ = read_settings()
+    config = read_project()
     if config is None:
-        return []  # check_settings reports why
+        return []
     return [
         AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
         for topic in config.topics.values()

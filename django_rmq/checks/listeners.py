@@ -8,11 +8,11 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Tags, register
 
-from django_rmq.checks.reports import TAGS, AppError, AppWarning, sentence
+from django_rmq.checks.reports import TAGS, AppError, AppWarning, read_project, sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import conditions, registry
 from django_rmq.project.outbox.databases import ask_each
-from django_rmq.project.settings import Config, did_you_mean, read_settings
+from django_rmq.project.settings import Config, did_you_mean
 
 NAMED = 10
 """The number of topics without a listener that are named; of more there is one warning for all."""
@@ -21,14 +21,11 @@ NAMED = 10
 @register(*TAGS)
 def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
-    if read_settings()[0] is None:
-        return []  # check_settings reports why
-    found: list[CheckMessage] = []
-    failed = registry.discover()
-    # Schedules may have brought topics along.
-    config, _ = read_settings()
+    config = read_project()
     if config is None:
         return []
+    found: list[CheckMessage] = []
+    failed = registry.discover()
     if not config.topics:
         found.append(
             AppWarning(
@@ -94,10 +91,9 @@ def check_tables(
 
     A warning, because ``migrate`` refuses to run after an error.
     """
-    config, _ = read_settings()
+    config = read_project()
     if config is None or not databases:
         return []
-    registry.discover()
     wanted = {*registry.once_databases().values()} & {*databases}
     # A database that does not answer is reported when something needs it.
     given, _ = ask_each(sorted(wanted), conditions.missing_table)

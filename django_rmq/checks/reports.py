@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.core import checks
 from django.core.checks import CheckMessage
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.listening import registry
+from django_rmq.project.settings import Config, read_settings
+from django_rmq.project.tasks import modules
 
 TAGS = ("django_rmq", "rmq")
 """The tags of all checks: the app's label, and a short form."""
@@ -30,9 +37,23 @@ class AppInfo(_OldIds, checks.Info):
     """A note of this app."""
 
 
+def read_project() -> Config | None:
+    """Return the settings with all that the project's modules bring along. None: they are wrong; check_settings says why.
+
+    Django runs checks in any order. So each imports for itself what a worker imports: schedules declare topics, and modules
+    of tasks may have listeners.
+    """
+    if read_settings()[0] is None:
+        return None
+    with suppress(ConfigurationError):  # which check_listeners and check_tasks report
+        registry.discover()
+        modules.import_tasks()
+    return read_settings()[0]
+
+
 def sentence(text: object) -> str:
     """Return the text of an error with a full stop, which texts of servers and drivers may have already."""
     return f"{str(text).rstrip('. ')}."
 
 
-__all__ = ["TAGS", "AppError", "AppInfo", "AppWarning", "sentence"]
+__all__ = ["TAGS", "AppError", "AppInfo", "AppWarning", "read_project", "sentence"]

@@ -8,21 +8,15 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
 
-from django_rmq.checks.reports import TAGS, AppError, sentence
+from django_rmq.checks.reports import TAGS, AppError, read_project, sentence
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.listening.registry import discover
 from django_rmq.project.scheduling import conditions, registry
-from django_rmq.project.settings import read_settings
 
 
 @register(*TAGS)
 def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
-    if read_settings()[0] is None:
-        return []  # check_settings reports why
-    discover()
-    # Schedules may have brought topics along.
-    config, _ = read_settings()
+    config = read_project()
     if config is None:
         return []
     try:

@@ -9,8 +9,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, register
 
-from django_rmq.checks.reports import TAGS, AppError
-from django_rmq.project.settings import read_settings
+from django_rmq.checks.reports import TAGS, AppError, read_project
 from django_rmq.project.settings.tasks import TaskBackend
 from django_rmq.project.tasks import modules
 from django_rmq.project.tasks.frameworks import is_installed
@@ -19,9 +18,9 @@ from django_rmq.project.tasks.frameworks import is_installed
 @register(*TAGS)
 def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the backends of TASKS beyond what ``check_settings`` finds."""
-    config, _ = read_settings()
+    config = read_project()
     if config is None:
-        return []  # check_settings reports why
+        return []
     found: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
     if not found:
         found = [

@@ -83,7 +83,7 @@ class Operations(Desk):
     schedules, schedule, run_schedule = scheduled.schedules, scheduled.schedule, scheduled.run_schedule
     pause_schedule, resume_schedule = scheduled.pause_schedule, scheduled.resume_schedule
     edit_schedule, reset_schedule = scheduled.edit_schedule, scheduled.reset_schedule
-    delete_schedule, import_schedules = scheduled.delete_schedule, scheduled.import_schedules
+    delete_schedule = scheduled.delete_schedule
 
     deliveries = deliveries_of
 

@@ -11,7 +11,8 @@ from django_rmq.exceptions import SlotMoved
 from django_rmq.operations.actors import Actor, Trace, record
 from django_rmq.operations.runs import Progress, Run
 from django_rmq.project import connections
-from django_rmq.project.settings import Config, get_config
+from django_rmq.project.listening.registry import known_settings
+from django_rmq.project.settings import Config
 from django_rmq.project.watching import announcing
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ class Desk:
 
     @property
     def config(self) -> Config:
-        """The settings."""
-        return get_config()
+        """The settings, with the topics that schedules bring along."""
+        return known_settings()
 
     def present(self, name: str, *, at_once: bool = False) -> Topic:
         """Return a topic with its current slots, whatever the settings say; see ``connections.present``."""

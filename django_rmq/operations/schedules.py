@@ -35,7 +35,6 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.sending import charge
 from django_rmq.project import connections
-from django_rmq.project.listening import registry as listeners
 from django_rmq.project.scheduling import conditions, registry
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings.schedules import SCHEDULE_KEYS
@@ -90,25 +89,19 @@ class ScheduleFigures:
 def schedules(desk: Desk, names: Collection[str] | None = None) -> list[ScheduleFigures]:
     """Return the schedules that workers have declared, of these topics or of all, by their names.
 
-    Those that this process declares itself, and Redis does not know, are among them. It knows those of the
-    settings, and those of decorators if it has imported them (``import_schedules``).
+    Those that the project declares, and Redis does not know, are among them.
     """
     desk.actor.require(Permission.VIEW)
+    declared_topics = desk.config.topics if names is None else names
     found = desk.broker.run(calls.read_schedules())
     known = {one.name for one in found}
     chosen = [one for one in found if names is None or one.schedule.topic in names]
     missing = [
         _missing(one)
         for one in _declared().values()
-        if one.name not in known and one.topic in (desk.config.topics if names is None else names)
+        if one.name not in known and one.topic in declared_topics
     ]
     return sorted(_all_figures(desk, chosen) + missing, key=lambda one: one.name)
-
-
-def import_schedules(desk: Desk) -> None:
-    """Import the modules with listeners, whose decorators declare schedules. One that cannot be imported is left out."""
-    desk.actor.require(Permission.VIEW)
-    listeners.discover()
 
 
 def schedule(desk: Desk, name: str) -> ScheduleFigures:
@@ -382,7 +375,6 @@ __all__ = [
     "ScheduleFigures",
     "delete_schedule",
     "edit_schedule",
-    "import_schedules",
     "pause_schedule",
     "reset_schedule",
     "resume_schedule",

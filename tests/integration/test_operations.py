@@ -1153,7 +1153,6 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "retry_outbox": ({Permission.SEND}, lambda o: o.retry_outbox(["default:1"])),
     "delete_outbox": ({Permission.DELETE}, lambda o: o.delete_outbox(["default:1"])),
     "schedules": ({Permission.VIEW}, lambda o: o.schedules()),
-    "import_schedules": ({Permission.VIEW}, lambda o: o.import_schedules()),
     "schedule": ({Permission.VIEW}, of_no_schedule("schedule")),
     "run_schedule": ({Permission.SEND}, of_no_schedule("run_schedule")),
     "pause_schedule": ({Permission.PAUSE}, of_no_schedule("pause_schedule")),

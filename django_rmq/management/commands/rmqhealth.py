@@ -89,7 +89,6 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.operations().import_schedules()  # for the schedules of decorators, and their topics
         limits = Limits(
             max_age=options["max_age"],
             max_dead=options["max_dead"],

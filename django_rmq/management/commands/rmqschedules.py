@@ -76,7 +76,6 @@ class Command(RmqCommand):
             self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
 
     def _list(self, operations: Operations, options: dict[str, Any]) -> None:
-        operations.import_schedules()  # for the schedules of decorators that Redis does not know
         names = options["names"]
         found = [operations.schedule(name) for name in names] if names else operations.schedules()
         if options["json"]:

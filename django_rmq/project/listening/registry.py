@@ -26,7 +26,7 @@ from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
 from django_rmq.project.scheduling import registry as scheduled
-from django_rmq.project.settings import get_config
+from django_rmq.project.settings import Config, get_config
 from django_rmq.project.tasks import modules
 from django_rmq.project.tasks import running as tasks
 
@@ -90,6 +90,9 @@ def is_library(path: str) -> bool:
 _listeners: dict[str, Listener] = {}
 _of_tasks: set[str] = set()
 """The topics of tasks that have a listener."""
+
+_discovered_for: Config | None = None
+"""The settings for which ``known_settings`` has imported the listeners."""
 
 
 @overload
@@ -246,6 +249,21 @@ def discover() -> list[FailedModule]:
     return (
         [] if name is None else [FailedModule(*each) for each in modules.import_each(modules.of_apps(name))]
     )
+
+
+def known_settings() -> Config:
+    """Return the settings with the topics of ``@schedule``, for which it imports the listeners once.
+
+    So a process that consumes nothing, such as a web server, knows the same topics and schedules as a worker. A module
+    that cannot be imported is left out: a system check reports it, and no worker starts.
+    """
+    global _discovered_for  # noqa: PLW0603 - tests have several settings
+    config = get_config()
+    if _discovered_for is not config:
+        _discovered_for = config
+        with suppress(ConfigurationError):
+            discover()
+    return config
 
 
 def _add_tasks() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import SimpleTestCase, TestCase, override_settings
@@ -407,3 +408,14 @@ def test_the_fixtures_are_found_by_pytest_itself(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert "4 passed" in answer.stdout, answer.stdout + answer.stderr
+
+
+def test_a_script_that_sets_a_global_is_refused_in_memory_as_by_a_server() -> None:
+    with memory_broker() as broker:
+        with pytest.raises(redis.ResponseError):
+            broker.client.eval("count = 1", 0)
+        assert broker.client.eval("return {KEYS[1], ARGV[1], tostring(count)}", 1, "a", "b") == [
+            b"a",
+            b"b",
+            b"nil",
+        ]

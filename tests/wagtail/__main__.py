@@ -29,6 +29,9 @@ LABELS = [
 """What enqueues tasks: files that are deleted, focal points, the reference index, purges of caches."""
 
 
+LONGEST = 3600
+"""Seconds for the tests with one backend. They take 10 to 20 minutes; the log names the test that takes longer."""
+
 BUILD = Path("build/wagtail")
 MIGRATED = "wagtail.sqlite3"
 """A database in which all migrations are applied, which takes longer than many of the tests."""
@@ -37,10 +40,14 @@ MIGRATED = "wagtail.sqlite3"
 def run_django(log: Path, *command: str, **environment: str) -> int:
     """Run a command of Django with the settings of the tests; return its exit code."""
     given = {**os.environ, **environment, "DJANGO_SETTINGS_MODULE": "tests.wagtail.settings"}
+    called = [sys.executable, "-m", "django", *command]
     with log.open("w") as output:
-        ran = subprocess.run(
-            [sys.executable, "-m", "django", *command], env=given, stdout=output, stderr=output, check=False
-        )
+        try:
+            ran = subprocess.run(
+                called, env=given, stdout=output, stderr=output, check=False, timeout=LONGEST
+            )
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"It did not end within {LONGEST} s: see {log}") from None
     return ran.returncode
 
 
@@ -62,7 +69,7 @@ def outcome(backend: str, labels: list[str]) -> dict[str, Any]:
         shutil.copy(BUILD / MIGRATED, folder)
         given = {"BACKEND": backend, "OUTCOME": str(path), "WAGTAIL_DATA": folder}
         began = time.monotonic()
-        run_django(log, "test", "--keepdb", *labels, **given)
+        run_django(log, "test", "--keepdb", "--verbosity=2", *labels, **given)
         if not path.exists():
             raise SystemExit(f"The tests with the backend {backend} did not end: see {log}")
         found: dict[str, Any] = json.loads(path.read_text())

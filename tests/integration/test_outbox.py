@@ -1304,6 +1304,18 @@ def test_a_send_that_left_a_waiting_message_alone_leaves_no_row() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_removal_that_was_left_comes_before_the_send_that_found_its_message() -> None:
+    send_message("jobs", 1, key="k")
+    left_behind(lambda: remove_message("jobs", key="k"))
+    with transaction.atomic():
+        result = send_message("jobs", 2, key="k")
+    assert (result.status, [row.act for row in rows()]) == ("present", ["remove", "send"])
+    make_due()
+    relay("default")
+    assert (rows(), bodies("jobs")) == ([], [b"2"])
+
+
+@pytest.mark.django_db(transaction=True)
 def test_the_delay_of_a_message_counts_from_its_send() -> None:
     left_behind(lambda: send_message("jobs", 1, delay="1h"))
     sent_ms = rows()[0].sent_ms - 3_000_000

@@ -40,11 +40,7 @@ CONNECT_PORT = 15002
 """The default port of a Spark Connect server."""
 CONNECT_SECONDS = 10.0
 
-AT_HOME = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.python.daemon.module": f"{__package__}.daemon",
-}
+AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """Settings of a local master, which communicates only with itself."""
 
 ON_A_DISK = {

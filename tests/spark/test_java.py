@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark import daemon, java
-from django_rmq.spark.session import _settings
+from django_rmq.spark import java
 from tests.servers import absent
 
 ROOT = Path(__file__).parents[2]
@@ -103,32 +102,3 @@ def test_the_source_works_where_django_is_not_installed() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert told.stdout.strip() == "rmq"
-
-
-DAEMON = """
-import runpy
-from pyspark import daemon
-
-def manager():
-    for error in (BrokenPipeError(), ConnectionResetError(), ValueError("of a worker")):
-        try:
-            raise error
-        except BaseException:
-            daemon.traceback.print_exc()
-    print(daemon.traceback.format_exc.__module__)
-
-daemon.manager = manager
-runpy.run_module("django_rmq.spark.daemon", run_name="__main__")
-"""
-
-
-def test_the_daemon_of_a_local_session_prints_no_traceback_of_a_socket_that_spark_has_closed() -> None:
-    ended = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, check=True)
-    assert ended.stderr.count("Traceback") == 1 and "ValueError: of a worker" in ended.stderr
-    assert ended.stdout == "traceback\n"
-
-
-def test_a_local_session_has_that_daemon() -> None:
-
-    assert _settings("local[2]", {})["spark.python.daemon.module"] == daemon.__name__
-    assert "spark.python.daemon.module" not in _settings("spark://master:7077", {})

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.calls import ending, taking
+from django_rmq.core.commands import ack, fetch
 from example_project.embedded_redis import start_redis
 
 GOAL_SECONDS = 0.3
@@ -55,7 +55,7 @@ def _measure(options: argparse.Namespace) -> int:
     from django.test import Client
     from django.urls import reverse
 
-    from django_rmq.project.connections import get_broker
+    from django_rmq.connections import get_broker
 
     began = time.perf_counter()
     _fill(options.waiting, options.dead)
@@ -127,9 +127,9 @@ def _next(page: str) -> str:
 
 
 def _fill(waiting: int, dead: int) -> None:
-    from django_rmq.core.words.failures import Failure
-    from django_rmq.project.connections import get_broker, get_producer
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker, get_producer
+    from django_rmq.core.model.failure_records import Failure
 
     topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
     for start in range(0, dead, 20_000):
@@ -137,9 +137,9 @@ def _fill(waiting: int, dead: int) -> None:
         producer.send_bodies(topic, bodies, time_range=1)
         time.sleep(0.01)
         for slot in range(topic.slots):
-            while (taken := broker.run(taking.prepare(topic, slot, "bench", None, 1000))).status == "ok":
+            while (taken := broker.run(fetch.prepare(topic, slot, "bench", None, 1000))).status == "ok":
                 failures = [Failure(one.member, "rejected", None, ERROR) for one in taken.deliveries]
-                broker.run(ending.rollback(topic, slot, taken.receipt, failures))
+                broker.run(ack.rollback(topic, slot, taken.receipt, failures))
     for start in range(0, waiting, 50_000):
         bodies = [{"sku": sku, "source": "feed-2"} for sku in range(start, min(start + 50_000, waiting))]
         producer.send_bodies(topic, bodies, time_range=3_600_000)

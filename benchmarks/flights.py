@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.calls import looking
+from django_rmq.core.commands import inspect
 
 TOPIC = "flights"
 TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "PREFETCH": 1000}}
@@ -59,7 +59,7 @@ def write_rows(path: Path, rows: int | None = None) -> dict[str, int]:
 
 def count_flights(messages: list[Any]) -> None:
     """Listen to the topic: count a batch in Redis, all of it or nothing."""
-    from django_rmq.project.connections import get_broker
+    from django_rmq.connections import get_broker
 
     found: Counter[str] = Counter()
     for message in messages:
@@ -93,13 +93,13 @@ class Books:
 
 def ledger() -> Counter[str]:
     """Return all counters of the topic and what it holds, in sums; every slot's ledger has to balance."""
-    from django_rmq.project import connections
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections
+    from django_rmq.conf import get_config
 
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()
     for slot in range(topic.slots):
-        one = broker.run(looking.audit(topic, slot))
+        one = broker.run(inspect.audit(topic, slot))
         if not one.balanced:
             raise Difference(f"the ledger of slot {slot} does not balance: {one}")
         sums.update(one.counters)
@@ -184,11 +184,11 @@ def main() -> int:
                 RMQ={"REDIS": server.url, "TOPICS": TOPICS, "COORDINATOR": "redis"},
             )
             django.setup()
-            from django_rmq.project.connections import get_broker
-            from django_rmq.project.listening import registry
-            from django_rmq.spark.session import open_session
+            from django_rmq.connections import get_broker
+            from django_rmq.spark.spark_session import open_session
+            from django_rmq.worker import listener_registry
 
-            registry.add(TOPIC, count_flights, 1_000)
+            listener_registry.add(TOPIC, count_flights, 1_000)
 
             def pipeline(*arguments: str) -> None:
                 call_command("runrmqpipeline", *arguments, verbosity=0)

@@ -23,11 +23,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.works import Listener
-from django_rmq.core.calls import looking, people
-from django_rmq.core.consumer import Dispatcher, Terms
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.commands import inspect, operate
+from django_rmq.core.consumer import Dispatcher, WorkerOptions
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import start_redis
 
 THREADS, CAPACITY = 16, 4
@@ -53,7 +53,9 @@ class Worker:
             "free": Listener("free", self._free),
             "slow": Listener("slow", self._slow),
         }
-        self.dispatcher = Dispatcher(self.broker, [FREE, self.slow], listeners, Terms(threads=THREADS))
+        self.dispatcher = Dispatcher(
+            self.broker, [FREE, self.slow], listeners, WorkerOptions(threads=THREADS)
+        )
         self.dispatcher.own((topic.name, slot) for topic in (FREE, self.slow) for slot in range(topic.slots))
         self._thread = threading.Thread(target=self.dispatcher.run)
         self._thread.start()
@@ -73,7 +75,7 @@ class Worker:
 
     def rate(self, seconds: float) -> float:
         """Return the no-op messages per second while there are enough of them."""
-        waiting = sum(self.broker.run(looking.count(FREE, slot)).store for slot in range(FREE.slots))
+        waiting = sum(self.broker.run(inspect.count(FREE, slot)).store for slot in range(FREE.slots))
         bodies = [{"sku": self._sent + n, "shop": n % 100} for n in range(max(0, BACKLOG - waiting))]
         self._sent += len(bodies)
         self.producer.send_bodies(FREE, bodies)
@@ -83,7 +85,7 @@ class Worker:
 
     def pause_slow(self, paused: bool) -> None:
         for slot in range(self.slow.slots):
-            self.broker.run(people.pause(self.slow, slot, paused))
+            self.broker.run(operate.pause(self.slow, slot, paused))
         if paused:
             time.sleep(1.0)  # what runs ends
 

@@ -446,12 +446,11 @@ class Hostile:
         """Let there be messages in every state, a schedule, and a row of the outbox."""
         from django.db import transaction
 
-        from django_rmq import send_message
-        from django_rmq.core.words.failures import Failure
-        from django_rmq.core.words.schedules import Schedule
+        from django_rmq import connections, send_message
+        from django_rmq.conf import get_config
+        from django_rmq.core.model.failure_records import Failure
+        from django_rmq.core.model.schedule import Schedule
         from django_rmq.exceptions import TopicFull
-        from django_rmq.project import connections
-        from django_rmq.project.settings import get_config
         from tests.brokers import direct
 
         broker, config = direct(connections.get_broker("web")), get_config()

@@ -18,10 +18,10 @@ import redis
 
 from benchmarks.table import Row, conditions, server, told, write
 from benchmarks.works import Listener
-from django_rmq.core.consumer import Dispatcher, Terms
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.consumer import Dispatcher, WorkerOptions
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
 RATES = (100, 1_000, 10_000)
@@ -68,7 +68,9 @@ def measure(client: redis.Redis, rate: int, seconds: float) -> Lateness:
     begin = time.time() * 1000 + 1_500 + count / 100
     dues = [int(begin + n * 1000 / rate) for n in range(count)]
     producer.send([producer.build(TOPIC, {"n": n}, fixed_time=due) for n, due in enumerate(dues)])
-    dispatcher = Dispatcher(broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listen)}, Terms(threads=4))
+    dispatcher = Dispatcher(
+        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listen)}, WorkerOptions(threads=4)
+    )
     dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
 
     def sleep_along() -> None:

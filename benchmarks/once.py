@@ -76,7 +76,7 @@ def _measured(
     from django.db import transaction
     from django.db.models import F
 
-    from django_rmq.project.listening.once import Once
+    from django_rmq.worker.once import OnceListener
     from tests.e2e.bank.models import Account
 
     def pay(message: Any) -> None:
@@ -88,7 +88,10 @@ def _measured(
 
     turn = _Turn(url, messages)
     found: dict[str, list[float]] = {"own": [], "once": []}
-    functions: dict[str, Callable[[Any], None]] = {"own": own, "once": Once("benchmark", pay, "default")}
+    functions: dict[str, Callable[[Any], None]] = {
+        "own": own,
+        "once": OnceListener("benchmark", pay, "default"),
+    }
     for _ in range(turns):
         for name in random.sample(list(functions), 2):
             found[name].append(turn.run(functions[name]))
@@ -102,10 +105,10 @@ class _Turn:
     """A turn of one listener: messages are sent first, and then taken by a worker with one thread."""
 
     def __init__(self, url: str, messages: int) -> None:
-        from django_rmq.core.consumer.threads import Hooks
-        from django_rmq.core.producer.sending import Producer
+        from django_rmq.conf import get_config
+        from django_rmq.core.consumer.thread_executor import Hooks
+        from django_rmq.core.producer.producer import Producer
         from django_rmq.core.redis.broker import RedisBroker
-        from django_rmq.project.settings import get_config
 
         self._messages = messages
         self._broker = RedisBroker(client_of(url), "bench:")

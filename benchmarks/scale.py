@@ -23,10 +23,10 @@ import redis
 
 from benchmarks.idle import workers
 from benchmarks.table import conditions, markdown, server, text, told, write
-from django_rmq.core.calls import ending, taking
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.commands import ack, fetch
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.topics import Topic, TopicType
 
 BACKLOGS = (10_000, 100_000, 1_000_000, 10_000_000)
 SLOTS = (1, 64, 1_024, 16_384, 1 << 20)
@@ -74,15 +74,15 @@ def take(broker: RedisBroker, topic: Topic, most: int, batch: int = 512) -> tupl
     slots = random.Random(1).sample(range(topic.slots), min(topic.slots, 4_096))
     begun = time.perf_counter()
     for slot in slots:
-        epoch = broker.run(taking.acquire(topic, slot))
+        epoch = broker.run(fetch.acquire(topic, slot))
         while taken < most:
             asked = time.perf_counter()
-            found = broker.run(taking.prepare(topic, slot, "scale", epoch, batch))
+            found = broker.run(fetch.prepare(topic, slot, "scale", epoch, batch))
             if found.status != "ok":
                 break
             calls.append(time.perf_counter() - asked)
             members = [delivery.member for delivery in found.deliveries]
-            broker.run(ending.commit(topic, slot, found.receipt, members))
+            broker.run(ack.commit(topic, slot, found.receipt, members))
             taken += len(members)
             if topic.slots > SAMPLED and len(calls) % 2 == 0:
                 break  # on to other slots: the first batches of many, not all of a few

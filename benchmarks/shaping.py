@@ -10,12 +10,12 @@ from typing import Any
 
 from benchmarks.table import server
 from benchmarks.works import CHUNK, Listener
-from django_rmq.core.consumer import Dispatcher, Terms
-from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.consumer import Dispatcher, WorkerOptions
+from django_rmq.core.consumer.progress import SharedProgress
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pool import Pool
-from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic(
     "views",
@@ -54,8 +54,8 @@ def main() -> int:
             broker,
             [TOPIC],
             {TOPIC.name: Listener(TOPIC.name, listen)},
-            Terms(threads=1, burst=True),
-            notes=Notes(1),
+            WorkerOptions(threads=1, burst=True),
+            notes=SharedProgress(1),
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
         dispatcher.run()

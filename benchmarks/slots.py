@@ -18,9 +18,9 @@ from typing import Any
 
 import redis
 
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.ledger import read
 from tests.e2e.processes import WorkerProcess

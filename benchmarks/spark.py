@@ -35,11 +35,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.table import product
-from django_rmq.core.calls import looking
+from django_rmq.core.commands import inspect
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.spark.session import open_session
+from django_rmq.spark.spark_session import open_session
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 
 CHUNK = 1_000
@@ -289,7 +289,7 @@ class Bench:
         writer = frame.write.format("rmq").options(**self.where, **options).mode("append")
         rate = self.rate(writer.save)
         slots = range(topic.slots)
-        if sum(self.broker.run(looking.count(topic, slot)).store for slot in slots) != len(self.raws):
+        if sum(self.broker.run(inspect.count(topic, slot)).store for slot in slots) != len(self.raws):
             raise RuntimeError("not all messages have arrived")
         return rate
 
@@ -370,7 +370,7 @@ class Bench:
         with self.watched("stream read"):
             seconds = self.triggers(self.batch)
         left = sum(
-            self.broker.run(looking.audit(self.topic, slot))["acked"] for slot in range(self.topic.slots)
+            self.broker.run(inspect.audit(self.topic, slot))["acked"] for slot in range(self.topic.slots)
         )
         if left != len(self.raws):
             raise RuntimeError(f"{left} of {len(self.raws)} messages were acknowledged")

@@ -81,7 +81,7 @@ def be_ours(way: Way, where: str, path: str, identity: str, slots: int) -> None:
     else:
         import redis
 
-        from django_rmq.core.coordination.redis import RedisCoordinator
+        from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
         from django_rmq.core.redis.broker import RedisBroker
 
         client = redis.Redis.from_url(where, socket_timeout=1, protocol=2)

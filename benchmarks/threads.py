@@ -20,10 +20,10 @@ import redis
 
 from benchmarks.table import conditions, markdown, server, text, told, write
 from benchmarks.works import Listener
-from django_rmq.core.consumer import Dispatcher, Terms
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.consumer import Dispatcher, WorkerOptions
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.topics import Topic, TopicType
 
 CPU_SECONDS, WAITING_SECONDS = 0.001, 0.01
 TOPIC = Topic("threads", TopicType.RANGE_MERGE, slots=256, time_range_ms=1)
@@ -66,7 +66,7 @@ def ours(client: redis.Redis, threads: int, seconds: float) -> float:
     most = int(ideal(threads) * (seconds + 4))
     Producer(broker).send_bodies(TOPIC, [{"n": n} for n in range(most)])
     dispatcher = Dispatcher(
-        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listener)}, Terms(threads=threads)
+        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listener)}, WorkerOptions(threads=threads)
     )
     dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
     worker = threading.Thread(target=dispatcher.run)

@@ -98,9 +98,9 @@ def _measured(turns: int) -> dict[str, dict[str, list[float]]]:
     """Return the seconds per message of each work and kind, turn by turn."""
     from benchmarks.typed import instance as typed_instance  # of the module that the settings name
     from django_rmq import Message, send_message, send_messages
-    from django_rmq.core.words.answers import Delivery
-    from django_rmq.core.words.bodies import encode_body
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.body_codec import encode_body
+    from django_rmq.core.model.replies import Delivery
 
     config = get_config()
     kinds: dict[str, tuple[str, Callable[[int], Any]]] = {

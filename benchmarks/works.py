@@ -16,16 +16,16 @@ from typing import Any, cast
 import hiredis
 import redis
 
-from django_rmq.core.calls import ending, taking
-from django_rmq.core.consumer import Dispatcher, Terms, Watching
-from django_rmq.core.consumer.garbage import collect_less
-from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.commands import ack, fetch
+from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
+from django_rmq.core.consumer.garbage_collection import collect_less
+from django_rmq.core.consumer.progress import SharedProgress
+from django_rmq.core.model.body_codec import encode_json
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pool import Pool
-from django_rmq.core.words.bodies import encode_json
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.topics import Topic, TopicType
 
 SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)
@@ -203,9 +203,9 @@ class Bench:
             self.broker,
             [topic],
             {topic.name: Listener(topic.name, function, batch_size)},
-            Terms(threads=1, burst=True),
-            notes=Notes(1),
-            watching=Watching(beat=beat),
+            WorkerOptions(threads=1, burst=True),
+            notes=SharedProgress(1),
+            watching=WorkerCallbacks(beat=beat),
         )
         dispatcher.own((topic.name, slot) for slot in range(SLOTS))
         thresholds = gc.get_threshold()
@@ -258,15 +258,15 @@ class Bench:
 
         def work() -> None:
             for slot in range(SLOTS):
-                epoch = self.broker.run(taking.acquire(BYTES_TOPIC, slot))
+                epoch = self.broker.run(fetch.acquire(BYTES_TOPIC, slot))
                 while True:
                     taken = self.broker.run(
-                        taking.prepare(BYTES_TOPIC, slot, "bench", epoch, BYTES_TOPIC.prefetch)
+                        fetch.prepare(BYTES_TOPIC, slot, "bench", epoch, BYTES_TOPIC.prefetch)
                     )
                     if taken.status != "ok":
                         break
                     members = [delivery.member for delivery in taken.deliveries]
-                    self.broker.run(ending.commit(BYTES_TOPIC, slot, taken.receipt, members))
+                    self.broker.run(ack.commit(BYTES_TOPIC, slot, taken.receipt, members))
 
         return self._timed(len(self.raws), work)
 

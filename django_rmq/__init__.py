@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_rmq.core.logs.workers import WorkerFilter
-    from django_rmq.core.words.messages import Message
-    from django_rmq.core.words.results import SendResult, SendResults
-    from django_rmq.core.words.status import MessageStatus
-    from django_rmq.core.words.topics import TopicType
+    from django_rmq.core.log.worker_name import WorkerFilter
+    from django_rmq.core.model.message import Message
+    from django_rmq.core.model.send_results import SendResult, SendResults
+    from django_rmq.core.model.status import MessageStatus
+    from django_rmq.core.model.topic import TopicType
     from django_rmq.exceptions import (
         CallerError,
         Cancelled,
@@ -44,8 +44,13 @@ if TYPE_CHECKING:
         UnknownTopic,
         WrongType,
     )
-    from django_rmq.project.listening.registry import listener, schedule
-    from django_rmq.project.sending import (
+    from django_rmq.message_tracking import (
+        amessage_status,
+        areplay_message,
+        message_status,
+        replay_message,
+    )
+    from django_rmq.sending import (
         RemoveResult,
         Send,
         acancel_message,
@@ -59,7 +64,7 @@ if TYPE_CHECKING:
         send_message,
         send_messages,
     )
-    from django_rmq.project.tracking import amessage_status, areplay_message, message_status, replay_message
+    from django_rmq.worker.listener_registry import listener, schedule
 else:
     _HOMES = {
         "exceptions": (
@@ -88,16 +93,16 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
-        "core.logs.workers": ("WorkerFilter",),
-        "core.words.messages": ("Message",),
-        "core.words.results": (
+        "core.log.worker_name": ("WorkerFilter",),
+        "core.model.message": ("Message",),
+        "core.model.send_results": (
             "SendResult",
             "SendResults",
         ),
-        "core.words.status": ("MessageStatus",),
-        "core.words.topics": ("TopicType",),
-        "project.listening.registry": ("listener", "schedule"),
-        "project.sending": (
+        "core.model.status": ("MessageStatus",),
+        "core.model.topic": ("TopicType",),
+        "worker.listener_registry": ("listener", "schedule"),
+        "sending": (
             "RemoveResult",
             "Send",
             "acancel_message",
@@ -111,7 +116,7 @@ else:
             "send_message",
             "send_messages",
         ),
-        "project.tracking": ("amessage_status", "areplay_message", "message_status", "replay_message"),
+        "message_tracking": ("amessage_status", "areplay_message", "message_status", "replay_message"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

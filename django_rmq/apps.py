@@ -18,10 +18,10 @@ class DjangoRmqConfig(AppConfig):
         from django_rmq import (
             checks,  # noqa: F401 - importing it registers the checks
         )
-        from django_rmq.core.words import discretion
-        from django_rmq.project.sealing import sealed_id
-        from django_rmq.project.settings import get_config
+        from django_rmq.conf import get_config
+        from django_rmq.core.model import redaction
+        from django_rmq.opaque_ids import sealed_id
 
-        discretion.rules = discretion.Rules(
+        redaction.rules = redaction.RedactionRules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )

@@ -17,7 +17,7 @@ from health_check.exceptions import ServiceUnavailable, ServiceWarning
 
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Operations
-from django_rmq.operations.health import Finding, Limits
+from django_rmq.operations.health import Finding, HealthThresholds
 
 logger = logging.getLogger("django_rmq.health")
 
@@ -49,7 +49,7 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
 
     def run(self) -> None:
         """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all troubles."""
-        limits = Limits(
+        limits = HealthThresholds(
             max_age=self.max_age,
             max_dead=self.max_dead,
             needs_workers=self.needs_workers,

@@ -67,7 +67,7 @@ class ProcessedMessage(models.Model):
 
 
 class OutboxMessage(models.Model):
-    """A send or a removal that was committed with a transaction, until Redis has it. ``project/outbox`` has the rules.
+    """A send or a removal that was committed with a transaction, until Redis has it. ``outbox`` has the rules.
 
     All times are in ms since the epoch.
     """

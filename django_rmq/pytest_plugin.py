@@ -42,7 +42,7 @@ class Rmq:
 @pytest.fixture(autouse=True)
 def _rmq_begin() -> None:
     # If it was never imported it holds nothing; importing it would need Django's settings.
-    connections = sys.modules.get("django_rmq.project.connections")
+    connections = sys.modules.get("django_rmq.connections")
     if connections is not None:
         connections.begin_test()
 

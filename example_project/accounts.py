@@ -11,12 +11,12 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from django_rmq.core.calls import looking
-from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.topics import Topic
-from django_rmq.project.connections import get_broker
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.commands import inspect
+from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.ledger import Ledger
+from django_rmq.core.model.topic import Topic
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
 from example_project.traffic import Done
@@ -65,7 +65,7 @@ class TopicAccounts:
         pipeline = self.broker.pipeline()
         for topic in self.topics.values():
             for slot in range(topic.slots):
-                pipeline.add(looking.audit(topic, slot))
+                pipeline.add(inspect.audit(topic, slot))
         answers: list[Any] = pipeline.execute()
         for answer in answers:
             if isinstance(answer, Exception):
@@ -191,7 +191,7 @@ class Accounts(TopicAccounts):
         for slot in range(topic.slots):
             cursor = None
             while True:
-                page = self.broker.run(looking.peek(topic, slot, state, after=cursor, limit=1000))
+                page = self.broker.run(inspect.peek(topic, slot, state, after=cursor, limit=1000))
                 found |= {decode_body(topic, entry.member)["sku"] for entry in page.entries}
                 cursor = page.cursor
                 if cursor is None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django_rmq.core import calls
-from django_rmq.core.calls.call import Call
+from django_rmq.core import commands
 from django_rmq.core.cluster import broker as cluster
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import broker as redis
 from django_rmq.core.redis import in_memory
 from django_rmq.core.redis import pipeline as redis_pipeline
@@ -23,7 +23,7 @@ NOT_METHODS = {"redefine"}
 
 
 def _functions() -> Iterator[Callable[..., Call[Any]]]:
-    for module in pkgutil.iter_modules(calls.__path__, f"{calls.__name__}."):
+    for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
         for function in vars(importlib.import_module(module.name)).values():
             returned = inspect.isfunction(function) and function.__annotations__.get("return", "")
             if str(returned).startswith("Call[") and function.__module__ == module.name:
@@ -63,7 +63,7 @@ class _Collecting:
         return collect
 
 
-class Pipeline(_Collecting, redis_pipeline.Pipeline):
+class Pipeline(_Collecting, redis_pipeline.RedisPipeline):
     """Collects calls for a Redis server."""
 
 
@@ -110,7 +110,7 @@ class OracleBroker(Methods, oracle.OracleBroker):
 @contextmanager
 def oracle_broker(clock: Callable[[], int] | None = None) -> Iterator[OracleBroker]:
     """Use a new oracle in this block instead of the configured broker."""
-    from django_rmq.project import connections
+    from django_rmq import connections
 
     broker = OracleBroker("", clock)
     with connections.replaced_broker(broker):
@@ -134,7 +134,7 @@ def direct(broker: Any) -> Any:
 
 def get_broker() -> Any:
     """Return the broker of the settings, with a method for each transition."""
-    from django_rmq.project import connections
+    from django_rmq import connections
 
     return direct(connections.get_broker())
 

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core.logs.complaints import Complaints
+from django_rmq.connections import SOCKET_TIMEOUTS
+from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.connections import SOCKET_TIMEOUTS
-from django_rmq.project.tasks.frameworks import is_native
 from django_rmq.spark.java import java_home, spark_jars
+from django_rmq.tasks.frameworks import is_native
 from example_project.embedded_redis import NoRedisServer
 from tests.databases import SERVERS
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
@@ -78,7 +78,7 @@ def _texts(item: pytest.Item) -> set[str]:
     return {value for value in given.params.values() if isinstance(value, str)} if given else set()
 
 
-_complaints: dict[str, list[Complaints]] = {}
+_complaints: dict[str, list[LogThrottle]] = {}
 """Module -> the complaints that it has."""
 
 
@@ -88,7 +88,7 @@ def fresh_complaints() -> Iterator[None]:
     yield
     for name in sys.modules.keys() - _complaints.keys():
         ours = vars(sys.modules[name]).values() if name.startswith("django_rmq") else ()
-        _complaints[name] = [found for found in ours if isinstance(found, Complaints)]
+        _complaints[name] = [found for found in ours if isinstance(found, LogThrottle)]
     for each in _complaints.values():
         for complaints in each:
             complaints.forget()

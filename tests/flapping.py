@@ -11,7 +11,7 @@ from typing import Any
 
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.workers import LONG, Heard, Worker, eventually, send
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.workers import LONG, eventually
 
 SESSION = 60.0

@@ -16,11 +16,11 @@ from django.conf import settings
 from django.core.management import call_command
 
 import django_rmq
-from django_rmq.core import scripts
+from django_rmq.core import lua
 
 # They may need an extra, which this environment does not have.
 NEEDS_AN_EXTRA = (
-    "django_rmq.api.scrape",
+    "django_rmq.api.metrics_view",
     "django_rmq.health_check",
     "django_rmq.metrics",
     "django_rmq.pipelines",
@@ -44,10 +44,10 @@ for package in ("django_rmq", "pyspark_rmq"):
             assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed.parent)}"
             assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
 
-expected = {path.stem for path in (checkout / "django_rmq/core/scripts/slot").glob("[!_]*.lua")}
-assert set(scripts.names()) == expected, set(scripts.names()) ^ expected
-for name in scripts.names():
-    assert b"-- include:" not in scripts.load(name).text, f"{name}.lua: an include was not replaced"
+expected = {path.stem for path in (checkout / "django_rmq/core/lua/slot").glob("[!_]*.lua")}
+assert set(lua.names()) == expected, set(lua.names()) ^ expected
+for name in lua.names():
+    assert b"-- include:" not in lua.load(name).text, f"{name}.lua: an include was not replaced"
 
 settings.configure(
     INSTALLED_APPS=[

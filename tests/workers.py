@@ -17,13 +17,18 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core.calls import looking
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import inspect
+from django_rmq.core.consumer import (
+    AssignmentCallbacks,
+    Dispatcher,
+    WorkerCallbacks,
+    WorkerOptions,
+)
+from django_rmq.core.model.ledger import Ledger
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.producer import Producer
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.servers import RedisCluster
 
@@ -124,9 +129,9 @@ class Worker:
             broker,
             chosen,
             {name: Listener(name, function, batch_size) for name, function in functions.items()},
-            Terms(**taken([field.name for field in fields(Terms)])),
-            ownership=Ownership(**taken(Ownership._fields)),
-            watching=Watching(**taken(Watching._fields)),
+            WorkerOptions(**taken([field.name for field in fields(WorkerOptions)])),
+            ownership=AssignmentCallbacks(**taken(AssignmentCallbacks._fields)),
+            watching=WorkerCallbacks(**taken(WorkerCallbacks._fields)),
             **options,
         )
         self.dispatcher.own(
@@ -195,7 +200,7 @@ def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> No
 
 def audit(broker: Any, topic: Topic) -> list[Ledger]:
     """The ledger of each slot; an assertion fails where one does not balance."""
-    ledgers = [broker.run(looking.audit(topic, slot)) for slot in range(topic.slots)]
+    ledgers = [broker.run(inspect.audit(topic, slot)) for slot in range(topic.slots)]
     for ledger in ledgers:
         assert ledger.balanced, ledger
     return ledgers

@@ -5,7 +5,7 @@ A project's own ``AdminSite`` registers the same two: ``site.register(Topic, Top
 
 from django.contrib import admin
 
-from django_rmq.admin.topics import TopicAdmin
+from django_rmq.admin.topic_admin import TopicAdmin
 from django_rmq.models import Topic
 
 admin.site.register(Topic, TopicAdmin)

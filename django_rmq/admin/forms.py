@@ -10,12 +10,17 @@ from uuid import uuid4
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq.core.words.bodies import encode_body, exact_json
-from django_rmq.core.words.bounds import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.body_codec import encode_body, exact_json
+from django_rmq.core.model.limits import (
+    LONGEST_WAIT,
+    MAX_PRIORITY,
+    MAX_TIMEOUT,
+    SHORTEST_WAIT,
+)
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
-from django_rmq.operations.typed import body_schema
+from django_rmq.operations.body_schemas import body_schema
 
 TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
 """A date and time as a browser sends it."""

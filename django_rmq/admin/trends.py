@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Minute, Operations, TopicFigures
+from django_rmq.operations import Minute, Operations, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
 
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
@@ -51,7 +51,7 @@ class Titled:
 
 
 def recent(
-    operations: Operations, figures: Sequence[TopicFigures], shown: Collection[Topic]
+    operations: Operations, figures: Sequence[TopicStats], shown: Collection[Topic]
 ) -> dict[Topic, Recent]:
     """Return the figures of the last hour of topics.
 

@@ -11,12 +11,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.answers import deliveries as answers
+from django_rmq.api.responses import delivery_responses as answers
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Permission
-from django_rmq.operations.deliveries import Outcome, Settled
-from django_rmq.operations.waiting import seats
+from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome
+from django_rmq.operations.long_poll_limiter import seats
 
 
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
@@ -98,7 +98,7 @@ class SettlingView(RmqView):
         """Settle the deliveries in the request."""
         name = self.topic(topic).name
         asked = self.read(requests.SettleFields, request.data)
-        settled = [Settled(one["id"], one["receipt"]) for one in asked["deliveries"]]
+        settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked["deliveries"]]
         return Response(answers.settled(settled, getattr(self.operations.deliveries(name), verb)(settled)))
 
 
@@ -163,9 +163,9 @@ class RollbackView(SettlingView):
         """End deliveries as failed: their messages are retried later, or go to Dead if no retries are left."""
         name = self.topic(topic).name
         asked = self.read(requests.RollbackFields, request.data)["deliveries"]
-        settled = [Settled(one["id"], one["receipt"]) for one in asked]
+        settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked]
         outcomes = [
-            Outcome(
+            SettlementOutcome(
                 one.get("error", ""),
                 round(one["delay"] * 1000) if "delay" in one else None,
                 one["reject"],

@@ -17,7 +17,7 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as rest
 from rest_framework.response import Response
 
-from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.exceptions import (
     ConfigurationError,
     InvalidBody,
@@ -38,12 +38,12 @@ from django_rmq.exceptions import (
     UnknownTopic,
     WrongType,
 )
-from django_rmq.operations.quotas import OtherContent, RequestRunning
+from django_rmq.operations.send_quotas import OtherContent, RequestRunning
 
-_complain = Complaints(logging.getLogger("django_rmq.api"))
+_complain = LogThrottle(logging.getLogger("django_rmq.api"))
 
 
-class Answer(NamedTuple):
+class ErrorStatus(NamedTuple):
     """The response to an error."""
 
     status: int
@@ -52,26 +52,26 @@ class Answer(NamedTuple):
     """The value of Retry-After in seconds."""
 
 
-ANSWERS: dict[type[Exception], Answer] = {
-    OtherContent: Answer(422, "idempotency_key_reused"),
-    RequestRunning: Answer(409, "request_running", 1),
-    UnknownTask: Answer(404, "task_not_found"),
-    UnknownTopic: Answer(404, "topic_not_found"),
-    UnknownSchedule: Answer(404, "schedule_not_found"),
-    MessageGone: Answer(404, "message_gone"),
-    MessageTooLarge: Answer(413, "message_too_large"),
-    InvalidBody: Answer(400, "invalid_body"),
-    InvalidMessage: Answer(400, "invalid_message"),
-    InvalidRequest: Answer(400, "invalid_request"),
-    OperationRefused: Answer(409, "refused"),
-    WrongType: Answer(409, "wrong_type"),
-    SlotMoved: Answer(409, "slot_moved", 1),
-    NotPermitted: Answer(403, "permission_denied"),
-    TooManySends: Answer(429, "too_many_sends"),
-    TopicFull: Answer(507, "topic_full", 30),
-    ServerFull: Answer(507, "redis_full", 30),
-    ServerTrouble: Answer(503, "redis_unavailable", 2),
-    ConfigurationError: Answer(503, "misconfigured", 30),
+ANSWERS: dict[type[Exception], ErrorStatus] = {
+    OtherContent: ErrorStatus(422, "idempotency_key_reused"),
+    RequestRunning: ErrorStatus(409, "request_running", 1),
+    UnknownTask: ErrorStatus(404, "task_not_found"),
+    UnknownTopic: ErrorStatus(404, "topic_not_found"),
+    UnknownSchedule: ErrorStatus(404, "schedule_not_found"),
+    MessageGone: ErrorStatus(404, "message_gone"),
+    MessageTooLarge: ErrorStatus(413, "message_too_large"),
+    InvalidBody: ErrorStatus(400, "invalid_body"),
+    InvalidMessage: ErrorStatus(400, "invalid_message"),
+    InvalidRequest: ErrorStatus(400, "invalid_request"),
+    OperationRefused: ErrorStatus(409, "refused"),
+    WrongType: ErrorStatus(409, "wrong_type"),
+    SlotMoved: ErrorStatus(409, "slot_moved", 1),
+    NotPermitted: ErrorStatus(403, "permission_denied"),
+    TooManySends: ErrorStatus(429, "too_many_sends"),
+    TopicFull: ErrorStatus(507, "topic_full", 30),
+    ServerFull: ErrorStatus(507, "redis_full", 30),
+    ServerTrouble: ErrorStatus(503, "redis_unavailable", 2),
+    ConfigurationError: ErrorStatus(503, "misconfigured", 30),
 }
 """The first class of which an error is an instance decides the response."""
 

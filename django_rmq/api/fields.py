@@ -14,8 +14,8 @@ from rest_framework import serializers
 from rest_framework.settings import api_settings
 
 from django_rmq.api.schema import shaped
-from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
-from django_rmq.core.words.status import STATE_OF
+from django_rmq.core.model.limits import LARGEST, is_number, is_whole
+from django_rmq.core.model.status import STATE_OF
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -12,10 +12,10 @@ from rest_framework.renderers import AdminRenderer, BaseRenderer, BrowsableAPIRe
 from rest_framework.settings import api_settings
 
 from django_rmq.api.errors import BodyTooLarge
-from django_rmq.core.words import bodies
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
+from django_rmq.core.model import body_codec
 
-DEEPEST = bodies.DEEPEST + 4
+DEEPEST = body_codec.DEEPEST + 4
 """How many lists and objects of a request may stand within one another: those of a body, and what stands around it."""
 
 
@@ -51,14 +51,14 @@ class Parser(BaseParser):
             value = json.loads(
                 text,
                 parse_constant=_refuse,
-                object_pairs_hook=bodies.unique_keys,
-                parse_float=bodies.exact_number,
+                object_pairs_hook=body_codec.unique_keys,
+                parse_float=body_codec.exact_number,
             )
             if "\\ud" in text or "\\uD" in text:
-                bodies.dumps(value, ensure_ascii=False).encode()
-            if bodies.is_deeper(value, DEEPEST):
+                body_codec.dumps(value, ensure_ascii=False).encode()
+            if body_codec.is_deeper(value, DEEPEST):
                 raise RecursionError
-            value = bodies.floats_beside_bodies(value)
+            value = body_codec.floats_beside_bodies(value)
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ParseError(f"The body is not JSON: {reason[:200]}.", "invalid_json") from None
@@ -86,10 +86,10 @@ class Renderer(BaseRenderer):
         indent = (renderer_context or {}).get("indent")
         form: dict[str, Any] = {"indent": indent} if indent else {"separators": (",", ":")}
         try:
-            return bodies.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
+            return body_codec.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
         except UnicodeEncodeError:
             # Foreign programs may have put lone surrogates into headers.
-            return bodies.dumps(data, allow_nan=False, **form).encode()
+            return body_codec.dumps(data, allow_nan=False, **form).encode()
 
 
 def renderers() -> list[BaseRenderer]:

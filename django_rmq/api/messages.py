@@ -11,14 +11,14 @@ from rest_framework.response import Response
 
 from django_rmq import Send
 from django_rmq.api import errors, requests
-from django_rmq.api.answers import acts
-from django_rmq.api.answers import messages as answers
-from django_rmq.api.answers.status import FollowedAnswer, followed
-from django_rmq.api.bodies import body_for
-from django_rmq.api.outcomes import MESSAGE_ID, MessageRoute, outcome
+from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
+from django_rmq.api.request_bodies import body_for
+from django_rmq.api.responses import action_responses
+from django_rmq.api.responses import message_responses as answers
+from django_rmq.api.responses.status_responses import FollowedAnswer, followed
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Permission
 
 LONGEST_KEY = 255
@@ -169,7 +169,7 @@ class MessageView(MessageRoute):
         "delete",
         path=MESSAGE_ID,
         query=requests.DeleteQuery,
-        answers={200: acts.OutcomeAnswer, 202: acts.OutcomeAnswer},
+        answers={200: action_responses.OutcomeAnswer, 202: action_responses.OutcomeAnswer},
         errors=[404, 409],
     )
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002

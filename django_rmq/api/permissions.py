@@ -12,9 +12,9 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from django_rmq.core.words.topics import Topic
+from django_rmq.conf import get_config
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.settings import get_config
 
 
 class TopicPermission(BasePermission):

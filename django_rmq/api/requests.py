@@ -19,7 +19,7 @@ from django_rmq.api.fields import (
     Uuid,
     Whole,
 )
-from django_rmq.core.words.bounds import (
+from django_rmq.core.model.limits import (
     BATCH,
     MAX_AGE,
     MAX_DURATION_MS,
@@ -27,10 +27,10 @@ from django_rmq.core.words.bounds import (
     MAX_RETRIES_LIMIT,
     MAX_TIMEOUT,
 )
-from django_rmq.core.words.status import QUEUES
+from django_rmq.core.model.status import QUEUES
 from django_rmq.operations import MAX_IDS, Filter
-from django_rmq.operations.deliveries import LONGEST_WAIT
-from django_rmq.operations.listing import LONGEST_PAGE
+from django_rmq.operations.consumption import LONGEST_WAIT
+from django_rmq.operations.message_list import LONGEST_PAGE
 
 
 def some(kind: type[Strict]) -> Any:

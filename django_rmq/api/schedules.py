@@ -5,7 +5,7 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_rmq.api.answers import schedules as answers
+from django_rmq.api.responses import schedule_responses as answers
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Permission

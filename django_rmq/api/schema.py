@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
 
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
@@ -93,15 +93,15 @@ def _typed(registry: Any) -> dict[str, Any]:
     from drf_spectacular.plumbing import ResolvedComponent
     from drf_spectacular.settings import spectacular_settings
 
-    from django_rmq.api import typed
+    from django_rmq.api import typed_schemas
 
     topics = get_config().topics
-    found = typed.components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
+    found = typed_schemas.components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
     for name, schema in found.items():
         component: Any = ResolvedComponent
         registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
     names = [f"Body_{name}" for name in topics if f"Body_{name}" in found]
-    return typed.one_of_them(names) if names else {}
+    return typed_schemas.one_of_them(names) if names else {}
 
 
 def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:

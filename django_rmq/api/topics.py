@@ -6,11 +6,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.answers import topics as answers
+from django_rmq.api.responses import topic_responses as answers
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Permission
-from django_rmq.operations.typed import body_schema
+from django_rmq.operations.body_schemas import body_schema
 
 
 class TopicsView(RmqView):

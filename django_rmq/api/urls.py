@@ -10,7 +10,14 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import acts, deliveries, health, messages, schedules, topics
+from django_rmq.api import (
+    actions,
+    deliveries,
+    messages,
+    probes,
+    schedules,
+    topics,
+)
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -24,15 +31,15 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "topic": (TOPIC, topics.TopicView),
     "messages": (f"{TOPIC}messages/", messages.MessagesView),
     "message": (MESSAGE, messages.MessageView),
-    "replay_message": (f"{MESSAGE}replay/", acts.ReplayMessageView),
-    "bury": (f"{MESSAGE}bury/", acts.BuryView),
-    "cancel": (f"{MESSAGE}cancel/", acts.CancelView),
-    "reschedule": (f"{MESSAGE}reschedule/", acts.RescheduleView),
-    "replay": (f"{TOPIC}replay/", acts.ReplayView),
-    "reschedule_all": (f"{TOPIC}reschedule/", acts.RescheduleAllView),
-    "purge": (f"{TOPIC}purge/", acts.PurgeView),
-    "pause": (f"{TOPIC}pause/", acts.PauseView),
-    "resume": (f"{TOPIC}resume/", acts.ResumeView),
+    "replay_message": (f"{MESSAGE}replay/", actions.ReplayMessageView),
+    "bury": (f"{MESSAGE}bury/", actions.BuryView),
+    "cancel": (f"{MESSAGE}cancel/", actions.CancelView),
+    "reschedule": (f"{MESSAGE}reschedule/", actions.RescheduleView),
+    "replay": (f"{TOPIC}replay/", actions.ReplayView),
+    "reschedule_all": (f"{TOPIC}reschedule/", actions.RescheduleAllView),
+    "purge": (f"{TOPIC}purge/", actions.PurgeView),
+    "pause": (f"{TOPIC}pause/", actions.PauseView),
+    "resume": (f"{TOPIC}resume/", actions.ResumeView),
     "prepare": (f"{TOPIC}prepare/", deliveries.PrepareView),
     "commit": (f"{TOPIC}commit/", deliveries.CommitView),
     "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),
@@ -45,8 +52,8 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "workers": ("workers/", topics.WorkersView),
     "slots": ("slots/", topics.SlotsView),
     "stats": ("stats/", topics.StatsView),
-    "live": ("health/live/", health.LiveView),
-    "ready": ("health/ready/", health.ReadyView),
+    "live": ("health/live/", probes.LiveView),
+    "ready": ("health/ready/", probes.ReadyView),
 }
 """Name → path and view."""
 
@@ -56,11 +63,11 @@ def _patterns(**options: Any) -> list[URLPattern]:
     found = [path(route, view.as_view(**options), name=name) for name, (route, view) in ROUTES.items()]
     # A probe or a scraper would take the redirect to the slash for a success.
     bare: list[tuple[str, Any]] = [
-        ("health/live", health.LiveView.as_view(schema=None)),
-        ("health/ready", health.ReadyView.as_view(schema=None)),
+        ("health/live", probes.LiveView.as_view(schema=None)),
+        ("health/ready", probes.ReadyView.as_view(schema=None)),
     ]
     if find_spec("prometheus_client") is not None:
-        from django_rmq.api.scrape import metrics
+        from django_rmq.api.metrics_view import metrics
 
         # Text for Prometheus, with its own token; not part of the API's schema.
         found.append(path("metrics/", metrics, name="metrics"))

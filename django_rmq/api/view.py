@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 from django_rmq.api import errors, permissions, throttles
 from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.schema import view_schema
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NotPermitted, UnknownTopic
 from django_rmq.operations import Actor, Operations, Permission
 

@@ -69,7 +69,7 @@ django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
 
-``project.settings``, the only reader of settings, finds E001 to E012, E095 and E105. Paths that are otherwise
+``conf``, the only reader of settings, finds E001 to E012, E095 and E105. Paths that are otherwise
 imported only when needed (COORDINATOR, PERMISSION, FORMATTER) are imported here.
 """
 
@@ -85,17 +85,24 @@ from django.core.checks import CheckMessage, register
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
-from django_rmq.checks.bodies import check_bodies
-from django_rmq.checks.listeners import check_listeners, check_tables
-from django_rmq.checks.reports import TAGS, AppError, AppInfo, AppWarning, read_project, sentence
-from django_rmq.checks.schedules import check_schedules
-from django_rmq.checks.tasks import check_tasks
+from django_rmq import connections
+from django_rmq.checks.check_messages import (
+    TAGS,
+    AppError,
+    AppInfo,
+    AppWarning,
+    read_project,
+    sentence,
+)
+from django_rmq.checks.listener_checks import check_listeners, check_tables
+from django_rmq.checks.schedule_checks import check_schedules
+from django_rmq.checks.task_checks import check_tasks
+from django_rmq.checks.typed_body_checks import check_bodies
+from django_rmq.conf import Config, read_settings, with_unwritten_identity
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
-from django_rmq.core.topics.durability import Flaw
+from django_rmq.core.server_checks import Flaw
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
-from django_rmq.project import connections
-from django_rmq.project.outbox import databases, looking
-from django_rmq.project.settings import Config, read_settings, with_unwritten_identity
+from django_rmq.outbox import contents, databases
 
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
@@ -280,7 +287,7 @@ def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs
         AppError(sentence(reason), hint=_MIGRATE, id="django_rmq.E051")
         if alias == DEFAULT_DB_ALIAS
         else AppWarning(sentence(reason), hint=f"{_MIGRATE} {_FORBID}", id="django_rmq.W051")
-        for alias, reason in looking.missing()
+        for alias, reason in contents.missing()
     ]
 
 

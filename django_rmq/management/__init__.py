@@ -23,14 +23,19 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from django_rmq.core.consumer.supervisor import handling_signals
-from django_rmq.core.words import bounds
-from django_rmq.core.words.bodies import dumps
-from django_rmq.core.words.bounds import LARGEST, MAX_AGE
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model import limits
+from django_rmq.core.model.body_codec import dumps
+from django_rmq.core.model.limits import LARGEST, MAX_AGE
+from django_rmq.core.model.topic import Topic
 from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management.progress import follow
-from django_rmq.operations import Actor, Operations, Progress, Run
+from django_rmq.management.progress_bar import follow
+from django_rmq.operations import (
+    Actor,
+    BulkProgress,
+    BulkRun,
+    Operations,
+)
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
@@ -90,7 +95,7 @@ class RmqCommand(BaseCommand):
         config = self.operations().config
         return [config.topic(name) for name in names] if names else list(config.topics.values())
 
-    def follow(self, run: Run, what: str, options: dict[str, Any]) -> Progress:
+    def follow(self, run: BulkRun, what: str, options: dict[str, Any]) -> BulkProgress:
         """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order."""
         return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
 
@@ -110,7 +115,7 @@ class RmqCommand(BaseCommand):
     def confirmed(
         self,
         name: str,
-        count: Callable[[], Run],
+        count: Callable[[], BulkRun],
         done: str,
         question: str,
         word: str,
@@ -133,7 +138,7 @@ class RmqCommand(BaseCommand):
         self.confirm(f"{number} {question}", word, options)
         return True
 
-    def foretell(self, what: str, progress: Progress, done: str, options: dict[str, Any]) -> None:
+    def foretell(self, what: str, progress: BulkProgress, done: str, options: dict[str, Any]) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
@@ -143,7 +148,7 @@ class RmqCommand(BaseCommand):
         more = f" (at most {limit} of {count})" if limit < count else _rest(progress)
         self.stdout.write(f"{what}: {messages_text(min(count, limit))} would be {done}{more}")
 
-    def tell(self, what: str, progress: Progress, options: dict[str, Any]) -> None:
+    def tell(self, what: str, progress: BulkProgress, options: dict[str, Any]) -> None:
         """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
@@ -151,7 +156,7 @@ class RmqCommand(BaseCommand):
             self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}")
         self.complain(progress)
 
-    def complain(self, progress: Progress) -> None:
+    def complain(self, progress: BulkProgress) -> None:
         """Raise ``CommandError`` if part of a long operation could not be done."""
         if progress.problems:
             raise CommandError(
@@ -159,7 +164,7 @@ class RmqCommand(BaseCommand):
             )
 
 
-def progress_as_json(progress: Progress) -> dict[str, Any]:
+def progress_as_json(progress: BulkProgress) -> dict[str, Any]:
     """Return how a long operation ended, for JSON."""
     return {
         "outcomes": progress.outcomes,
@@ -170,7 +175,7 @@ def progress_as_json(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _rest(progress: Progress) -> str:
+def _rest(progress: BulkProgress) -> str:
     return "" if progress.is_complete else f" (stopped after {progress.done} of {progress.total})"
 
 
@@ -283,9 +288,9 @@ def at_least(low: float, kind: type = int) -> Any:
         except ValueError:
             raise ArgumentTypeError(f"{text[:80]!r} is not a number") from None
         if not value >= low:
-            raise ArgumentTypeError(f"must be at least {low:g}, got {bounds.shown(value)}")
+            raise ArgumentTypeError(f"must be at least {low:g}, got {limits.shown(value)}")
         if value > high:
-            raise ArgumentTypeError(f"must be at most {high}, got {bounds.shown(value)}")
+            raise ArgumentTypeError(f"must be at most {high}, got {limits.shown(value)}")
         return value
 
     return parse

@@ -12,12 +12,18 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_rmq.core.words.servers import Server
+from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import RmqError
-from django_rmq.metrics import outbox as kept
-from django_rmq.metrics import schedules as scheduled
-from django_rmq.operations import Actor, Measured, Operations, ScheduleFigures, Waiting
-from django_rmq.operations.measuring import EDGES_MS
+from django_rmq.metrics import outbox_metrics as kept
+from django_rmq.metrics import schedule_metrics as scheduled
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    ScheduleStats,
+    TopicMetrics,
+    Waiting,
+)
+from django_rmq.operations.topic_metrics import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
 
@@ -58,12 +64,12 @@ class _Looked(NamedTuple):
     config: object
     """The settings with which they were collected; other settings cause a new collection at once."""
     until: float
-    measured: list[Measured] | None
+    measured: list[TopicMetrics] | None
     workers: int | None
     outbox: list[Waiting]
     """What is in the outbox. Empty also if the project has none, or its database cannot be asked."""
-    schedules: list[ScheduleFigures]
-    servers: list[Server]
+    schedules: list[ScheduleStats]
+    servers: list[ServerInfo]
     """What Redis reports about itself. Empty: its user may not ask, or it does not answer."""
     seconds: float
 
@@ -118,7 +124,7 @@ class RmqCollector(Collector):
     @staticmethod
     def _look_again(config: object) -> _Looked:
         began = time.monotonic()
-        measured: list[Measured] | None = None
+        measured: list[TopicMetrics] | None = None
         workers = None
         try:
             measured, workers, problem = _operations().measured()
@@ -138,7 +144,7 @@ class RmqCollector(Collector):
         )
 
 
-def _read_servers() -> list[Server]:
+def _read_servers() -> list[ServerInfo]:
     try:
         return _operations().servers() or []
     except RmqError as error:
@@ -150,7 +156,7 @@ def _operations() -> Operations:
     return Operations(Actor("prometheus", "metrics"))
 
 
-def _servers(found: list[Server]) -> Iterable[Metric]:
+def _servers(found: list[ServerInfo]) -> Iterable[Metric]:
     known = [one for one in found if "role" in one.info]
     values = (
         (
@@ -184,7 +190,7 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *l
     return family
 
 
-def _depths(found: list[Measured]) -> Iterable[Metric]:
+def _depths(found: list[TopicMetrics]) -> Iterable[Metric]:
     known = [one for one in found if one.totals is not None]
     yield _gauge(
         "messages",
@@ -228,7 +234,7 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     )
 
 
-def _slots(found: list[Measured]) -> Iterable[Metric]:
+def _slots(found: list[TopicMetrics]) -> Iterable[Metric]:
     yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in found))
     serial = [one.figures for one in found if one.figures.topic.serial and not one.figures.workers_problem]
     yield _gauge(
@@ -257,7 +263,7 @@ def _slots(found: list[Measured]) -> Iterable[Metric]:
     )
 
 
-def _serving(found: list[Measured]) -> Iterable[Metric]:
+def _serving(found: list[TopicMetrics]) -> Iterable[Metric]:
     known = [one.figures for one in found if not one.figures.workers_problem]
     yield _gauge(
         "topic_workers",
@@ -269,13 +275,13 @@ def _serving(found: list[Measured]) -> Iterable[Metric]:
     )
 
 
-def _age(one: Measured) -> float:
+def _age(one: TopicMetrics) -> float:
     if one.depth is None:
         return (one.figures.age_ms or 0) / 1000
     return _seconds_since(one.depth.oldest_due_ms, one.sampled_ms)
 
 
-def _undrained(one: Measured) -> float:
+def _undrained(one: TopicMetrics) -> float:
     if one.depth is None:
         return (one.figures.undrained_ms or 0) / 1000
     return _seconds_since(one.depth.undrained_since_ms, one.sampled_ms)
@@ -285,7 +291,7 @@ def _seconds_since(at_ms: int | None, now_ms: int) -> float:
     return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1000
 
 
-def _counters(found: list[Measured]) -> Iterable[Metric]:
+def _counters(found: list[TopicMetrics]) -> Iterable[Metric]:
     for name, (field, text) in COUNTERS.items():
         family = CounterMetricFamily(f"rmq_{name}", text, labels=("topic",))
         for one in found:
@@ -309,7 +315,7 @@ def _counters(found: list[Measured]) -> Iterable[Metric]:
     yield failed
 
 
-def _histograms(found: list[Measured]) -> Iterable[Metric]:
+def _histograms(found: list[TopicMetrics]) -> Iterable[Metric]:
     lateness = HistogramMetricFamily(
         "rmq_delivery_lateness_seconds",
         "Time from the due time of a message to its first delivery.",

@@ -13,68 +13,73 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
-from django_rmq.core.telling.history import Minute
-from django_rmq.operations import claims as claiming
+from django_rmq.core.monitoring.history import Minute
+from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
-    editing,
-    looking,
-    named,
-    reading,
-    sending,
-    sweeping,
-    tracking,
+    bulk_actions,
+    edited_replay,
+    message_details,
+    messages,
+    named_actions,
+    reports,
+    sends,
     wait_reasons,
 )
-from django_rmq.operations import groups as grouped
+from django_rmq.operations import claims as claiming
+from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
-from django_rmq.operations.claims import ClaimFigures
-from django_rmq.operations.copies import Copy
-from django_rmq.operations.crew import WorkerFigures
-from django_rmq.operations.deliveries import Deliveries, deliveries_of
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.figures import Overview, SlotFigures, SlotsFigures, TopicFigures
+from django_rmq.operations.bulk_run import BulkProgress, BulkRun, Limits
+from django_rmq.operations.claims import ClaimStats
+from django_rmq.operations.consumption import Deliveries, deliveries_of
+from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.flow import Flow
-from django_rmq.operations.groups import Group, Groups
 from django_rmq.operations.health import Health, check_health, read_servers
-from django_rmq.operations.listing import Listing
-from django_rmq.operations.measuring import Measured, Measurement
-from django_rmq.operations.named import MAX_IDS, Done
+from django_rmq.operations.message_details import Followed
+from django_rmq.operations.message_groups import MessageGroup, MessageGroups
+from django_rmq.operations.message_list import Listing
+from django_rmq.operations.message_view import MessageCopy
+from django_rmq.operations.messages import not_found
+from django_rmq.operations.named_actions import MAX_IDS, ActionResult
 from django_rmq.operations.outbox import OutboxRow, Waiting
-from django_rmq.operations.reading import not_found
-from django_rmq.operations.retiring import Stranded
-from django_rmq.operations.runs import Limits, Progress, Run
-from django_rmq.operations.schedules import ScheduleFigures
-from django_rmq.operations.tracking import Followed
+from django_rmq.operations.retirement import UndeclaredTopic
+from django_rmq.operations.schedules import ScheduleStats
+from django_rmq.operations.topic_counters import TopicCounters
+from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
+from django_rmq.operations.topic_stats import (
+    Overview,
+    SlotsStats,
+    SlotStats,
+    TopicStats,
+)
 from django_rmq.operations.wait_reasons import Hold
-from django_rmq.project.ids import Identity, identify
+from django_rmq.operations.worker_list import WorkerStats
 
 
-class Operations(Desk):
+class Operations(OperationContext):
     """Everything that ``actor`` may see and do. ``purpose`` selects the connections.
 
     ``trace``: the operations are one action of several requests, and are recorded as one. Each operation is a
-    function of one of the modules named here: it gets the ``Desk``, and checks its permission first.
+    function of one of the modules named here: it gets the ``OperationContext``, and checks its permission first.
     """
 
-    overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots
-    shared_survey = looking.shared_survey
-    shared_outbox, shared_schedules = looking.shared_outbox, looking.shared_schedules
-    shared_servers, shared_flow = looking.shared_servers, looking.shared_flow
-    flow, measured, workers, health = looking.flow, looking.measured, looking.workers, check_health
-    history, last_minutes, events = looking.history, looking.last_minutes, looking.events
+    overview, survey, topic, slots = reports.overview, reports.survey, reports.topic, reports.slots
+    shared_survey = reports.shared_survey
+    shared_outbox, shared_schedules = reports.shared_outbox, reports.shared_schedules
+    shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
+    flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
+    history, last_minutes, events = reports.history, reports.last_minutes, reports.events
     servers = read_servers
-    stranded, find_stranded = looking.stranded, looking.find_stranded
+    stranded, find_stranded = reports.stranded, reports.find_stranded
 
-    listing, get, body, sent_id = reading.listing, reading.get, reading.body, reading.sent_id
+    listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, holds = grouped.groups, wait_reasons.holds
-    follow, status = tracking.follow, tracking.status
+    follow, status = message_details.follow, message_details.status
 
-    send, send_many, send_each = sending.send, sending.send_many, sending.send_each
-    cancel_sent, ensure = sending.cancel_sent, sending.ensure
-    spend_sends, once = sending.spend_sends, sending.once
+    send, send_many, send_each = sends.send, sends.send_many, sends.send_each
+    cancel_sent, ensure = sends.cancel_sent, sends.ensure
+    spend_sends, once = sends.spend_sends, sends.once
 
     outbox, outbox_as_known, outbox_rows = outboxes.outbox, outboxes.outbox_as_known, outboxes.outbox_rows
     relay_outbox, relay_duties = outboxes.relay_outbox, outboxes.relay_duties
@@ -89,50 +94,55 @@ class Operations(Desk):
 
     claims, return_claims = claiming.claims, claiming.return_claims
 
-    id_of = named.id_of
-    replay, bury, reschedule = named.replay, named.bury, named.reschedule
-    delete, delete_only, cancel = named.delete, named.delete_only, named.cancel
-    replay_edited = editing.replay_edited
+    id_of = named_actions.id_of
+    replay, bury, reschedule = named_actions.replay, named_actions.bury, named_actions.reschedule
+    delete, delete_only, cancel = named_actions.delete, named_actions.delete_only, named_actions.cancel
+    replay_edited = edited_replay.replay_edited
 
-    replay_all, delete_all, bury_all = sweeping.replay_all, sweeping.delete_all, sweeping.bury_all
-    reschedule_all = sweeping.reschedule_all
-    purge, pause, resume, retire = sweeping.purge, sweeping.pause, sweeping.resume, sweeping.retire
+    replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
+    reschedule_all = bulk_actions.reschedule_all
+    purge, pause, resume, retire = (
+        bulk_actions.purge,
+        bulk_actions.pause,
+        bulk_actions.resume,
+        bulk_actions.retire,
+    )
 
 
 __all__ = [
     "MAX_IDS",
+    "ActionResult",
     "Actor",
-    "ClaimFigures",
-    "Copy",
+    "BulkProgress",
+    "BulkRun",
+    "ClaimStats",
     "Deliveries",
-    "Done",
     "Filter",
-    "Flow",
     "Followed",
-    "Group",
-    "Groups",
     "Health",
     "Hold",
-    "Identity",
     "Limits",
     "Listing",
-    "Measured",
     "Measurement",
+    "MessageCopy",
+    "MessageGroup",
+    "MessageGroups",
+    "MessageIdentity",
     "Minute",
     "Operations",
     "OutboxRow",
     "Overview",
     "Permission",
-    "Progress",
-    "Run",
-    "ScheduleFigures",
-    "SlotFigures",
-    "SlotsFigures",
-    "Stranded",
-    "TopicFigures",
+    "ScheduleStats",
+    "SlotStats",
+    "SlotsStats",
+    "TopicCounters",
+    "TopicMetrics",
+    "TopicStats",
     "Trace",
+    "UndeclaredTopic",
     "Waiting",
-    "WorkerFigures",
+    "WorkerStats",
     "identify",
     "not_found",
 ]

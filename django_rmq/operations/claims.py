@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from django_rmq.core.calls import claims as calls
-from django_rmq.core.calls import consumers, looking
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.walk import walk
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import claims as calls
+from django_rmq.core.commands import inspect, spark_consumers
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.runs import Progress, Run, Tally
+from django_rmq.operations.bulk_run import BulkProgress, BulkRun, BulkTally
+from django_rmq.operations.context import OperationContext
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimFigures:
+class ClaimStats:
     """One claim of a Spark query."""
 
     topic: str
@@ -34,32 +34,32 @@ class ClaimFigures:
     """Where the query runs or ran, and since when. Empty: nobody knows."""
 
 
-def claims(desk: Desk, name: str) -> list[ClaimFigures]:
+def claims(desk: OperationContext, name: str) -> list[ClaimStats]:
     """Return the claims that hold something of a topic, in the order of their consumers."""
     desk.actor.require(Permission.VIEW)
     return _found(_broker(desk), desk.present(name))
 
 
-def _broker(desk: Desk) -> Broker:
+def _broker(desk: OperationContext) -> Broker:
     if desk.config.broker == "memory":
         raise OperationRefused('there are no claims where RMQ["BROKER"] is "memory", which Spark cannot use')
     return desk.broker
 
 
-def _found(broker: Broker, topic: Topic) -> list[ClaimFigures]:
+def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
     slots = range(topic.slots)
-    claimants = walk(broker, (looking.rows(topic, slot, "claimants", 0, -1) for slot in slots))
+    claimants = walk(broker, (inspect.rows(topic, slot, "claimants", 0, -1) for slot in slots))
     held = [
         (slot, consumer.decode(errors="replace"), int(float(ends)))
         for slot, rows in zip(slots, claimants, strict=True)
         for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
     ]
     reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
-    found: dict[tuple[str, int, str], ClaimFigures] = {}
+    found: dict[tuple[str, int, str], ClaimStats] = {}
     for (slot, consumer, ends), read in zip(held, reads, strict=True):
         known = found.get((consumer, read.number, read.state))
         if known is None:
-            known = ClaimFigures(topic.name, consumer, read.number, read.state, (), 0, ends)
+            known = ClaimStats(topic.name, consumer, read.number, read.state, (), 0, ends)
         found[consumer, read.number, read.state] = replace(
             known,
             slots=(*known.slots, slot),
@@ -67,7 +67,7 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimFigures]:
             lease_ms=min(known.lease_ms, ends),
         )
     names = sorted({consumer for _, consumer, _ in held})
-    asked = walk(broker, (consumers.driver_of_consumer(topic, consumer) for consumer in names))
+    asked = walk(broker, (spark_consumers.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
         consumer: "" if driver is None else driver.where
         for consumer, driver in zip(names, asked, strict=True)
@@ -75,7 +75,9 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimFigures]:
     return [replace(found[key], driver=drivers[key[0]]) for key in sorted(found)]
 
 
-def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: bool = False) -> Run:
+def return_claims(
+    desk: OperationContext, name: str, consumer: str | None = None, *, spent: bool = False
+) -> BulkRun:
     """Give the messages of claims back to their slots: of ``consumer``, or of the only one that has any.
 
     ``spent``: each message uses a retry, as after a time-out, and one without retries left goes to Dead.
@@ -99,12 +101,12 @@ def return_claims(desk: Desk, name: str, consumer: str | None = None, *, spent: 
 
 
 def _returning(
-    broker: Broker, topic: Topic, chosen: list[ClaimFigures], names: Iterable[str], *, spent: bool
-) -> Iterator[Progress]:
-    tally = Tally(sum(one.messages for one in chosen))
+    broker: Broker, topic: Topic, chosen: list[ClaimStats], names: Iterable[str], *, spent: bool
+) -> Iterator[BulkProgress]:
+    tally = BulkTally(sum(one.messages for one in chosen))
     yield tally.progress()
     for name in names:
-        broker.run(consumers.leave_consumer(topic, name))
+        broker.run(spark_consumers.leave_consumer(topic, name))
     for one in chosen:
         for slot in one.slots:
             left: int | None = None
@@ -123,4 +125,4 @@ def _returning(
     yield tally.progress(is_complete=True)
 
 
-__all__ = ["ClaimFigures", "claims", "return_claims"]
+__all__ = ["ClaimStats", "claims", "return_claims"]

@@ -7,11 +7,17 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django_rmq.core.words.answers import Entry
-from django_rmq.core.words.bounds import MAX_AGE, MAX_PRIORITY, is_number, is_whole, shown
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.limits import (
+    MAX_AGE,
+    MAX_PRIORITY,
+    is_number,
+    is_whole,
+    shown,
+)
+from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations.copies import Copy
+from django_rmq.operations.message_view import MessageCopy
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """What may be the name of a class. Other text by which errors are filtered may be part of a message."""
@@ -118,7 +124,7 @@ class Filter:
         # In flight, the last three digits are the retries left.
         return max(low, 1000.0), high + 999 if queue == "prepare" else high
 
-    def matches(self, copy: Copy, entry: Entry) -> bool:
+    def matches(self, copy: MessageCopy, entry: Entry) -> bool:
         """Return whether an entry that Redis found is really selected."""
         if self.error:
             name = copy.error_class

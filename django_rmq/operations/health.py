@@ -14,20 +14,20 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from django_rmq.core.calls import workers
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.redis import members_of_roster
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.workers import Roster
+from django_rmq import connections
+from django_rmq.core.commands import worker_registry
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.redis_coordinator import members_of_roster
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.worker_records import Roster
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
-from django_rmq.operations import figures, retiring
+from django_rmq.operations import retirement, topic_stats
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.inquiries import Inquiry
+from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
-from django_rmq.operations.schedules import ScheduleFigures, schedules
-from django_rmq.project import connections
+from django_rmq.operations.parallel_reads import ParallelReads
+from django_rmq.operations.schedules import ScheduleStats, schedules
 
 TOTAL_SECONDS = 7.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""
@@ -49,7 +49,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthThresholds:
     """What is trouble if it is exceeded. None: nobody has chosen a limit, and ``USUAL_LIMITS`` hold.
 
     What exceeds a usual limit is a note; of lateness it is what ``lateness`` says.
@@ -72,7 +72,7 @@ class Limits:
     """How bad it is if messages, the outbox or schedules are later than usual limits permit."""
 
 
-USUAL_LIMITS = Limits(
+USUAL_LIMITS = HealthThresholds(
     max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0, max_running=900.0
 )
 """The limits where nobody has chosen others: those of monitoring/alerts.yml."""
@@ -160,7 +160,11 @@ class Health:
 
 
 def check_health(
-    desk: Desk, limits: Limits, names: Collection[str] | None = None, *, patience: float = 0.0
+    desk: OperationContext,
+    limits: HealthThresholds,
+    names: Collection[str] | None = None,
+    *,
+    patience: float = 0.0,
 ) -> Health:
     """Check the health of all topics (or those named). An unavailable server is a finding, not an error.
 
@@ -171,9 +175,9 @@ def check_health(
     desk.actor.require(Permission.VIEW)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
     end = time.monotonic() + seconds
-    parts = [Inquiry("redis", partial(_check_redis, desk, limits, names, patience))]
+    parts = [ParallelReads("redis", partial(_check_redis, desk, limits, names, patience))]
     if desk.config.coordinator == "zookeeper":
-        parts.append(Inquiry("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
+        parts.append(ParallelReads("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
     for part in parts:
         part.start()
     found = list[Finding]()
@@ -190,7 +194,7 @@ def check_health(
 
 
 def _check_redis(
-    desk: Desk, limits: Limits, names: Collection[str] | None, patience: float
+    desk: OperationContext, limits: HealthThresholds, names: Collection[str] | None, patience: float
 ) -> Iterator[Finding]:
     broker, began, refusal = desk.broker, time.monotonic(), ""
     try:
@@ -201,12 +205,12 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(desk, refusal)
         if names is None or names:
-            for one in figures.overview(broker, desk.present_all(names)):
+            for one in topic_stats.overview(broker, desk.present_all(names)):
                 yield from _check_topic(one, limits)
             for schedule in schedules(desk, names):
                 yield _check_schedule(schedule, limits)
         if names is None:
-            for left in retiring.stranded(broker, desk.config.topics):
+            for left in retirement.stranded(broker, desk.config.topics):
                 if left.held:
                     text = f"holds messages ({left}) and is not in the settings"
                     yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
@@ -217,7 +221,7 @@ def _check_redis(
         yield Finding("redis", "", Severity.BAD, str(error))
 
 
-def read_servers(desk: Desk) -> list[Server] | None:
+def read_servers(desk: OperationContext) -> list[ServerInfo] | None:
     """Return what each Redis server reports about itself. None: the user of Redis may not ask."""
     desk.actor.require(Permission.VIEW)
     try:
@@ -226,7 +230,7 @@ def read_servers(desk: Desk) -> list[Server] | None:
         return None
 
 
-def _check_writes(desk: Desk, refusal: str) -> Iterator[Finding]:
+def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
     """Find servers that refuse writes, or will soon, although they answer.
 
     ``refusal`` is the error with which a server answered a command. Empty: none did.
@@ -269,7 +273,7 @@ def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> 
 
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
-    roster = broker.run(workers.roster())
+    roster = broker.run(worker_registry.roster())
     return len(members_of_roster(roster)), _flaw(roster)
 
 
@@ -286,13 +290,13 @@ def _flaw(roster: Roster) -> str:
     if not roster.plan:
         return "no slots are assigned to the live workers"
     try:
-        return Plan.decode(roster.plan).flaw(workers)
+        return AssignmentPlan.decode(roster.plan).flaw(workers)
     except ValueError:
         return "the assignment in Redis cannot be read"
 
 
 def _check_outbox(
-    desk: Desk, limits: Limits, names: Collection[str] | None, seconds: float
+    desk: OperationContext, limits: HealthThresholds, names: Collection[str] | None, seconds: float
 ) -> Iterator[Finding]:
     """Find for each topic how long its oldest message has been in the outbox."""
     found, problems = outbox_as_known(desk, names, seconds=seconds)
@@ -304,7 +308,7 @@ def _check_outbox(
         yield _ok("outbox", "it is empty")
 
 
-def _check_waiting(one: Waiting, limits: Limits) -> Finding:
+def _check_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
     age = (one.oldest_ms or 0) / 1000
     text = f"the oldest of {one.messages} messages was sent {age:.0f} s ago"
     severity = _severity(age, limits.max_outbox_age, USUAL_LIMITS.max_outbox_age, limits.lateness)
@@ -314,7 +318,7 @@ def _check_waiting(one: Waiting, limits: Limits) -> Finding:
     return Finding("outbox", one.topic, severity, text, age)
 
 
-def _check_schedule(one: ScheduleFigures, limits: Limits) -> Finding:
+def _check_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
     late = one.late_ms / 1000
     if one.is_missing:
         text = f"schedule {one.name} is declared, and Redis does not know it: no worker runs that declares it"
@@ -336,7 +340,7 @@ def _check_schedule(one: ScheduleFigures, limits: Limits) -> Finding:
     return Finding("schedule", one.topic, severity, f"schedule {one.name} {text}", late)
 
 
-def _check_topic(one: figures.TopicFigures, limits: Limits) -> Iterator[Finding]:
+def _check_topic(one: topic_stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
     name = one.topic.name
     for problem in one.problems:
         yield Finding("redis", name, Severity.BAD, problem)
@@ -387,7 +391,7 @@ __all__ = [
     "Check",
     "Finding",
     "Health",
-    "Limits",
+    "HealthThresholds",
     "Severity",
     "check_health",
     "read_servers",

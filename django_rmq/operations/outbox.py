@@ -12,21 +12,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
 
-from django_rmq.core.consumer.duties import Duties
-from django_rmq.core.words.contents import MARK
-from django_rmq.core.words.envelopes import Envelope, decode_envelope
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.consumer.maintenance import Maintenance
+from django_rmq.core.model.envelope import Envelope, decode_envelope
+from django_rmq.core.model.message_content import MARK
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
-from django_rmq.operations import redaction
+from django_rmq.operations import body_redaction
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.inquiries import Inquiry
-from django_rmq.operations.named import chosen as chosen_note
-from django_rmq.project.outbox import looking, relaying
-from django_rmq.project.outbox.databases import aliases, needs_this_thread, threads_of_duties
-from django_rmq.project.outbox.folding import envelope_in
-from django_rmq.project.outbox.looking import Found, Waiting
-from django_rmq.project.outbox.relaying import Step
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.named_actions import chosen as chosen_note
+from django_rmq.operations.parallel_reads import ParallelReads
+from django_rmq.outbox import contents, relay
+from django_rmq.outbox.coalesce import envelope_in
+from django_rmq.outbox.contents import FoundRows, Waiting
+from django_rmq.outbox.databases import aliases, needs_this_thread, threads_of_duties
+from django_rmq.outbox.relay import RelayStep
 
 ANSWER_SECONDS = 5.0
 """Seconds for which a question about the outbox waits for the databases."""
@@ -34,7 +34,7 @@ ANSWER_SECONDS = 5.0
 STEP_SECONDS = 60.0
 """Seconds in which the relay of a database has to make a step, or it is left alone. A step takes a few."""
 
-_inquiries: dict[tuple[int, str], Inquiry[Any]] = {}
+_inquiries: dict[tuple[int, str], ParallelReads[Any]] = {}
 """The last inquiry to each database, by process and alias."""
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Known(NamedTuple, Generic[T]):
     """A sentence for each database that does not answer."""
 
 
-def outbox(desk: Desk, names: Collection[str] | None = None) -> list[Waiting]:
+def outbox(desk: OperationContext, names: Collection[str] | None = None) -> list[Waiting]:
     """Return how much is in the outbox, by topic; topics that the settings do not have are included.
 
     Raises ``ServerUnavailable`` if a database does not answer.
@@ -92,24 +92,28 @@ def outbox(desk: Desk, names: Collection[str] | None = None) -> list[Waiting]:
 
 
 def outbox_as_known(
-    desk: Desk, names: Collection[str] | None = None, *, seconds: float | None = None
+    desk: OperationContext, names: Collection[str] | None = None, *, seconds: float | None = None
 ) -> Known[Waiting]:
     """Return the same as ``outbox``, from the databases that answer within ``seconds``."""
     desk.actor.require(Permission.VIEW)
-    parts, problems = _ask_each(looking.waiting, ANSWER_SECONDS if seconds is None else seconds)
-    found = looking.together(one for part in parts for one in part)
+    parts, problems = _ask_each(contents.waiting, ANSWER_SECONDS if seconds is None else seconds)
+    found = contents.together(one for part in parts for one in part)
     return Known([one for one in found if names is None or one.topic in names], problems)
 
 
 def outbox_rows(
-    desk: Desk, names: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
+    desk: OperationContext,
+    names: Collection[str] | None = None,
+    *,
+    refused: bool | None = None,
+    limit: int = 100,
 ) -> Known[OutboxRow]:
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
     desk.actor.require(Permission.VIEW)
     if names is not None:
         # PostgreSQL refuses the query. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
-    ask = partial(looking.rows, topics=names, refused=refused, limit=limit)
+    ask = partial(contents.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
     found = [one for part in parts for one in part][:limit]
     return Known([_shown(desk, one) for one in found], problems)
@@ -117,7 +121,7 @@ def outbox_rows(
 
 def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
     """Ask all databases at once; return the answers of those that answer within ``seconds``."""
-    end, inquiries, problems = time.monotonic() + seconds, list[Inquiry[T]](), list[str]()
+    end, inquiries, problems = time.monotonic() + seconds, list[ParallelReads[T]](), list[str]()
     for alias in aliases():
         key = os.getpid(), alias
         if (earlier := _inquiries.get(key)) is not None and earlier.hangs:
@@ -142,9 +146,9 @@ def _once(ask: Callable[[str], T], alias: str) -> list[T]:
     return [ask(alias)]
 
 
-def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> Inquiry[T]:
+def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> ParallelReads[T]:
     """Begin to ask a database."""
-    inquiry = Inquiry(alias, ask)
+    inquiry = ParallelReads(alias, ask)
     if needs_this_thread(alias):
         inquiry.run()
     else:
@@ -156,26 +160,26 @@ def _silent(alias: str, seconds: float) -> str:
     return f"the database {alias} does not answer within {seconds:g} s"
 
 
-def retry_outbox(desk: Desk, ids: Sequence[str]) -> dict[str, int]:
+def retry_outbox(desk: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Have the relay send these rows at once; return how many were ``retried``, and how many were ``gone``."""
     desk.actor.require(Permission.SEND)
     return _do(desk, "retry in the outbox", ids, "retried")
 
 
-def delete_outbox(desk: Desk, ids: Sequence[str]) -> dict[str, int]:
+def delete_outbox(desk: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Delete these rows, so that their messages are never sent; return how many were ``deleted`` and ``gone``."""
     desk.actor.require(Permission.DELETE)
     return _do(desk, "delete from the outbox", ids, "deleted")
 
 
-def relay_outbox(desk: Desk) -> Known[Step]:
+def relay_outbox(desk: OperationContext) -> Known[RelayStep]:
     """Send what is due in the outboxes of all databases at once; return the steps.
 
     Raises ``ServerTrouble`` if Redis does not answer.
     """
     desk.actor.require(Permission.SEND)
-    inquiries = [_begin(alias, partial(relaying.relay_all, [alias])) for alias in aliases()]
-    steps, problems = list[Step](), list[str]()
+    inquiries = [_begin(alias, partial(relay.relay_all, [alias])) for alias in aliases()]
+    steps, problems = list[RelayStep](), list[str]()
     for one in inquiries:
         try:
             if not one.wait_for_progress(STEP_SECONDS):
@@ -186,24 +190,24 @@ def relay_outbox(desk: Desk) -> Known[Step]:
     return Known(steps, problems)
 
 
-def relay_duties(desk: Desk) -> list[Duties]:
+def relay_duties(desk: OperationContext) -> list[Maintenance]:
     """Return a thread for each database that sends what is due in its outbox, again and again."""
     desk.actor.require(Permission.SEND)
-    return threads_of_duties(relaying.duties())
+    return threads_of_duties(relay.duties())
 
 
-def _do(desk: Desk, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
+def _do(desk: OperationContext, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
     chosen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     done = gone = 0
     database = ""
     try:
         for database, number in map(_parsed, ids):
-            topic = looking.topic_of(database, number)
+            topic = contents.topic_of(database, number)
             if topic is None:
                 gone += 1
             else:
                 chosen[database, topic].append(number)
-        act_on = looking.retry if word == "retried" else looking.remove
+        act_on = contents.retry if word == "retried" else contents.remove
         for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count
@@ -221,7 +225,7 @@ def _parsed(name: str) -> tuple[str, int]:
     return database, int(number)
 
 
-def _shown(desk: Desk, found: Found) -> OutboxRow:
+def _shown(desk: OperationContext, found: FoundRows) -> OutboxRow:
     row, is_read = found.row, not found.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
@@ -247,14 +251,14 @@ def _shown(desk: Desk, found: Found) -> OutboxRow:
     )
 
 
-def _may_read(desk: Desk, name: str) -> bool:
+def _may_read(desk: OperationContext, name: str) -> bool:
     """Return whether the actor may see bodies of a topic as they are; a formatter that is missing redacts nothing."""
     topic: Topic | None
     try:
         topic = desk.config.topic(name)
     except UnknownTopic:
         topic = None
-    is_withheld = topic is not None and redaction.is_withheld(desk.actor, topic)
+    is_withheld = topic is not None and body_redaction.is_withheld(desk.actor, topic)
     return desk.actor.may(Permission.VIEW_BODIES) and not is_withheld
 
 
@@ -267,7 +271,7 @@ def _unavailable(error: Error, alias: str) -> ServerUnavailable:
 __all__ = [
     "Known",
     "OutboxRow",
-    "Step",
+    "RelayStep",
     "Waiting",
     "delete_outbox",
     "outbox",

@@ -9,10 +9,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from django_rmq.core.calls import limits
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import limit_shares
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerTrouble
 
 logger = logging.getLogger("django_rmq.operations")
@@ -36,7 +36,9 @@ class Permits:
         tokens = most if topic.max_rate else 0
         wanted = most if topic.max_in_flight else 0
         allowed = self._broker.run(
-            limits.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
+            limit_shares.allow(
+                topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic)
+            )
         )
         by_rate = allowed.tokens if topic.max_rate else most
         by_flight = allowed.permits if topic.max_in_flight else most
@@ -54,12 +56,12 @@ class Permits:
             for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
                 name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
                 self._broker.run(
-                    limits.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                    limit_shares.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
                 )
             unused = len(taken) - tokens if topic.max_rate else 0
             wanted = wish if topic.max_in_flight else 0
             self._broker.run(
-                limits.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+                limit_shares.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
             )
         except ServerTrouble:
             # The permits stay counted for as long as the taken messages may be in flight.
@@ -70,7 +72,7 @@ class Permits:
         topic = self._topic
         lease_ms = 0 if ended else _lease_ms(topic)
         try:
-            self._broker.run(limits.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
+            self._broker.run(limit_shares.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
         except ServerTrouble:
             logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)
 

@@ -6,7 +6,7 @@ from django.core.signing import BadSignature, Signer
 
 from django_rmq.exceptions import InvalidRequest
 
-_SIGNER_SALT = "django_rmq.operations.deliveries"
+_SIGNER_SALT = "django_rmq.operations.consumption"
 
 
 def sealed(topic: str, slot: int, receipt: int) -> str:

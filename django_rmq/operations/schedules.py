@@ -10,18 +10,26 @@ from datetime import UTC, datetime
 from typing import Any
 from zlib import crc32
 
-from django_rmq.core.calls import schedules as calls
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.calls.looking import status
-from django_rmq.core.producer.placing import basis_of
-from django_rmq.core.schedules import stepping
-from django_rmq.core.schedules.timing import last_tick
-from django_rmq.core.words.bodies import encode_body
-from django_rmq.core.words.envelopes import new_origin
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.schedules import EDITABLE, Record, Schedule, tick_member
-from django_rmq.core.words.status import read
-from django_rmq.core.words.topics import TopicType
+from django_rmq import connections
+from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
+from django_rmq.conf.values import InvalidSetting
+from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.inspect import status
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import new_origin
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.schedule import (
+    EDITABLE,
+    Schedule,
+    ScheduleRecord,
+    tick_member,
+)
+from django_rmq.core.model.status import read
+from django_rmq.core.model.topic import TopicType
+from django_rmq.core.producer.placement import basis_of
+from django_rmq.core.schedules import stepper
+from django_rmq.core.schedules.tick_times import last_tick
 from django_rmq.exceptions import (
     CallerError,
     ConfigurationError,
@@ -31,14 +39,11 @@ from django_rmq.exceptions import (
     TopicFull,
     UnknownSchedule,
 )
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.sending import charge
-from django_rmq.project import connections
-from django_rmq.project.scheduling import conditions, registry
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings.schedules import SCHEDULE_KEYS
-from django_rmq.project.settings.values import Wanted
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.sends import charge
+from django_rmq.schedules import registry, schedule_requirements
 
 RUNS = 5
 """The number of runs of a schedule of which it is asked what became of them, until one has ended."""
@@ -50,7 +55,7 @@ _UNENDED = {"waiting", "running", "running_and_waiting", "resting"}
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleFigures:
+class ScheduleStats:
     """A schedule and its runs. Times in ms since the epoch, by Redis' clock."""
 
     name: str
@@ -86,7 +91,7 @@ class ScheduleFigures:
         return self.schedule.timing
 
 
-def schedules(desk: Desk, names: Collection[str] | None = None) -> list[ScheduleFigures]:
+def schedules(desk: OperationContext, names: Collection[str] | None = None) -> list[ScheduleStats]:
     """Return the schedules that workers have declared, of these topics or of all, by their names.
 
     Those that the project declares, and Redis does not know, are among them.
@@ -104,14 +109,14 @@ def schedules(desk: Desk, names: Collection[str] | None = None) -> list[Schedule
     return sorted(_all_figures(desk, chosen) + missing, key=lambda one: one.name)
 
 
-def schedule(desk: Desk, name: str) -> ScheduleFigures:
+def schedule(desk: OperationContext, name: str) -> ScheduleStats:
     """Return one schedule. Raises ``UnknownSchedule``."""
     desk.actor.require(Permission.VIEW)
     (found,) = _all_figures(desk, [_record(desk, name)])
     return found
 
 
-def pause_schedule(desk: Desk, name: str, names: Collection[str] | None = None) -> str:
+def pause_schedule(desk: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Take back the tick that waits, and plan none until ``resume_schedule``. Answers paused or unchanged.
 
     ``names``: a schedule of another topic counts as unknown.
@@ -120,13 +125,13 @@ def pause_schedule(desk: Desk, name: str, names: Collection[str] | None = None) 
     return _change(desk, _record(desk, name, names), "paused", "1", "paused", from_now=False)
 
 
-def resume_schedule(desk: Desk, name: str, names: Collection[str] | None = None) -> str:
+def resume_schedule(desk: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Continue a paused schedule from now on; what it missed is not sent. Answers resumed or unchanged."""
     desk.actor.require(Permission.PAUSE)
     return _change(desk, _record(desk, name, names), "paused", "", "resumed", from_now=True)
 
 
-def edit_schedule(desk: Desk, name: str, changes: Mapping[str, Any]) -> str:
+def edit_schedule(desk: OperationContext, name: str, changes: Mapping[str, Any]) -> str:
     """Change when a schedule runs: ``cron``, ``every``, ``timezone`` and ``catch_up``, as in the settings.
 
     The changes take precedence over the settings until ``reset_schedule``, also after a deployment. Answers
@@ -149,20 +154,20 @@ def edit_schedule(desk: Desk, name: str, changes: Mapping[str, Any]) -> str:
         for field in EDITABLE
         if getattr(changed, field) != getattr(record.declared, field) and getattr(changed, field) is not None
     }
-    for problem in conditions.of_timing(changed):
+    for problem in schedule_requirements.of_timing(changed):
         raise InvalidRequest(problem.message)
     text = json.dumps(override, sort_keys=True) if override else ""
     return _set_override(desk, record, text, changed)
 
 
-def reset_schedule(desk: Desk, name: str) -> str:
+def reset_schedule(desk: OperationContext, name: str) -> str:
     """Let a schedule run as the settings say. Answers changed or unchanged."""
     desk.actor.require(Permission.EDIT)
     record = _record(desk, name)
     return _set_override(desk, record, "", record.declared)
 
 
-def _set_override(desk: Desk, record: Record, text: str, changed: Schedule) -> str:
+def _set_override(desk: OperationContext, record: ScheduleRecord, text: str, changed: Schedule) -> str:
     """Set what people have changed, so that the schedule runs as ``changed`` says."""
     before, after = _described(record.schedule), _described(changed)
     return _change(
@@ -176,7 +181,7 @@ def _set_override(desk: Desk, record: Record, text: str, changed: Schedule) -> s
     )
 
 
-def delete_schedule(desk: Desk, name: str) -> str:
+def delete_schedule(desk: OperationContext, name: str) -> str:
     """Delete a schedule of a topic that the settings do not have, with its waiting tick. Answers deleted.
 
     Raises ``OperationRefused`` for another one, which goes when it is no longer declared.
@@ -188,14 +193,14 @@ def delete_schedule(desk: Desk, name: str) -> str:
             f"remove schedule {name[:100]} from the settings: it goes when no worker declares it"
         )
     desk.broker.run(calls.change_schedule(name, "removed", "1"))
-    stepping.Stepper(desk.broker, {}).settle(name)
+    stepper.Stepper(desk.broker, {}).settle(name)
     note = f"schedule {name}: {_described(record.schedule)}"
     desk.record("delete", record.schedule.topic, {"deleted": 1}, note)
     return "deleted"
 
 
 def run_schedule(
-    desk: Desk, name: str, names: Collection[str] | None = None, *, is_charged: bool = False
+    desk: OperationContext, name: str, names: Collection[str] | None = None, *, is_charged: bool = False
 ) -> str:
     """Send the message of a schedule now, beside its ticks; return the id of the message.
 
@@ -207,7 +212,7 @@ def run_schedule(
     declared = record.schedule
     topic = desk.agreed(declared.topic)
     instant = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    out = stepping.message(
+    out = stepper.message(
         topic,
         f"{name}!{instant}".encode(),
         declared.body,
@@ -228,7 +233,7 @@ def run_schedule(
     return message_id(result.slot, result.member)
 
 
-def _record(desk: Desk, name: str, names: Collection[str] | None = None) -> Record:
+def _record(desk: OperationContext, name: str, names: Collection[str] | None = None) -> ScheduleRecord:
     for found in desk.broker.run(calls.read_schedules()):
         if found.name == name and (names is None or found.schedule.topic in names):
             return found
@@ -244,8 +249,8 @@ def _declared() -> Mapping[str, Schedule]:
         return {}  # two of one name, which a check reports
 
 
-def _missing(declared: Schedule) -> ScheduleFigures:
-    return ScheduleFigures(
+def _missing(declared: Schedule) -> ScheduleStats:
+    return ScheduleStats(
         declared.name,
         declared.topic,
         declared,
@@ -260,7 +265,7 @@ def _missing(declared: Schedule) -> ScheduleFigures:
     )
 
 
-def _all_figures(desk: Desk, found: Sequence[Record]) -> list[ScheduleFigures]:
+def _all_figures(desk: OperationContext, found: Sequence[ScheduleRecord]) -> list[ScheduleStats]:
     if not found:
         return []
     now_ms = desk.broker.now_ms()
@@ -268,7 +273,9 @@ def _all_figures(desk: Desk, found: Sequence[Record]) -> list[ScheduleFigures]:
     return [_figures(one, now_ms, *outcomes.get(one.name, ("", None))) for one in found]
 
 
-def _outcomes(desk: Desk, found: Iterable[Record], now_ms: int) -> dict[str, tuple[str, int | None]]:
+def _outcomes(
+    desk: OperationContext, found: Iterable[ScheduleRecord], now_ms: int
+) -> dict[str, tuple[str, int | None]]:
     """Return for each schedule what became of its latest run that has ended, and when that was due.
 
     It asks for one run of all schedules at a time, going back while a run has not ended.
@@ -295,7 +302,7 @@ def _outcomes(desk: Desk, found: Iterable[Record], now_ms: int) -> dict[str, tup
     return outcomes
 
 
-def _states(desk: Desk, runs: Iterable[tuple[Record, int]]) -> list[str]:
+def _states(desk: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]]) -> list[str]:
     """Return the state of the message of each run, in one round trip. What cannot be read is unknown."""
     asked = []
     for record, run in runs:
@@ -313,16 +320,16 @@ def _states(desk: Desk, runs: Iterable[tuple[Record, int]]) -> list[str]:
     ]
 
 
-def _figures(record: Record, now_ms: int, outcome: str, outcome_ms: int | None) -> ScheduleFigures:
+def _figures(record: ScheduleRecord, now_ms: int, outcome: str, outcome_ms: int | None) -> ScheduleStats:
     try:
         following, late_ms, problem = (
-            stepping.next_run(record, now_ms),
-            stepping.lateness_ms(record, now_ms),
+            stepper.next_run(record, now_ms),
+            stepper.lateness_ms(record, now_ms),
             "",
         )
     except ConfigurationError as error:
         following, late_ms, problem = None, record.late_ms, str(error)
-    return ScheduleFigures(
+    return ScheduleStats(
         record.name,
         record.schedule.topic,
         record.schedule,
@@ -345,7 +352,14 @@ def _described(schedule: Schedule) -> str:
 
 
 def _change(
-    desk: Desk, record: Record, field: str, value: str, word: str, *, from_now: bool, note: str = ""
+    desk: OperationContext,
+    record: ScheduleRecord,
+    field: str,
+    value: str,
+    word: str,
+    *,
+    from_now: bool,
+    note: str = "",
 ) -> str:
     name = record.name
     if record.is_removed:
@@ -356,7 +370,7 @@ def _change(
     desk.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
     # Workers take the same steps within seconds.
     with suppress(RmqError):
-        stepping.Stepper(desk.broker, desk.config.topics).settle()
+        stepper.Stepper(desk.broker, desk.config.topics).settle()
     return outcome
 
 
@@ -367,12 +381,12 @@ def _parsed(field: str, value: Any) -> Any:
         return None
     try:
         return SCHEDULE_KEYS[field.upper()][1](value)
-    except Wanted as wanted:
+    except InvalidSetting as wanted:
         raise InvalidRequest(f"{field} must be {wanted}") from None
 
 
 __all__ = [
-    "ScheduleFigures",
+    "ScheduleStats",
     "delete_schedule",
     "edit_schedule",
     "pause_schedule",

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_rmq.core.calls import looking, workers
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.words.answers import Counts, Entry, Looked
-from django_rmq.core.words.retries import is_retry
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import inspect, worker_registry
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.replies import Counts, DescribeReply, Entry
+from django_rmq.core.model.retry_scores import is_retry
+from django_rmq.core.model.topic import Topic
+from django_rmq.message_ids import id_of
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.crew import Crew, crew_of, holding_of
-from django_rmq.operations.desk import Desk
-from django_rmq.operations.figures import survey
-from django_rmq.operations.reading import identified, require_seen, whereabouts
-from django_rmq.operations.redaction import may_search
-from django_rmq.project.ids import id_of
-from django_rmq.project.sealing import sealed_id
+from django_rmq.operations.body_redaction import may_search
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.messages import identified, require_seen, whereabouts
+from django_rmq.operations.topic_stats import survey
+from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
 
 REASONS = (
     "paused",
@@ -54,9 +54,9 @@ class Hold:
 class _Seen(NamedTuple):
     """What was read at one instant about a message and its slot."""
 
-    looked: Looked
+    looked: DescribeReply
     counts: Counts
-    crew: Crew
+    crew: WorkerList
     running: Sequence[Entry]
     """Up to one message that is in flight."""
     failed: Sequence[Entry]
@@ -64,7 +64,7 @@ class _Seen(NamedTuple):
     now_ms: int
 
 
-def holds(desk: Desk, name: str, message_id: str) -> list[Hold]:
+def holds(desk: OperationContext, name: str, message_id: str) -> list[Hold]:
     """Return what keeps a message from being delivered now, the worst first. Empty: nothing does, or it does not wait.
 
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
@@ -80,12 +80,12 @@ def holds(desk: Desk, name: str, message_id: str) -> list[Hold]:
     return []
 
 
-def holds_of(desk: Desk, topic: Topic, slot: int, member: bytes) -> list[Hold]:
+def holds_of(desk: OperationContext, topic: Topic, slot: int, member: bytes) -> list[Hold]:
     """Return the same as ``holds``, whatever the actor may see."""
     return _sorted_holds(desk, topic, slot, _see(desk.broker, topic, slot, member))
 
 
-def _sorted_holds(desk: Desk, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
+def _sorted_holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
     if seen.looked.store is None and seen.looked.retry is None:
         return []
     found = list(_holds(desk, topic, slot, seen))
@@ -94,11 +94,11 @@ def _sorted_holds(desk: Desk, topic: Topic, slot: int, seen: _Seen) -> list[Hold
 
 def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline = broker.pipeline()
-    looked = pipeline.add(looking.look(topic, slot, [member]))
-    counts = pipeline.add(looking.count(topic, slot))
-    roster = pipeline.add(workers.roster())
-    running = pipeline.add(looking.peek(topic, slot, "prepare", limit=1))
-    failed = pipeline.add(looking.peek(topic, slot, "retry", limit=1))
+    looked = pipeline.add(inspect.look(topic, slot, [member]))
+    counts = pipeline.add(inspect.count(topic, slot))
+    roster = pipeline.add(worker_registry.roster())
+    running = pipeline.add(inspect.peek(topic, slot, "prepare", limit=1))
+    failed = pipeline.add(inspect.peek(topic, slot, "retry", limit=1))
     pipeline.execute()
     crew = crew_of(roster.result())
     return _Seen(
@@ -106,7 +106,7 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     )
 
 
-def _holds(desk: Desk, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
+def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
     if seen.counts.paused:
         yield Hold("paused")
     if topic.listener and not seen.crew.problem:
@@ -158,14 +158,14 @@ def _behind(
     low, high = (math.nextafter(score, math.inf), math.inf), (-math.inf, math.nextafter(score, -math.inf))
     before = low if topic.is_priority else high
     pipeline = broker.pipeline()
-    count = pipeline.add(looking.between(topic, slot, "store", *before))
-    first = pipeline.add(looking.peek(topic, slot, "store", limit=1, descending=topic.is_priority))
+    count = pipeline.add(inspect.between(topic, slot, "store", *before))
+    first = pipeline.add(inspect.peek(topic, slot, "store", limit=1, descending=topic.is_priority))
     pipeline.execute()
     if count.get() and first.get().entries:
         yield Hold("behind", count=count.get(), message_id=named("store", first.get().entries[0]))
 
 
-def _due_ms(topic: Topic, looked: Looked) -> int | None:
+def _due_ms(topic: Topic, looked: DescribeReply) -> int | None:
     """Return when the message can be delivered next. None: its turn depends on others only."""
     if looked.store is None:
         assert looked.retry is not None

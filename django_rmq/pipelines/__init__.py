@@ -32,7 +32,7 @@ from django.apps import apps
 from django.utils.module_loading import module_has_submodule
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.pipelines.context import Context
+from django_rmq.pipelines.pipeline_context import Context
 
 MODULE = "pipelines"
 """The name of the modules in which apps define their pipelines."""

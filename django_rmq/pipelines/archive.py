@@ -7,12 +7,12 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+from django_rmq.conf import get_config
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import record
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.project.settings import get_config
-from django_rmq.spark.bodies import KEY_TEXT
-from django_rmq.spark.session import stored_files
+from django_rmq.spark.body_columns import KEY_TEXT
+from django_rmq.spark.spark_session import stored_files
 
 YOUNGEST_MS = 1_000
 """Messages that died within this many ms stay, so that one time of death stands for one death."""
@@ -49,11 +49,11 @@ class Archive(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import acting
+        from django_rmq.spark import row_actions
 
         if not (options["keep"] or options["dry_run"]):
             # Before the files are written.
-            acting.check_version()
+            row_actions.check_version()
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
@@ -97,13 +97,13 @@ class Archive(Pipeline):
             return int(archive_of(context, path).where(f"run = '{run}'").count())
 
     def _delete(self, context: Context, found: Any, topic: str, dates: list[str], path: str) -> None:
-        from django_rmq.spark import acting
+        from django_rmq.spark import row_actions
 
         # A message that is not in the files is not deleted, whatever happened to them.
         safe = archive_of(context, path)
         safe = safe.where((safe.topic == topic) & safe.date.isin(dates)).select(*KEY).distinct()
         chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
-        outcomes = tally(context, acting.discard(chosen, context.options(topic)))
+        outcomes = tally(context, row_actions.discard(chosen, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {told(outcomes)}")
 
@@ -133,7 +133,7 @@ def archive_of(context: Context, path: str) -> Any:
 
 
 def tally(context: Context, outcomes: Any) -> dict[str, int]:
-    """Run a frame of ``acting``; return outcome → number of messages."""
+    """Run a frame of ``row_actions``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.spark.bodies import KEY_TEXT, decoded
+from django_rmq.spark.body_columns import KEY_TEXT, decoded
 from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
 
 METADATA = (

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.words import status
+from django_rmq.conf import get_config
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model import status
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.archive import archive_of, archived_columns
-from django_rmq.project.settings import get_config
 
 # The class of an error is the text before the first colon of its first line.
 CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
@@ -109,7 +109,7 @@ def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any,
         step = found[first : first + STEP]
         members = [bytes(row.member) for row in step]
         calls = [
-            looking.status(topics[row.topic], row.slot, member)
+            inspect.status(topics[row.topic], row.slot, member)
             for row, member in zip(step, members, strict=True)
         ]
         for row, member, answer in zip(step, members, run_all(context.broker, calls), strict=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.pipelines.pieces import Pieces
-from django_rmq.spark.bodies import encoded
-from django_rmq.spark.options import PAST_TIMES
-from django_rmq.spark.session import stored_files
+from django_rmq.pipelines.ingest_parts import Pieces
+from django_rmq.spark.body_columns import encoded
+from django_rmq.spark.source_options import PAST_TIMES
+from django_rmq.spark.spark_session import stored_files
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10

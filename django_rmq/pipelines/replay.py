@@ -32,10 +32,10 @@ class Replay(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import acting
+        from django_rmq.spark import row_actions
 
         if not options["dry_run"]:
-            acting.check_version()
+            row_actions.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
             found = archive_of(context, options["archive"])
@@ -62,15 +62,15 @@ class Replay(Pipeline):
             )
 
     def _replay(self, context: Context, topic: str, found: Any, *, from_archive: bool) -> dict[str, int]:
-        from django_rmq.spark import acting
+        from django_rmq.spark import row_actions
 
         options = context.options(topic)
         if not from_archive:
-            return tally(context, acting.replay(found, options))
+            return tally(context, row_actions.replay(found, options))
         # If one message died several times, the last death counts.
         deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
-        return tally(context, acting.revive(last.select("slot", "member", "death.*"), options))
+        return tally(context, row_actions.revive(last.select("slot", "member", "death.*"), options))
 
 
 __all__ = ["Replay"]

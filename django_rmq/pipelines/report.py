@@ -7,12 +7,12 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.words.topics import Topic
+from django_rmq.conf import get_config
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.project.settings import get_config
 
 QUEUES = ("store", "prepare", "claim", "retry", "dead")
 DUE = (
@@ -107,7 +107,7 @@ def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
     one["errors"] = dict(most[:ERRORS])
     sent = merged = 0
     for first in range(0, topic.slots, 1_000):
-        calls = [looking.audit(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
+        calls = [inspect.audit(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
         for ledger in run_all(context.broker, calls):
             if isinstance(ledger, RmqError):
                 raise ledger

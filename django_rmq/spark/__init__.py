@@ -2,5 +2,5 @@
 
 (RMQ is this queue on Redis, not RabbitMQ.) Nothing here imports Django: executors need this package, redis-py
 and pyarrow. The definition of a topic comes from Redis. ``source`` is the entry point. Only it and the
-modules that it imports import PySpark; ``options``, ``connection`` and ``java`` do not.
+modules that it imports import PySpark; ``source_options``, ``broker_connection`` and ``java`` do not.
 """

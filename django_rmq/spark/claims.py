@@ -1,7 +1,7 @@
 """The claims of a query on a topic: the driver claims, keeps the lease, and acknowledges.
 
 One consumer has at most one open claim, in any number of slots; decision 0004 gives the reasons. Nothing here
-knows Spark: ``streaming`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has
+knows Spark: ``stream_reader`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has
 recorded.
 """
 
@@ -13,13 +13,13 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
-from django_rmq.core.calls import claims, ending, looking
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.call import Call
-from django_rmq.core.calls.walk import walk
-from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
-from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import ack, claims, inspect
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.limits import BATCH, CLAIM_STEP
+from django_rmq.core.model.replies import Claimed, ClaimRead, Counts
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.spark.due_slots import HEADS, DueSlots
 from django_rmq.spark.lease import Lease
@@ -76,7 +76,7 @@ class Claims:
 
     def counts(self, slots: Iterable[int]) -> list[Counts]:
         """Return the number of messages of each slot by state."""
-        return self.each(looking.count(self._topic, slot) for slot in slots)
+        return self.each(inspect.count(self._topic, slot) for slot in slots)
 
     def reads(self, slots: Iterable[int], consumer: str, number: int = 0) -> list[ClaimRead]:
         """Return the state of the consumer's claim in each slot: of its newest one, or of that ``number``."""
@@ -204,8 +204,8 @@ class Claims:
         total, left = 0, list(slots)
         while left:
             # Each moves some hundred messages, and Redis serves nobody else between the calls of one round trip.
-            ended = list(walk(self._broker, (ending.expire(self._topic, slot) for slot in left), RETURNS))
-            rested = list(walk(self._broker, (ending.promote(self._topic, slot) for slot in left), RETURNS))
+            ended = list(walk(self._broker, (ack.expire(self._topic, slot) for slot in left), RETURNS))
+            rested = list(walk(self._broker, (ack.promote(self._topic, slot) for slot in left), RETURNS))
             moved = {slot: sum(pair) for slot, *pair in zip(left, ended, rested, strict=True)}
             total += sum(moved.values())
             left = [slot for slot, count in moved.items() if count]
@@ -290,7 +290,7 @@ class Claims:
         shut = {slot for slot, found in counts.items() if self._is_shut(found)}
         # Messages that timed out keep these slots shut, and otherwise they might not be asked for a long
         # time.
-        self.each(ending.expire(self._topic, slot) for slot in shut)
+        self.each(ack.expire(self._topic, slot) for slot in shut)
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 

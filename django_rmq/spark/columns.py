@@ -12,15 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
-from django_rmq.core.producer.checks import check_stored_basis
-from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
-from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.envelope import Envelope, basis_bytes, encode_envelope
+from django_rmq.core.model.limits import (
+    MAX_DURATION_MS,
+    MAX_INSTANT_MS,
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+)
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.validation import check_stored_basis
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.entries import COLUMNS, METADATA
-from django_rmq.spark.packing import Rows
-from django_rmq.spark.times import DURATIONS
+from django_rmq.spark.arrow_bulk import ArrowRows
+from django_rmq.spark.message_rows import COLUMNS, METADATA
+from django_rmq.spark.time_columns import DURATIONS
 
 OPTION_COLUMNS = (
     "priority",
@@ -225,7 +230,7 @@ def rows_of(
     parsed: list[Any] | None,
     build: Callable[[list[int]], list[Outgoing]],
     now_ms: int,
-) -> Rows | None:
+) -> ArrowRows | None:
     """Return rows that can be sent as columns. None: each has to be looked at, or one is invalid.
 
     ``columns``: those of the options; times are in ms. ``bodies`` are encoded; ``parsed``: the same as plain data, if
@@ -254,13 +259,13 @@ def rows_of(
     if ranges is not None and len(set(members)) < len(members):
         return None
     if topic.slot_basis is None and "slot_basis" not in given:
-        return Rows(members, build, scores, ranges, _enveloped(bodies) if topic.keyed else None)
+        return ArrowRows(members, build, scores, ranges, _enveloped(bodies) if topic.keyed else None)
     try:
         bases = _bases(topic, batch, given, parsed)
         envelopes = _enveloped(bodies, bases) if topic.keyed and bases is not None else None
     except InvalidMessage:
         return None
-    return None if bases is None else Rows(members, build, scores, ranges, envelopes, bases)
+    return None if bases is None else ArrowRows(members, build, scores, ranges, envelopes, bases)
 
 
 def _enveloped(raws: Sequence[bytes], bases: Sequence[bytes] | None = None) -> list[bytes]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_rmq.core.topics.definitions import register_topics
-from django_rmq.core.words.bounds import MAX_RETRIES_LIMIT, is_whole, shown
-from django_rmq.core.words.keys import check_slots
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.keys import check_slots
+from django_rmq.core.model.limits import MAX_RETRIES_LIMIT, is_whole, shown
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.connection import broker_of
-from django_rmq.spark.options import CONNECTION, Options
+from django_rmq.spark.broker_connection import broker_of
+from django_rmq.spark.source_options import CONNECTION, SourceOptions
 
 TYPES = (TopicType.RANGE_MERGE, TopicType.PRIORITY, TopicType.FIXED_TIME)
 WORDS = {"body": ("json", "text", "bytes"), "identity": ("body", "key")}
@@ -30,7 +30,7 @@ def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  #
 
     Raises ``ConfigurationError`` for an invalid setting, and ``TopicMismatch`` if Redis has another definition.
     """
-    given = Options(
+    given = SourceOptions(
         {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "declare"
     )
     name = given.topic()

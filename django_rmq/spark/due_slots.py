@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.topic import Topic
 
 HEADS = 1_024
 """The number of slots asked in one round trip."""
@@ -29,9 +29,9 @@ class DueSlots:
         found: dict[int, int] = {}
         for first in slots[::HEADS]:
             part = slots[first : first + HEADS]
-            if first in self._empty and not self._broker.run(looking.any_in_use(self._topic, part)):
+            if first in self._empty and not self._broker.run(inspect.any_in_use(self._topic, part)):
                 continue
-            heads = self._broker.run(looking.heads(self._topic, part))
+            heads = self._broker.run(inspect.heads(self._topic, part))
             found.update(
                 (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_rmq.core.calls import claims
-from django_rmq.core.calls.walk import walk
+from django_rmq.core.commands import claims
+from django_rmq.core.commands.batching import walk
 from django_rmq.exceptions import ConfigurationError, LostRace
-from django_rmq.spark import acting
-from django_rmq.spark.connection import reached
-from django_rmq.spark.options import STREAM, Options
-from django_rmq.spark.patience import Patience
+from django_rmq.spark import row_actions
+from django_rmq.spark.broker_connection import reached
+from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.source_options import STREAM, SourceOptions
 
 
 def fail(frame: Any, options: Mapping[str, str], error: Any, *, reject: bool = False) -> int:
@@ -45,7 +45,7 @@ def fail(frame: Any, options: Mapping[str, str], error: Any, *, reject: bool = F
         (sql.lit(error) if isinstance(error, str) else error).cast("string").alias("error"),
     )
     outcomes: dict[str, int] = {
-        row.outcome: row.messages for row in acting.fail(rows, options, given.consumer).collect()
+        row.outcome: row.messages for row in row_actions.fail(rows, options, given.consumer).collect()
     }
     noted = outcomes.pop("ok", 0) + outcomes.pop("again", 0)
     if strangers := outcomes.pop("not_found", 0):
@@ -72,7 +72,7 @@ def fail_batch(options: Mapping[str, str]) -> int:
     Raises ``ConfigurationError`` without ``consumerId``, and ``ServerUnavailable`` after ``patience`` seconds.
     """
     given = _options(options, "fail_batch")
-    consumer, patience = given.consumer, Patience(given.patience, f"topic {given.topic()}")
+    consumer, patience = given.consumer, RetryPolicy(given.patience, f"topic {given.topic()}")
 
     def give_back() -> int:
         broker, topic = reached(given)
@@ -91,8 +91,8 @@ def fail_batch(options: Mapping[str, str]) -> int:
     return patience(give_back)
 
 
-def _options(options: Mapping[str, str], who: str) -> Options:
-    given = Options(options, STREAM, who)
+def _options(options: Mapping[str, str], who: str) -> SourceOptions:
+    given = SourceOptions(options, STREAM, who)
     if given.text("consumerId") is None:
         raise ConfigurationError(
             f"option consumerId is missing: {who} needs the one with which the stream was loaded"

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from django_rmq.core.calls import claims, consumers
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.walk import walk
-from django_rmq.core.words.answers import Driver
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import claims, spark_consumers
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.replies import Driver
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, RmqError
 
 logger = logging.getLogger("django_rmq.spark")
@@ -51,7 +51,7 @@ def is_dead(about: str) -> bool:
     return (host, machine) == here and pid.isdecimal() and start != "-" and _start_of(int(pid)) != start
 
 
-class Identity:
+class DriverIdentity:
     """The name of a consumer, which one driver has at a time. Thread-safe.
 
     The word of the checkpoint says whether a driver is that of the same query, started again.
@@ -90,7 +90,7 @@ class Identity:
         )
 
     def _ask(self, consumer: str, checkpoint: str, *, starts: bool, gone: str = "") -> Driver | None:
-        call = consumers.hold_consumer(
+        call = spark_consumers.hold_consumer(
             self._topic,
             consumer,
             self._word,
@@ -113,7 +113,7 @@ class Identity:
         with self._lock:
             if self._held is not None:
                 self._has_left = True
-                self._broker.run(consumers.leave_consumer(self._topic, self._held[0], self._word))
+                self._broker.run(spark_consumers.leave_consumer(self._topic, self._held[0], self._word))
 
 
 class Lease:
@@ -123,7 +123,7 @@ class Lease:
         self._broker = broker
         self._topic = topic
         self._lease_ms = lease_ms
-        self.identity = Identity(broker, topic, lease_ms)
+        self.identity = DriverIdentity(broker, topic, lease_ms)
         self._holder = ""
         self._held: dict[int, int] = {}
         """Slot -> number of the claim to renew."""

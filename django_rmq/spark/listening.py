@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from django_rmq.exceptions import RmqError
-from django_rmq.spark.options import CONNECTION, Options
-from django_rmq.spark.streaming import acknowledge
+from django_rmq.spark.source_options import CONNECTION, SourceOptions
+from django_rmq.spark.stream_reader import acknowledge
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -29,7 +29,7 @@ class Acknowledger(StreamingQueryListener):
         self._options = {name: value for name, value in options.items() if name.lower() in known}
         # A listener must not delay Spark; what cannot be acknowledged now is acknowledged at the next poll.
         self._at_once = {**self._options, "patience": "0"}
-        self._topics = set(Options(self._options, CONNECTION, "Acknowledger").names("topic"))
+        self._topics = set(SourceOptions(self._options, CONNECTION, "Acknowledger").names("topic"))
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Do nothing: nothing is recorded yet."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from django_rmq.exceptions import OperationRefused
-from django_rmq.spark.bodies import BATCH_COLUMNS, MALFORMED
+from django_rmq.spark.body_columns import BATCH_COLUMNS, MALFORMED
 
 QUERY, BATCH = BATCH_COLUMNS
 

@@ -12,12 +12,17 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.entries import COLUMNS, METADATA
-from django_rmq.spark.options import READ, STREAM, WRITE, Options
+from django_rmq.spark.message_rows import COLUMNS, METADATA
+from django_rmq.spark.source_options import (
+    READ,
+    STREAM,
+    WRITE,
+    SourceOptions,
+)
 
 if TYPE_CHECKING:
-    from django_rmq.spark.stream_writing import StreamWriter
-    from django_rmq.spark.writing import Writer
+    from django_rmq.spark.stream_writer import StreamWriter
+    from django_rmq.spark.writer import Writer
 
 
 class RmqDataSource(DataSource):
@@ -29,47 +34,49 @@ class RmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         # Spark calls it at load(), on the driver, so errors in options are raised there.
-        from django_rmq.spark.connection import broker_of
+        from django_rmq.spark.broker_connection import broker_of
 
-        options = Options(dict(self.options), READ | STREAM, "load()")
+        options = SourceOptions(dict(self.options), READ | STREAM, "load()")
         options.check()
         broker_of(options)  # connects to nothing
         return _schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = Options(dict(self.options), READ, "spark.read")
+        options = SourceOptions(dict(self.options), READ, "spark.read")
         _check(schema, options)
         if options.pushes_filters:
-            from django_rmq.spark.pushing import PushingReader
+            from django_rmq.spark.pushdown import PushdownReader
 
-            return PushingReader(options, schema)
-        from django_rmq.spark.reading import Reader
+            return PushdownReader(options, schema)
+        from django_rmq.spark.reader import Reader
 
         return Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from django_rmq.spark.streaming import StreamReader
+        from django_rmq.spark.stream_reader import StreamReader
 
-        options = Options(dict(self.options), STREAM, "spark.readStream")
+        options = SourceOptions(dict(self.options), STREAM, "spark.readStream")
         _check(schema, options)
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
-        from django_rmq.spark.writing import Writer
+        from django_rmq.spark.writer import Writer
 
-        return Writer(Options(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)
+        return Writer(SourceOptions(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        from django_rmq.spark.stream_writing import StreamWriter
+        from django_rmq.spark.stream_writer import StreamWriter
 
-        return StreamWriter(Options(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite)
+        return StreamWriter(
+            SourceOptions(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite
+        )
 
 
-def _schema(options: Options) -> StructType:
+def _schema(options: SourceOptions) -> StructType:
     return METADATA if options.metadata else COLUMNS
 
 
-def _check(schema: StructType, options: Options) -> None:
+def _check(schema: StructType, options: SourceOptions) -> None:
     if schema.fieldNames() != _schema(options).fieldNames():
         raise ConfigurationError(
             f"the schema of format rmq is fixed: {_schema(options).simpleString()}; read value, then decode it"

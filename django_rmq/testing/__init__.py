@@ -21,8 +21,8 @@ from django_rmq.testing.captured import (
     captured_messages,
 )
 from django_rmq.testing.cases import Clock, RMQTestMixin, clock_from_now, memory_broker
-from django_rmq.testing.draining import adrain, drain
-from django_rmq.testing.scheduling import ScheduleState, schedule_state, start_schedules
+from django_rmq.testing.inline_worker import adrain, drain
+from django_rmq.testing.schedules import ScheduleState, schedule_state, start_schedules
 
 __all__ = [
     "CapturedMessage",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.core.words.results import SendResult
+from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import InvalidBody
 
 _ANY: Any = object()
@@ -76,7 +76,7 @@ def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
     Messages are validated as usual. Unless ``deliver`` is True nothing reaches a server: sends say
     ``stored``, removals ``not_found``, after the commit if there is a transaction.
     """
-    from django_rmq.project import sending
+    from django_rmq import sending
 
     recorder = _Recorder(deliver)
     sending.observers.append(recorder)
@@ -139,8 +139,8 @@ def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages |
 
 def _comparable(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a send with times in ms, so that ``60`` is the same as ``"1m"``."""
-    from django_rmq.project.sending import options_in_ms
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.sending import options_in_ms
 
     topic = get_config().topics.get(name)
     return dict(options) if topic is None else options_in_ms(topic, options)
@@ -148,7 +148,7 @@ def _comparable(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_body(message: CapturedMessage, body: Any) -> bool:
     """Return whether a message was sent with ``body``, or with what is stored as the same."""
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
 
     topic = get_config().topics.get(message.topic)
     if message.body == body or topic is None or topic.typed is None:

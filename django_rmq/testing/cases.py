@@ -17,7 +17,7 @@ from django_rmq.testing.captured import (
     assert_no_messages,
     captured_messages,
 )
-from django_rmq.testing.draining import drain
+from django_rmq.testing.inline_worker import drain
 
 
 class Clock:
@@ -40,7 +40,7 @@ def memory_broker(clock: Callable[[], int] | None = None, prefix: str = "") -> I
 
     ``clock``: for example a ``Clock``, which changes only when it is advanced. None: real time.
     """
-    from django_rmq.project import connections
+    from django_rmq import connections
 
     broker = InMemoryBroker(prefix, clock)
     with connections.replaced_broker(broker):

@@ -16,17 +16,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.words.schedules import Schedule
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.conf.config import Config
+from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
+from django_rmq.conf.setting_keys import Keys, keys_of
+from django_rmq.conf.settings_reader import PLAIN_KEYS, RMQ_KEYS, SECTIONS
+from django_rmq.conf.task_settings import OPTION_KEYS, TaskOptions
+from django_rmq.conf.topic_settings import TOPIC_KEYS
+from django_rmq.conf.values import WHOLE_FORMS, InvalidSetting
+from django_rmq.conf.zookeeper_settings import ZooKeeper
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import FORMS, LONGEST, duration_text
-from django_rmq.project.settings.config import Config
-from django_rmq.project.settings.keys import Keys, keys_of
-from django_rmq.project.settings.reader import PLAIN_KEYS, RMQ_KEYS, SECTIONS
-from django_rmq.project.settings.schedules import SCHEDULE_KEYS
-from django_rmq.project.settings.tasks import OPTION_KEYS, TaskOptions
-from django_rmq.project.settings.topics import TOPIC_KEYS
-from django_rmq.project.settings.values import WHOLE_FORMS, Wanted
-from django_rmq.project.settings.zookeeper import ZooKeeper
 
 PAGE = Path(__file__).parents[1] / "reference/settings.md"
 LIST = re.compile(r"^(### (.+)\n)\n?(?:- (?:Takes|Default|Unit|Example|Registered): .*\n)*\n?", re.MULTILINE)
@@ -243,7 +243,7 @@ def taken(parse: Any) -> str:
     """Return what a setting takes, in the words in which it refuses anything else."""
     try:
         parse(NOTHING)
-    except Wanted as wanted:
+    except InvalidSetting as wanted:
         found = re.sub(r" \([A-Za-z_ ]+(=|must).*?\)(?=;|$)", "", str(wanted))
         found = found.replace(f"{FORMS}, ", "a duration ").replace(
             f"{WHOLE_FORMS}, ", "a duration of whole seconds "

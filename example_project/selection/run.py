@@ -15,7 +15,7 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.session import check_installed
+from django_rmq.spark.spark_session import check_installed
 from example_project.accounts import TopicAccounts
 from example_project.selection import changes
 from example_project.selection.feeds import Feeds, FeedThread

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import redis
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.words.keys import SlotKeys
+from django_rmq.core.model.keys import SlotKeys
 from tests.brokers import OracleBroker
 from tests.oracle.keyspace import Hash, SortedSet
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from django_rmq.core.calls import inserting
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.words.answers import Delivery, Prepared, Sent
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.commands import insert as insert_commands
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import SlotKeys, slot_keys
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Delivery, Prepared, Sent
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import Keyspace
 
@@ -114,7 +114,7 @@ class Slot:
             scores = [self.now_ms + (self.topic.time_range_ms or 0)] * len(members)
         elif scores is None:
             scores = [self.fresh_score(n) for n in range(len(members))]
-        calls = inserting.insert(self.topic, self.index, scores, members)
+        calls = insert_commands.insert(self.topic, self.index, scores, members)
         return cast("Counter[str] | None", run_all(self.broker, calls)[-1])
 
     def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:

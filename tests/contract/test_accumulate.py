@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.answers import Prepared, Row
-from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
-from django_rmq.core.words.failures import Death
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
+from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.replies import CopyReply, Prepared
+from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
 
@@ -264,7 +264,7 @@ def test_what_moves_to_another_slot_joins_what_was_sent_there(
     slot.shut(7)
     score = f"{slot.now_ms + 5 if state == 'store' else slot.now_ms + 5 + 2 / 1024:.17g}"
     slot.send_merge(0, [b"k"], [of(b"2")])
-    slot.move_in(7, 0, 1, [Row(state, b"k", score, b"", of(b"1"))])
+    slot.move_in(7, 0, 1, [CopyReply(state, b"k", score, b"", of(b"1"))])
     assert waiting(slot) == [b"1", b"2"]
 
 
@@ -277,7 +277,7 @@ def test_of_two_deaths_that_meet_in_a_slot_all_bodies_stay(make_slot: MakeSlot, 
     slot.shut(7)
     at = slot.now_ms + (-9 if earlier else 9)
     record = b"failed 1 1 %d 5 0 1\n" % at + of(b"moved")
-    slot.move_in(7, 0, 1, [Row("dead", b"k", f"{at}", b"", record)])
+    slot.move_in(7, 0, 1, [CopyReply("dead", b"k", f"{at}", b"", record)])
     assert dead(slot) == ([b"moved", b"here"] if earlier else [b"here", b"moved"])
 
 

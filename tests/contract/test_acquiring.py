@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.words.answers import Acquired
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.replies import Acquired
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.answers import Row
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.replies import CopyReply
+from django_rmq.core.model.topic import TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -271,7 +271,7 @@ def test_a_fresh_message_that_moves_in_over_a_resting_one_has_its_own_body(
     envelope = slot.envelope(V2)
     assert envelope is not None
     moved = slot.counted("moved_in")
-    row = Row("store", A, str(slot.now_ms), b"", envelope)
+    row = CopyReply("store", A, str(slot.now_ms), b"", envelope)
     assert slot.move_in(1, 1, 1, [row]) == "in"
     assert slot.counted("moved_in") == moved + 1
     assert slot.where(A) == "W" and slot.bodies() == {"body": V2}

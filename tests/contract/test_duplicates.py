@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.topic import TopicType
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

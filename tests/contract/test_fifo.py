@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import Keyspace

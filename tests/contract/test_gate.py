@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.keys import SlotKeys
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 

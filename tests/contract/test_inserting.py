@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot

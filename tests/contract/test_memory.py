@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import looking, sending
-from django_rmq.core.calls.broker import Broker, Pipeline
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands import inspect, send
+from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
@@ -33,9 +33,9 @@ def test_it_needs_neither_redis_nor_django() -> None:
 
 def test_it_has_rules_for_every_script_and_every_other_method_of_a_broker() -> None:
     # An insertion is a transaction of commands, and definitions are changed by a method.
-    names = {name.removesuffix(scripts.SECOND) for name in scripts.all_names()}
+    names = {name.removesuffix(lua.SECOND) for name in lua.all_names()}
     assert RULES.keys() == names - {"insert", "topics/redefine"}
-    for protocol, ours in ((Broker, OracleBroker), (Pipeline, MemoryPipeline)):
+    for protocol, ours in ((Broker, OracleBroker), (BrokerPipeline, MemoryPipeline)):
         asked = {
             name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")
         }
@@ -67,7 +67,7 @@ def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
 
 def test_it_runs_calls() -> None:
     broker, topic = OracleBroker(clock=Clock(START_MS)), Topic("t", TopicType.PRIORITY, slots=1)
-    assert broker.run(sending.send_replace(topic, 0, [50], [b"a"])) == [("stored", 50)]
-    page = broker.run(looking.peek(topic, 0, "store", limit=5))
+    assert broker.run(send.send_replace(topic, 0, [50], [b"a"])) == [("stored", 50)]
+    page = broker.run(inspect.peek(topic, 0, "store", limit=5))
     assert [entry.member for entry in page.entries] == [b"a"]
-    assert broker.run(looking.heads(topic, [0])) == broker.heads(topic, [0]) == [0]
+    assert broker.run(inspect.heads(topic, [0])) == broker.heads(topic, [0]) == [0]

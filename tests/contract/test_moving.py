@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core.words.answers import Row
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.replies import CopyReply
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from tests.brokers import Broker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
@@ -212,7 +212,7 @@ def test_nothing_leaves_while_something_is_in_flight(make_slot: Make) -> None:
     source.commit(receipt, [delivery.member])
     assert source.move_out(1, 1, [("store", other)]).status == "moved"
     assert target.where(other) == "-"
-    assert target.move_in(1, 0, 1, [Row("store", other, "99")]) == "in"
+    assert target.move_in(1, 0, 1, [CopyReply("store", other, "99")]) == "in"
 
 
 def test_nothing_leaves_while_spark_holds_something(make_slot: Make) -> None:
@@ -228,7 +228,7 @@ def test_nothing_leaves_while_spark_holds_something(make_slot: Make) -> None:
 def test_nothing_leaves_or_arrives_where_the_slot_is_open_or_another_was_here(make_slot: Make) -> None:
     source, target = pair(make_slot)
     source.send(b"x")
-    row = Row("store", b"x", "50")
+    row = CopyReply("store", b"x", "50")
     assert source.move_out(1, 1, [("store", b"x")]).status == "stale"
     assert target.move_in(1, 0, 1, [row]) == "stale"
     shut(source, target, reslot=2)
@@ -273,9 +273,9 @@ def test_what_left_is_not_forgotten_before_it_has_arrived(make_slot: Make) -> No
 def test_tickets_of_several_sources_are_kept_apart(make_slot: Make) -> None:
     slot = make_slot(slots=1)
     slot.shut(1)
-    assert slot.move_in(1, 2, 5, [Row("store", b"x", "50")]) == "in"
-    assert slot.move_in(1, 3, 1, [Row("store", b"y", "50")]) == "in"
-    assert slot.move_in(1, 2, 4, [Row("store", b"z", "50")]) == "known"
+    assert slot.move_in(1, 2, 5, [CopyReply("store", b"x", "50")]) == "in"
+    assert slot.move_in(1, 3, 1, [CopyReply("store", b"y", "50")]) == "in"
+    assert slot.move_in(1, 2, 4, [CopyReply("store", b"z", "50")]) == "known"
     assert set(slot.zset("store")) == {b"x", b"y"}
     reopen(slot)
     assert not slot.hash("arrived")
@@ -295,7 +295,7 @@ def test_a_hand_over_ends_at_its_bytes_and_at_250(make_slot: Make) -> None:
     with pytest.raises(ServerRefused):
         source.move_out(1, 1, [("store", b"x%d" % n) for n in range(251)])
     with pytest.raises(ServerRefused):
-        target.move_in(1, 0, 9, [Row("store", b"x", "50")] * 251)
+        target.move_in(1, 0, 9, [CopyReply("store", b"x", "50")] * 251)
 
 
 def test_a_member_named_twice_or_gone_leaves_once_or_not(make_slot: Make) -> None:

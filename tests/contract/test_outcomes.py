@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.outcomes import MOST, Outcome, Progress, digest, parse
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.outcome import (
+    MOST,
+    Outcome,
+    Progress,
+    digest,
+    parse,
+)
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.answers import Counts, Entry, Looked
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.replies import Counts, DescribeReply, Entry
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
 
@@ -130,13 +130,15 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     running_since = running // 1000
     assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", False, since, running_since)
     looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
-    assert looked[0] == Looked(waits.score, None, None, None, envelope=waits.envelope)
-    assert looked[1] == Looked(
+    assert looked[0] == DescribeReply(waits.score, None, None, None, envelope=waits.envelope)
+    assert looked[1] == DescribeReply(
         None, runs.score, None, None, in_flight=runs.record, delivered_envelope=runs.envelope
     )
-    assert looked[2] == Looked(None, None, rests.score, None, failure=rests.record, envelope=rests.envelope)
-    assert looked[3] == Looked(None, None, None, dead.score, death=dead.record)
-    assert looked[4] == Looked(None, None, None, None)
+    assert looked[2] == DescribeReply(
+        None, None, rests.score, None, failure=rests.record, envelope=rests.envelope
+    )
+    assert looked[3] == DescribeReply(None, None, None, dead.score, death=dead.record)
+    assert looked[4] == DescribeReply(None, None, None, None)
 
 
 def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
@@ -149,7 +151,7 @@ def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
     before = slot.snapshot()
     [looked] = slot.look([b"\xff\x00"])
     assert None not in (looked.store, looked.prepare, looked.dead, looked.in_flight, looked.death)
-    assert looked.retry is None and slot.look([b""]) == [Looked(None, None, None, None)]
+    assert looked.retry is None and slot.look([b""]) == [DescribeReply(None, None, None, None)]
     assert slot.snapshot() == before
     assert len(slot.look([b"m%d" % n for n in range(100)])) == 100 and slot.look([]) == []
     with pytest.raises(ServerRefused):

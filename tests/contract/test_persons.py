@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.failures import Death, FailureRecord
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.failure_records import Death, FailureRecord
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot

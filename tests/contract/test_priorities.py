@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.words.bounds import MAX_PRIORITY
-from django_rmq.core.words.failures import Death, FailureRecord
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core.model.failure_records import Death, FailureRecord
+from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot
 

@@ -9,8 +9,8 @@ from hashlib import sha1
 
 import pytest
 
-from django_rmq.core.words.answers import Area
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.replies import Area
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, Slot
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.answers import Acquired
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.replies import Acquired
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import in_one_form

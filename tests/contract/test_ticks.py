@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock
 from tests.contract.slots import TIME_TYPES, Slot

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import TopicType
 from tests.contract.slots import NO_BACKOFF, START_MS, TIME_TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -10,9 +10,9 @@ import pytest
 from redis.crc import key_slot
 
 from django_rmq.core.cluster.nodes import Node
-from django_rmq.core.words.bounds import GATE, NEVER
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.limits import GATE, NEVER
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.brokers import ClusterBroker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot

@@ -75,7 +75,7 @@ RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {}}
 OURS = """
 # --- what is true on this machine only
 if "RMQ" in globals():
-    from django_rmq.project.connections import SOCKET_TIMEOUTS
+    from django_rmq.connections import SOCKET_TIMEOUTS
 
     SOCKET_TIMEOUTS["web"] = 10.0
     for name, topic in {topics!r}.items():
@@ -110,14 +110,14 @@ def create_order() -> Any:
     from django.utils import timezone
 
     from django_rmq import listener, send_message
-    from django_rmq.project.listening import registry
+    from django_rmq.worker import listener_registry
 
     order = SimpleNamespace(pk=9, state="unpaid", refresh_from_db=lambda: None)
 
     def close(message: Any) -> None:
         order.state = "closed"
 
-    if "order-timeouts" not in registry.listeners():
+    if "order-timeouts" not in listener_registry.listeners():
         listener("order-timeouts")(close)
     send_message("order-timeouts", {"order": order.pk}, fixed_time=timezone.now() + timedelta(minutes=15))
     return order
@@ -171,8 +171,8 @@ def main(files: list[str]) -> int:
     """Run each file; say what failed, and return how many did."""
     import django
 
-    from django_rmq.project import connections
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections
+    from django_rmq.conf import get_config
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
     sys.path.insert(0, str(Path.cwd()))

@@ -34,13 +34,13 @@ import redis
 import yaml
 
 from django_rmq.api import urls
-from django_rmq.core.calls.schedules import change_schedule
+from django_rmq.core.commands.schedule_records import change_schedule
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.schedules.stepping import Stepper
-from django_rmq.core.words.schedules import Schedule
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.schedules.stepper import Stepper
 from example_project.embedded_redis import NoRedisServer
 from example_project.embedded_server import free_port
 from tests.docs import stage

@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from tests.brokers import Broker
 from tests.e2e.processes import Start, WorkerProcess
 from tests.workers import audit, eventually, live

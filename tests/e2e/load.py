@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.coordination.redis import describe, members
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.coordination.redis_coordinator import describe, members
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone

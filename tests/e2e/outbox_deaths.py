@@ -167,11 +167,11 @@ def examine(client: redis.Redis) -> dict[str, int]:
     """Relay what was left, and compare what Redis holds with the table of intents."""
     from django.db import connection
 
-    from django_rmq.core.words.envelopes import decode_envelope
-    from django_rmq.core.words.keys import slot_keys
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.envelope import decode_envelope
+    from django_rmq.core.model.keys import slot_keys
     from django_rmq.models import OutboxMessage
-    from django_rmq.project.outbox.relaying import relay_all
-    from django_rmq.project.settings import get_config
+    from django_rmq.outbox.relay import relay_all
 
     left, deadline = OutboxMessage.objects.count(), time.monotonic() + 60
     while OutboxMessage.objects.exists() and time.monotonic() < deadline:
@@ -229,7 +229,7 @@ def main() -> None:
         }
         from django.db import connections as databases
 
-        from django_rmq.project import connections
+        from django_rmq import connections
 
         databases.close_all()
         connections.close()

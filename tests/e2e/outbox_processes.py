@@ -40,10 +40,10 @@ def intend(topic: str, name: str, value: int | None) -> None:
 
 def arm(point: str, at: int) -> None:
     """Have this process die when it comes to ``point`` for the time numbered ``at``."""
-    from django_rmq.core.producer.sending import Producer
-    from django_rmq.project.outbox import relaying, rows, statements
-    from django_rmq.project.outbox.keeping import Keeping
-    from django_rmq.project.sending import commit
+    from django_rmq.core.producer.producer import Producer
+    from django_rmq.outbox import relay, sql, storage
+    from django_rmq.outbox.outbox_send import OutboxSend
+    from django_rmq.sending import on_commit
 
     countdown = itertools.count(1)
 
@@ -72,14 +72,14 @@ def arm(point: str, at: int) -> None:
 
     arms: dict[str, Callable[[], None]] = {
         "before-commit": lambda: before(sys.modules[__name__], "about_to_commit"),
-        "after-commit": lambda: before(commit, "_flush"),
-        "after-look": lambda: after(Keeping, "__init__"),
+        "after-commit": lambda: before(on_commit, "_flush"),
+        "after-look": lambda: after(OutboxSend, "__init__"),
         "after-send": lambda: after(Producer, "attempt"),
-        "in-delete": lambda: before(statements, "delete_free"),
-        "after-delete": lambda: after(rows, "conclude"),
-        "relay-holds": lambda: after(relaying, "_hold"),
+        "in-delete": lambda: before(sql, "delete_free"),
+        "after-delete": lambda: after(storage, "conclude"),
+        "relay-holds": lambda: after(relay, "_hold"),
         "relay-sent": lambda: after(Producer, "attempt"),
-        "relay-before-commit": lambda: after(relaying, "_send"),
+        "relay-before-commit": lambda: after(relay, "_send"),
         ANY: lambda: None,
     }
     arms[point]()
@@ -158,7 +158,7 @@ def relay_on(until: float) -> None:
     from django.db import DatabaseError
 
     from django_rmq.exceptions import ServerTrouble
-    from django_rmq.project.outbox.relaying import relay_all
+    from django_rmq.outbox.relay import relay_all
 
     while time.monotonic() < until:
         with suppress(ServerTrouble, DatabaseError):
@@ -171,7 +171,7 @@ def fork(work: Callable[[], None]) -> int:
     """Run ``work`` in a new process; return its id."""
     from django.db import connections as databases
 
-    from django_rmq.project import connections
+    from django_rmq import connections
 
     databases.close_all()
     connections.close()

@@ -97,7 +97,7 @@ def leave(send: Callable[[], object]) -> None:
     """Commit sends as a process does that dies after its commit."""
     from django.db import transaction
 
-    with mock.patch("django_rmq.project.sending.commit._flush"), transaction.atomic():
+    with mock.patch("django_rmq.sending.on_commit._flush"), transaction.atomic():
         send()
 
 
@@ -157,10 +157,10 @@ def stop_with_rows(relay: RelayProcess, rows: int) -> tuple[int, float]:
 
 def examine(plain: int, keys: range, state: int) -> dict[str, int]:
     """Compare what Redis holds with what was committed: all plain messages, and the last state of each key."""
-    from django_rmq.core.words.envelopes import decode_envelope
-    from django_rmq.core.words.keys import slot_keys
-    from django_rmq.project import connections
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.envelope import decode_envelope
+    from django_rmq.core.model.keys import slot_keys
 
     config = get_config()
     client: Any = connections.get_broker("worker").client  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def main() -> None:
         from django.core.management import call_command
         from django.db import connections as databases
 
-        from django_rmq.project import connections
+        from django_rmq import connections
 
         call_command("migrate", "django_rmq", verbosity=0)
         try:

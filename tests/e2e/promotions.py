@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from redis.crc import key_slot
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.results import Durability
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.send_results import Durability
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from tests.brokers import Broker, ClusterBroker
 from tests.servers import RedisCluster, ReplicaPair, ask, wait_for_link, wait_until
 from tests.workers import client_of, cluster_of

@@ -63,13 +63,12 @@ def work(url: str, prefix: str) -> NoReturn:
     """Be a worker: its consumer and its schedules live by the clock in Redis, its membership by the real one."""
     import redis
 
-    from django_rmq import listener
-    from django_rmq.core.schedules.stepping import Stepper
-    from django_rmq.project import connections
-    from django_rmq.project.listening.starting import check_start, chosen_topics
-    from django_rmq.project.listening.worker import Options, WorkerProcess
-    from django_rmq.project.scheduling import running
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections, listener
+    from django_rmq.conf import get_config
+    from django_rmq.core.schedules.stepper import Stepper
+    from django_rmq.schedules import duty
+    from django_rmq.worker.startup import check_start, chosen_topics
+    from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
     from tests.brokers import set_clock
 
     local = threading.local()
@@ -111,8 +110,8 @@ def work(url: str, prefix: str) -> NoReturn:
             return min(super().step_each(records, now_ms, also), 0.02)
 
     made: Any = lambda: Hasty(stepping, get_config().topics)  # noqa: E731
-    running.stepper = made
-    worker = WorkerProcess(check_start(chosen_topics()), Options(threads=2))
+    duty.stepper = made
+    worker = WorkerProcess(check_start(chosen_topics()), ProcessOptions(threads=2))
     worker.run()
     os._exit(0)
 
@@ -177,8 +176,8 @@ def found(url: str, prefix: str) -> dict[str, Any]:
     """Return what is in Redis: what was consumed, what waits, and what the ledger says."""
     import redis
 
-    from django_rmq.project import connections
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections
+    from django_rmq.conf import get_config
     from tests.brokers import direct
 
     client: Any = redis.Redis.from_url(url)

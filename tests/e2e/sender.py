@@ -32,7 +32,7 @@ def options(kind: str) -> dict[str, Any]:
 def main(topic: str, name: str) -> None:
     django.setup()
     from django_rmq import Send, send_message, send_messages
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
     from tests.e2e import ledger
     from tests.e2e.worker_project.settings import WORKER_DATA
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from django_rmq.core.coordination.redis import describe, members
+from django_rmq.core.coordination.redis_coordinator import describe, members
 from tests.brokers import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import TAKEN_OVER, Load, shares

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.servers import RedisServer, ask

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.telling import history
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.monitoring import history
 from tests.brokers import Broker
 from tests.e2e.load import shares
 from tests.e2e.postgres import postgres

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from django_rmq.core.telling import events
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.monitoring import events
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import send

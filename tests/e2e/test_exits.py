@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, environment_of, is_gone, named, state_of
 from tests.servers import absent
@@ -96,22 +96,22 @@ def test_as_pid_1_it_reaps_orphans_and_ends_on_sigterm(start: Start, broker: Bro
 
 SUBREAPER = """
 import ctypes, os, signal, subprocess, time
-from django_rmq.core.consumer import children
+from django_rmq.core.consumer import child_processes
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
-children.ORPHAN_SECONDS = 0.5
-own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), children.Orphans()
+child_processes.ORPHAN_SECONDS = 0.5
+own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), child_processes.Orphans()
 if (middle := os.fork()) == 0:
     if os.fork() == 0:
         os._exit(0)
     os._exit(0)
 os.waitpid(middle, 0)
-while len(ended := children._ended_children()) < 2:
+while len(ended := child_processes._ended_children()) < 2:
     time.sleep(0.01)
 orphans.reap([own.pid])
-assert set(children._ended_children()) == set(ended), "somebody may still wait for them"
+assert set(child_processes._ended_children()) == set(ended), "somebody may still wait for them"
 time.sleep(0.6)
 orphans.reap([own.pid])
-assert children._ended_children() == [own.pid]
+assert child_processes._ended_children() == [own.pid]
 assert own.wait() == 7
 """
 

@@ -6,7 +6,7 @@ import signal
 import statistics
 from pathlib import Path
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.ledger import Line, examine, read
 from tests.e2e.processes import Happened, Start, named

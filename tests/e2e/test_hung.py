@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import audit, eventually, live, send, total

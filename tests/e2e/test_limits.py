@@ -7,8 +7,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.ledger import Line, read
 from tests.e2e.processes import Start

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.load import shares
 from tests.e2e.processes import Happened, Start, named

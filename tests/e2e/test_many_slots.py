@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.workers import Heard, Worker, client_of, eventually, send
 

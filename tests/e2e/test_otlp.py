@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, named
 from tests.servers import absent
@@ -33,9 +33,9 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from django_rmq.project.listening import worker
+from django_rmq.worker import worker_process
 
-worker.LEAVE_SECONDS = 60.0
+worker_process.LEAVE_SECONDS = 60.0
 
 
 class ObservedConfig(AppConfig):

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.servers import SentinelGuard, ask, wait_until

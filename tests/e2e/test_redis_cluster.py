@@ -12,11 +12,11 @@ from typing import Self
 import pytest
 from redis.crc import key_slot
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.keys import slot_keys, worker_keys
-from django_rmq.core.words.results import Durability
-from django_rmq.project.connections.clients import build_client
-from django_rmq.project.settings import RedisServer as Address
+from django_rmq.conf import RedisServer as Address
+from django_rmq.connections.client_factory import build_client
+from django_rmq.core.model.keys import slot_keys, worker_keys
+from django_rmq.core.model.send_results import Durability
+from django_rmq.core.producer.producer import Producer
 from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core import scripts
+from django_rmq.core import lua
 from tests.brokers import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import CHAOS, Load
@@ -147,7 +147,7 @@ def test_replies_of_every_script_in_turn_are_lost(start: Start, prefix: str, tmp
             load.send(10, ms=1, do="fail once")
             load.send(4, ms=900)
             lost = ["prepare", script] if script in IN_DOUBT else [script]
-            proxy.drop_reply(*(scripts.load(each).sha for each in lost))
+            proxy.drop_reply(*(lua.load(each).sha for each in lost))
             end = time.monotonic() + 120
             while True:
                 provoke(workers)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage
 from tests.workers import audit, eventually, total

@@ -6,10 +6,10 @@ import os
 import signal
 from typing import Any
 
-from django_rmq.core.words.bodies import encode_json
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.status import MessageStatus, read
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.model.body_codec import encode_json
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.status import MessageStatus, read
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, is_gone, named
 from tests.workers import eventually, live, send

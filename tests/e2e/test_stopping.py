@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.ledger import Line

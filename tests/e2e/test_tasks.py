@@ -15,9 +15,8 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import cancel_message
-from django_rmq.project import connections
-from django_rmq.project.tasks import frameworks
+from django_rmq import cancel_message, connections
+from django_rmq.tasks import frameworks
 from tests import errands
 from tests.e2e.processes import Start, WorkerProcess
 from tests.newsletter.issues import announce

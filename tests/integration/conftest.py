@@ -33,7 +33,7 @@ def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]
 @pytest.fixture(autouse=True)
 def _surveys_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test looks at what it has just done."""
-    monkeypatch.setattr("django_rmq.operations.surveys.KEPT_MS", 0)
+    monkeypatch.setattr("django_rmq.operations.shared_reads.KEPT_MS", 0)
 
 
 @pytest.fixture

@@ -21,19 +21,19 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
 
+from django_rmq import connections
 from django_rmq.admin import TopicAdmin
-from django_rmq.admin.pages import acts as pages
-from django_rmq.admin.pages.requests import so_far
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import message_id as id_of
-from django_rmq.core.words.schedules import Schedule
-from django_rmq.core.words.topics import Topic
+from django_rmq.admin.views import action_views as pages
+from django_rmq.admin.views.request_values import so_far
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import message_id as id_of
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.topic import Topic
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
 from tests.brokers import Broker
 from tests.servers import RedisServer
 from tests.workers import eventually
@@ -66,7 +66,7 @@ def broker(
     monkeypatch.setattr(pages, "SLICE_SECONDS", 60.0)
     monkeypatch.setattr(pages, "COUNT_SECONDS", 60.0)
     # What a test has just done is to be seen on the next page.
-    monkeypatch.setattr("django_rmq.operations.surveys.KEPT_MS", 0)
+    monkeypatch.setattr("django_rmq.operations.shared_reads.KEPT_MS", 0)
     found = Broker(redis_client, prefix)
     rmq = {
         "REDIS": redis_url,

@@ -16,17 +16,17 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
 
-from django_rmq.api import acts, urls
-from django_rmq.api.health import PublicView
+from django_rmq import connections
+from django_rmq.api import actions, urls
 from django_rmq.api.permissions import TopicPermission
+from django_rmq.api.probes import PublicView
 from django_rmq.api.view import RmqView
-from django_rmq.core.calls import answers
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.messages import from_base64url, message_id
+from django_rmq.conf import get_config
+from django_rmq.core.commands import idempotency
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import from_base64url, message_id
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Permission as Needed
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
 from tests.brokers import Broker, OracleBroker, intercept
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +57,7 @@ def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
-    monkeypatch.setattr(acts, "SLICE_SECONDS", 60.0)
+    monkeypatch.setattr(actions, "SLICE_SECONDS", 60.0)
     yield from on_each_broker(request, TOPICS=TOPICS)
 
 
@@ -344,7 +344,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
     broker.run = run
-    third = answers.begin_answer("f" * 32, content, "t3", 30_000)
+    third = idempotency.begin_answer("f" * 32, content, "t3", 30_000)
     intercept(broker, "answers/begin", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"

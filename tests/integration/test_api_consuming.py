@@ -14,13 +14,13 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 
-from django_rmq.core.calls import looking
-from django_rmq.core.words.topics import Topic
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.commands import inspect
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, Permission, receipts
-from django_rmq.operations.deliveries import Deliveries, Settled
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
 from tests.brokers import ClusterBroker, direct, set_clock
 from tests.integration.test_api import Program, on_each_broker, user_with
@@ -49,8 +49,8 @@ def rest(failures: int) -> float:
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
-    monkeypatch.setattr("django_rmq.operations.taking.ROUND_SECONDS", 60.0)
-    monkeypatch.setattr("django_rmq.operations.deliveries.ROUND_SECONDS", 60.0)
+    monkeypatch.setattr("django_rmq.operations.long_poll.ROUND_SECONDS", 60.0)
+    monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     yield from on_each_broker(request, TOPICS=TOPICS, API={"SEND_RATE": None})
 
 
@@ -207,20 +207,20 @@ def test_a_consumer_that_waits_gets_the_first_message_there_is(broker: Any) -> N
 def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the slots of a topic were looked at."""
     seen: list[float] = []
-    heads = looking.heads
+    heads = inspect.heads
 
     def counted(*args: Any, **how: Any) -> Any:
         seen.append(time.monotonic())
         return heads(*args, **how)
 
-    monkeypatch.setattr(looking, "heads", counted)
+    monkeypatch.setattr(inspect, "heads", counted)
     return seen
 
 
 def test_a_consumer_that_waits_for_many_slots_looks_less_often(
     looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.taking.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
+    monkeypatch.setattr("django_rmq.operations.long_poll.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
     assert Consumer("timed").take(wait=1) == []
     assert 2 <= len(looks) <= 3
 
@@ -228,7 +228,7 @@ def test_a_consumer_that_waits_for_many_slots_looks_less_often(
 def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
     broker: Any, looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.taking.FIRST_PAUSE", 15)
+    monkeypatch.setattr("django_rmq.operations.long_poll.FIRST_PAUSE", 15)
     consumer, clock, rests = Consumer("timed"), clock_from_now(), list[float]()
 
     def rest(seconds: float) -> None:
@@ -439,7 +439,7 @@ def test_a_receipt_is_for_its_topic_and_slot_only(broker: Any) -> None:
     for topic, slot in (("work", 0), ("timed", 1)):
         assert receipts.unsealed(topic, slot, known) is None
     assert receipts.unsealed("timed", 0, known) == 1
-    assert one.commit([Settled("1.MQ", known)]) == ["stale"]
+    assert one.commit([SettledDelivery("1.MQ", known)]) == ["stale"]
 
 
 def test_on_a_cluster_all_is_the_same(redis_cluster: RedisCluster, prefix: str) -> None:

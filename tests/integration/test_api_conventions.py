@@ -13,7 +13,7 @@ from django.urls import reverse
 from rest_framework.renderers import BrowsableAPIRenderer
 
 from django_rmq.api import urls
-from django_rmq.api.health import PublicView
+from django_rmq.api.probes import PublicView
 from django_rmq.operations import Permission
 from django_rmq.testing import memory_broker
 from tests.integration.test_api import ALL, Program, user_with

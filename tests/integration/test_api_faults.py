@@ -12,11 +12,11 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
 
+from django_rmq import connections
 from django_rmq.api import errors
-from django_rmq.api.answers import topics as answers
+from django_rmq.api.responses import topic_responses as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
-from django_rmq.project import connections
 from tests.integration.test_api import Program, asked, user_with
 from tests.servers import RedisServer, TcpProxy, ask
 from tests.workers import client_of, eventually
@@ -175,7 +175,7 @@ def test_a_project_that_wraps_requests_in_transactions_keeps_nothing_of_those_th
         seen.append(connection.in_atomic_block)
         raise RmqError("it failed") from None
 
-    monkeypatch.setitem(errors.ANSWERS, RmqError, errors.Answer(503, "failed"))
+    monkeypatch.setitem(errors.ANSWERS, RmqError, errors.ErrorStatus(503, "failed"))
     monkeypatch.setattr(answers, "topic", fail)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     program.refused(503, "failed", "GET", "topics/")

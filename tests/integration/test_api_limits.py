@@ -15,17 +15,17 @@ from django.core.cache import cache
 from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
+from django_rmq import connections
 from django_rmq.api import throttles
-from django_rmq.core.calls import people, schedules, sending
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.schedules import Schedule
+from django_rmq.conf import get_config
+from django_rmq.core.commands import operate, schedule_records, send
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
-from django_rmq.operations import Actor, Permission, quotas
-from django_rmq.operations.quotas import Charge
-from django_rmq.operations.waiting import Seats, seats
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import Actor, Permission, send_quotas
+from django_rmq.operations.long_poll_limiter import LongPollLimiter, seats
+from django_rmq.operations.send_quotas import SendCharge
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
@@ -85,17 +85,17 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
     broker, actor = OracleBroker("m:", Clock()), Actor("somebody", "rest")
-    messages, size = Charge("messages", 3, 10, 3600.0), Charge("bytes", 600, 1_000, 3600.0)
-    quotas.spend(broker, actor, [messages, size])
+    messages, size = SendCharge("messages", 3, 10, 3600.0), SendCharge("bytes", 600, 1_000, 3600.0)
+    send_quotas.spend(broker, actor, [messages, size])
     for _ in range(9):
         with pytest.raises(TooManySends, match="the limit of 1000 bytes in 3600 s is reached: send 600 more"):
-            quotas.spend(broker, actor, [messages, size])
-    quotas.spend(broker, actor, [messages._replace(wanted=7)])
+            send_quotas.spend(broker, actor, [messages, size])
+    send_quotas.spend(broker, actor, [messages._replace(wanted=7)])
     with pytest.raises(TooManySends, match="messages"):
-        quotas.spend(broker, actor, [messages._replace(wanted=1)])
-    quotas.spend(broker, actor, [])
+        send_quotas.spend(broker, actor, [messages._replace(wanted=1)])
+    send_quotas.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
-        quotas.spend(broker, actor, [size._replace(wanted=1_001)])
+        send_quotas.spend(broker, actor, [size._replace(wanted=1_001)])
 
 
 RUNS = "schedules/often/run/"
@@ -103,7 +103,9 @@ RUNS = "schedules/often/run/"
 
 def scheduled(broker: Any, body: Any = 1) -> None:
     """Let Redis have a schedule of the topic `timed`, as a worker declares it."""
-    broker.run(schedules.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text))
+    broker.run(
+        schedule_records.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text)
+    )
 
 
 def test_a_run_of_a_schedule_is_charged_like_a_send(broker: Any) -> None:
@@ -153,8 +155,8 @@ def dying(broker: Any, count: int) -> list[str]:
     """Put messages into Dead; return their ids."""
     ranked = get_config().topics["ranked"]
     members = [str(n).encode() for n in range(count)]
-    broker.run(sending.send_replace(ranked, 0, [100] * count, members))
-    broker.run(people.bury(ranked, 0, members))
+    broker.run(send.send_replace(ranked, 0, [100] * count, members))
+    broker.run(operate.bury(ranked, 0, members))
     return [message_id(0, member) for member in members]
 
 
@@ -252,7 +254,7 @@ def test_a_throttle_without_a_rate_throttles_nothing_and_the_log_says_so(
 
 
 def test_seats_are_bounded_in_all_and_per_user() -> None:
-    found, one, other = Seats(), Actor("one", "rest"), Actor("other", "rest")
+    found, one, other = LongPollLimiter(), Actor("one", "rest"), Actor("other", "rest")
     with found.seat(one, 3, 2) as first, found.seat(one, 3, 2) as second, found.seat(one, 3, 2) as third:
         assert (first, second, third) == (True, True, False)
         with found.seat(other, 3, 2) as fourth, found.seat(other, 3, 2) as fifth:

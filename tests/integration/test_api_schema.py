@@ -26,14 +26,14 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.schedules import Schedule
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.schedule import Schedule
 from django_rmq.operations import Actor, Permission
-from django_rmq.operations.deliveries import Deliveries
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.operations.consumption import Deliveries
 from tests.brokers import Broker
 from tests.integration.test_api import user_with, views
 

@@ -12,16 +12,16 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.core.calls import people, schedules, sending
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.schedules import Schedule
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.commands import operate, schedule_records, send
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Filter, Operations, Permission
 from django_rmq.operations.actors import record
-from django_rmq.operations.named import MOST_NAMED
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
+from django_rmq.operations.named_actions import MOST_NAMED
 from django_rmq.testing import memory_broker
 from tests.integration.test_api import Program, user_with
 
@@ -50,9 +50,9 @@ def put(broker: Any, *members: str, topic: str = "ranked", error: str = "") -> l
     """Let these messages wait; with an error, let them be dead. Return their ids."""
     raw = [member.encode() for member in members]
     declared = get_config().topics[topic]
-    broker.run(sending.send_replace(declared, 0, [2_000_000] * len(raw), raw))
+    broker.run(send.send_replace(declared, 0, [2_000_000] * len(raw), raw))
     if error:
-        broker.run(people.bury(declared, 0, raw, error))
+        broker.run(operate.bury(declared, 0, raw, error))
     return [message_id(0, member) for member in raw]
 
 
@@ -185,7 +185,7 @@ def test_what_a_database_cannot_store_is_not_written(operations: Operations) -> 
 
 def test_an_edit_of_a_schedule_says_the_values_before_and_after(broker: Any, operations: Operations) -> None:
     declared = Schedule("nightly", "reports", 1, cron="0 3 * * *", timezone="Europe/Berlin")
-    broker.run(schedules.change_schedule("nightly", "spec", declared.text))
+    broker.run(schedule_records.change_schedule("nightly", "spec", declared.text))
     operations.edit_schedule("nightly", {"cron": "*/5 * * * *", "timezone": "Asia/Tokyo", "catch_up": "all"})
     operations.edit_schedule("nightly", {"catch_up": "all"})
     operations.edit_schedule("nightly", {"every": 60})
@@ -203,7 +203,7 @@ def test_an_edit_of_a_schedule_says_the_values_before_and_after(broker: Any, ope
 
 def test_a_run_of_a_schedule_names_its_message(broker: Any, operations: Operations) -> None:
     declared = Schedule("often", "reports", 1, every=60)
-    broker.run(schedules.change_schedule("often", "spec", declared.text))
+    broker.run(schedule_records.change_schedule("often", "spec", declared.text))
     sent = operations.run_schedule("often")
     (copy,) = operations.get("reports", sent)
     assert copy.member is not None

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import sizes
-from django_rmq.core.consumer.sizes import BytesInHand
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.consumer import memory_budget
+from django_rmq.core.consumer.memory_budget import MemoryBudget
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.workers import LONG, Worker, eventually, live, send, total
 
 TOPIC = Topic("pictures", TopicType.RANGE_MERGE, slots=16, time_range_ms=0)
@@ -28,9 +28,9 @@ def deliveries(*bodies: int) -> list[Delivery]:
 def test_large_messages_are_worked_off_within_a_bound(
     broker: Any, monkeypatch: pytest.MonkeyPatch, topic: Topic, serial: bool
 ) -> None:
-    monkeypatch.setattr(sizes, "MOST", 40 * BODY)
-    monkeypatch.setattr(sizes, "MOST_AT_ONCE", 10 * BODY)
-    monkeypatch.setattr(sizes, "LEAST_AT_ONCE", BODY)
+    monkeypatch.setattr(memory_budget, "MOST", 40 * BODY)
+    monkeypatch.setattr(memory_budget, "MOST_AT_ONCE", 10 * BODY)
+    monkeypatch.setattr(memory_budget, "LEAST_AT_ONCE", BODY)
     count = 320
     begun, go = threading.Event(), threading.Event()
     held: list[int] = []
@@ -61,24 +61,24 @@ def test_large_messages_are_worked_off_within_a_bound(
 
 
 def test_grants_follow_the_size_of_messages() -> None:
-    bound = BytesInHand([KEYED])
-    assert bound.grant(KEYED, 512) == sizes.MOST_AT_ONCE, "nobody knows how large they are"
+    bound = MemoryBudget([KEYED])
+    assert bound.grant(KEYED, 512) == memory_budget.MOST_AT_ONCE, "nobody knows how large they are"
     assert bound.weigh(KEYED, deliveries(99, 199)) == 300
     for _ in range(50):
         bound.weigh(KEYED, deliveries(99, 99))
-    assert bound.grant(KEYED, 10) == sizes.LEAST_AT_ONCE
+    assert bound.grant(KEYED, 10) == memory_budget.LEAST_AT_ONCE
     assert bound.grant(KEYED, 1000) == pytest.approx(2 * 1000 * 100, rel=0.2)
     bound.weigh(KEYED, deliveries(1_000_000))
     assert bound.grant(KEYED, 1) == pytest.approx(2_000_000, rel=0.01)
 
 
 def test_nothing_is_granted_beyond_the_bound_until_it_is_answered_or_worked_off() -> None:
-    bound = BytesInHand([TOPIC])
+    bound = MemoryBudget([TOPIC])
     granted = []
     while size := bound.grant(TOPIC, 512):
         granted.append(size)
-    assert sum(granted) == sizes.MOST
-    bound.held = sizes.MOST_AT_ONCE
+    assert sum(granted) == memory_budget.MOST
+    bound.held = memory_budget.MOST_AT_ONCE
     bound.answered(granted[0])
     assert not bound.grant(TOPIC, 512)
     bound.held = 0
@@ -88,9 +88,9 @@ def test_nothing_is_granted_beyond_the_bound_until_it_is_answered_or_worked_off(
 def test_one_message_beyond_the_bound_is_worked_off_alone(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "MOST", BODY // 2)
-    monkeypatch.setattr(sizes, "MOST_AT_ONCE", BODY // 4)
-    monkeypatch.setattr(sizes, "LEAST_AT_ONCE", 1000)
+    monkeypatch.setattr(memory_budget, "MOST", BODY // 2)
+    monkeypatch.setattr(memory_budget, "MOST_AT_ONCE", BODY // 4)
+    monkeypatch.setattr(memory_budget, "LEAST_AT_ONCE", 1000)
     send(broker, TOPIC, (f"{i:0{BODY}}" for i in range(20)))
     with Worker(broker, TOPIC, lambda message: message.body, poll_seconds=0.05):
         eventually(lambda: live(broker, TOPIC) == 0, "the end of all")

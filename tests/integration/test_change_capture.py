@@ -13,10 +13,10 @@ import pytest
 from django.db import connections
 from django.test import override_settings
 
+from django_rmq import connections as ours
 from django_rmq import send_messages
-from django_rmq.core.words.topics import Topic
-from django_rmq.project import connections as ours
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
+from django_rmq.core.model.topic import Topic
 from tests.brokers import Broker
 from tests.docs.modules import ROOT, shown
 from tests.e2e.postgres import Postgres, postgres

@@ -15,16 +15,16 @@ from redis.crc import key_slot
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from django_rmq.core import scripts
-from django_rmq.core.cluster import trips
+from django_rmq.core import lua
+from django_rmq.core.cluster import routing
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.cluster.nodes import Node
-from django_rmq.core.cluster.trips import Errand, Trip
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.errors import translate
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.results import Durability
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.send_results import Durability
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.error_translation import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.embedded_server import free_port
 from tests.brokers import Broker, ClusterBroker
@@ -119,11 +119,11 @@ def test_what_is_read_behind_a_call_that_did_not_run_is_read_after_it(
     if isinstance(broker, ClusterBroker):
         node = broker.client.serving(hash_slot(broker, 0))
         node.ask("SCRIPT", "FLUSH")
-        node.ask("SCRIPT", "LOAD", scripts.load("count").text)
+        node.ask("SCRIPT", "LOAD", lua.load("count").text)
     else:
         broker.load_scripts()
         redis_client.script_flush()
-        redis_client.script_load(scripts.load("count").text)
+        redis_client.script_load(lua.load("count").text)
     pipeline = broker.pipeline()
     pipeline.send_merge(WORK, 0, 0, [b"b"])
     pipeline.count(WORK, 0)
@@ -167,14 +167,17 @@ def test_nothing_is_confirmed_where_a_connection_broke_before_it_could_be(
     redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # There is no replica to wait for.
-    monkeypatch.setattr(trips, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)])
+    monkeypatch.setattr(routing, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)])
     client = cluster_of(redis_cluster)
     client.look()
     first = client.serving(0)
     other = next(slot for slot in range(16_384) if client.serving(slot) is not first)
-    stored, ended = Errand(0, ("PING",), first), Errand(0, ("QUIT",), first)
-    lost, elsewhere = Errand(0, ("PING",), first), Errand(other, ("PING",), client.serving(other))
-    trip = Trip(client, [stored, ended, lost, elsewhere], wanted=Durability(replicas=1, fsync=True))
+    stored, ended = RoutedCommand(0, ("PING",), first), RoutedCommand(0, ("QUIT",), first)
+    lost, elsewhere = (
+        RoutedCommand(0, ("PING",), first),
+        RoutedCommand(other, ("PING",), client.serving(other)),
+    )
+    trip = NodeTrip(client, [stored, ended, lost, elsewhere], wanted=Durability(replicas=1, fsync=True))
     trip.send().receive()
     assert (stored.reply, elsewhere.reply) == (b"PONG", b"PONG")
     assert isinstance(lost.reply, redis.ConnectionError)

@@ -21,17 +21,16 @@ import redis
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import send_message, send_messages
+from django_rmq import connections, send_message, send_messages
+from django_rmq.conf import get_config
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.records import write_record
-from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_keys, slot_of, worker_keys
-from django_rmq.core.words.messages import message_id
+from django_rmq.core.coordination.member_records import write_record
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_keys, slot_of, worker_keys
+from django_rmq.core.model.message import message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
+from django_rmq.opaque_ids import sealed_id
 from tests.brokers import Broker
 from tests.workers import eventually
 

@@ -38,19 +38,19 @@ from django_rmq import (
     acancel_message,
     aremove_message,
     cancel_message,
+    connections,
     ensure_message,
     remove_message,
     send_message,
     send_messages,
     signals,
 )
-from django_rmq.core import scripts
-from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.conf import get_config
+from django_rmq.core import lua
+from django_rmq.core.producer.send_trips import ROUND_TRIP
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.topics.reslotting import begin, finish, move
-from django_rmq.project import connections
-from django_rmq.project.sending.failures import failed_sends
-from django_rmq.project.settings import get_config
+from django_rmq.core.resharding import begin, finish, move
+from django_rmq.sending.send_failures import failed_sends
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
 from tests.brokers import direct
 from tests.servers import RedisCluster, TcpProxy
@@ -364,7 +364,7 @@ def test_the_order_holds_where_redis_has_forgotten_some_of_the_scripts(
     )  # a pipeline: from now on this process believes that Redis has all scripts
     remove_message("prices", 1)
     redis_client.script_flush()
-    redis_client.script_load(scripts.load(known).text)
+    redis_client.script_load(lua.load(known).text)
     with transaction.atomic():
         if is_removed_last:
             send_message("prices", 1)
@@ -385,7 +385,7 @@ def test_the_order_holds_where_nodes_of_a_cluster_have_forgotten_some_of_the_scr
         for node in redis_cluster.primaries:
             with redis.Redis.from_url(node.url) as client:
                 client.script_flush()
-                client.script_load(scripts.load(known).text)
+                client.script_load(lua.load(known).text)
         with transaction.atomic():
             for body in range(40):
                 if is_removed_last:

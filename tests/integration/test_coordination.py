@@ -26,9 +26,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
-from django_rmq.core.coordination.redis import RedisCoordinator, describe, members
-from django_rmq.core.words.keys import worker_keys
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator, describe, members
+from django_rmq.core.model.keys import worker_keys
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests import party as parties

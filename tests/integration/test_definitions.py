@@ -22,20 +22,20 @@ from django.test import override_settings
 from django_rmq import (
     InvalidMessage,
     TopicMismatch,
+    connections,
     message_status,
     remove_message,
     send_message,
     send_messages,
 )
+from django_rmq.conf import get_config
+from django_rmq.core import topic_registration
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.coordination.records import write_record
-from django_rmq.core.producer import sending
-from django_rmq.core.topics import definitions
-from django_rmq.core.topics.reslotting import begin, finish
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.core.coordination.member_records import write_record
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer import producer
+from django_rmq.core.resharding import begin, finish
 from tests.brokers import Broker, OracleBroker, direct, set_clock
 
 ROOT = Path(__file__).parents[2]
@@ -81,16 +81,16 @@ def run(command: str, *args: str, returncode: int = 0) -> Any:
 
 
 def test_what_is_not_known_is_registered_and_then_agreed_upon(broker: Any) -> None:
-    definitions.register_topics(broker, [PRIORITY])
-    definitions.register_topics(broker, [PRIORITY])
+    topic_registration.register_topics(broker, [PRIORITY])
+    topic_registration.register_topics(broker, [PRIORITY])
     assert broker.definitions() == {"renders": PRIORITY.definition()}
 
 
 def test_every_difference_of_every_topic_is_told_with_both_values(broker: Any) -> None:
     fixed = Topic("orders", TopicType.FIXED_TIME)
-    definitions.register_topics(broker, [PRIORITY, fixed])
+    topic_registration.register_topics(broker, [PRIORITY, fixed])
     with pytest.raises(TopicMismatch) as caught:
-        definitions.register_topics(
+        topic_registration.register_topics(
             broker,
             [
                 replace(PRIORITY, slots=8, timeout=60),
@@ -123,7 +123,7 @@ def test_every_difference_of_every_topic_is_told_with_both_values(broker: Any) -
     ],
 )
 def test_whatever_decides_how_a_message_is_treated_is_compared(change: dict[str, Any], setting: str) -> None:
-    (difference,) = definitions.differences(replace(PRIORITY, **change), PRIORITY.definition())
+    (difference,) = topic_registration.differences(replace(PRIORITY, **change), PRIORITY.definition())
     assert difference.setting == setting
     assert difference.declared != difference.registered
 
@@ -132,12 +132,12 @@ def test_whatever_decides_how_a_message_is_treated_is_compared(change: dict[str,
     "change", [{"max_body": 5}, {"prefetch": 5}, {"time_range_ms": 5}, {"max_rate": 1.0}, {"listener": False}]
 )
 def test_what_is_each_process_own_business_is_not(change: dict[str, Any]) -> None:
-    assert definitions.differences(replace(PRIORITY, **change), PRIORITY.definition()) == []
+    assert topic_registration.differences(replace(PRIORITY, **change), PRIORITY.definition()) == []
 
 
 def test_a_definition_of_another_version_differs_by_what_only_it_has() -> None:
     registered = {**PRIORITY.definition(), "colour": "red"}
-    assert definitions.differences(PRIORITY, registered) == [("COLOUR", None, "red")]
+    assert topic_registration.differences(PRIORITY, registered) == [("COLOUR", None, "red")]
 
 
 # --- following Redis
@@ -177,7 +177,7 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
         assert f'This process follows Redis: topic "renders": {setting} is ' in warning.getMessage()
         broker = direct(connections.get_broker())
         with pytest.raises(TopicMismatch, match=f"{setting} is .* here and .* in Redis"):
-            definitions.register_topics(broker, [get_config().topic("renders")])
+            topic_registration.register_topics(broker, [get_config().topic("renders")])
 
 
 def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, redis_url: str) -> None:
@@ -201,7 +201,9 @@ def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, 
 
 def obstacles(broker: Any, topic: Topic, **change: Any) -> list[str]:
     changed = replace(topic, **change)
-    found = definitions.obstacles(broker, changed, definitions.differences(changed, topic.definition()))
+    found = topic_registration.obstacles(
+        broker, changed, topic_registration.differences(changed, topic.definition())
+    )
     assert len(found) <= 1
     return found
 
@@ -223,21 +225,21 @@ def test_settings_from_before_a_re_slotting_are_agreed_upon_and_warned_of(
     reslotting = begin(broker, PRIORITY, 16)
     assert reslotting is not None
     for slots in (4, 16):
-        definitions.register_topics(broker, [replace(PRIORITY, slots=slots)])
+        topic_registration.register_topics(broker, [replace(PRIORITY, slots=slots)])
     assert not caplog.messages
     assert "being re-slotted to 16 slots" in obstacles(broker, PRIORITY, timeout=60)[0]
     finish(broker, reslotting)
-    definitions.register_topics(broker, [replace(PRIORITY, slots=16)])
+    topic_registration.register_topics(broker, [replace(PRIORITY, slots=16)])
     assert not caplog.messages
-    registered = definitions.register_topics(broker, [PRIORITY])["renders"]
+    registered = topic_registration.register_topics(broker, [PRIORITY])["renders"]
     assert caplog.messages == ["Topic renders was re-slotted to 16 slots: SLOTS is still 4 in the settings"]
-    assert definitions.as_registered(PRIORITY, registered).slots == 16
-    different = definitions.differences(PRIORITY, registered)
-    assert definitions.obstacles(broker, PRIORITY, different) == [
+    assert topic_registration.as_registered(PRIORITY, registered).slots == 16
+    different = topic_registration.differences(PRIORITY, registered)
+    assert topic_registration.obstacles(broker, PRIORITY, different) == [
         "SLOTS: the topic was re-slotted; write SLOTS 16 into the settings"
     ]
     with pytest.raises(TopicMismatch, match="SLOTS is 8 here and 16 in Redis"):
-        definitions.register_topics(broker, [replace(PRIORITY, slots=8)])
+        topic_registration.register_topics(broker, [replace(PRIORITY, slots=8)])
 
 
 @pytest.mark.parametrize(
@@ -278,18 +280,18 @@ def test_more_retries_on_a_priority_topic_need_empty_slots_for_priorities_could_
     ],
 )
 def test_the_harmless_ones_are_applied_while_messages_wait(broker: Any, change: dict[str, Any]) -> None:
-    definitions.register_topics(broker, [PRIORITY])
+    topic_registration.register_topics(broker, [PRIORITY])
     fill(broker, PRIORITY)
     changed = replace(PRIORITY, **change)
     assert obstacles(broker, PRIORITY, **change) == []
-    definitions.apply(broker, changed)
-    definitions.register_topics(broker, [changed])
+    topic_registration.apply(broker, changed)
+    topic_registration.register_topics(broker, [changed])
 
 
 def test_applying_gives_every_slot_its_new_time_out(broker: Any) -> None:
     fill(broker, PRIORITY)
     assert broker.prepare(PRIORITY, 0, "owner", None, 1).status == "ok"
-    definitions.apply(broker, replace(PRIORITY, timeout=10**6))
+    topic_registration.apply(broker, replace(PRIORITY, timeout=10**6))
     # Had the slot kept its 30 seconds, a delivery of long ago would have timed out by now.
     later = replace(PRIORITY, timeout=1)
     clock_ms = broker.now_ms() + 100_000
@@ -477,7 +479,7 @@ def test_explicit_slot_bases_are_noted_again_now_and_then(
         redis_client.delete(*redis_client.scan_iter(f"{prefix}*"))
         send_message("renders", 2, priority=100, slot_basis="a")
         assert not broker.has_slot_bases(topic), "one note a minute is enough"
-        monkeypatch.setattr(sending, "NOTE_SECONDS", 0.0)
+        monkeypatch.setattr(producer, "NOTE_SECONDS", 0.0)
         connections.close()
         send_message("renders", 3, priority=100, slot_basis="a")
         redis_client.delete(*redis_client.scan_iter(f"{prefix}*"))

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from django_rmq.core import scripts
-from django_rmq.core.consumer import loop, troubles
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.consumer import dispatcher, slot_errors
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerFull
 from django_rmq.testing import Clock
 from tests.brokers import set_clock
@@ -66,7 +66,7 @@ def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
 ) -> None:
     heard = Heard()
     send(direct, TOPIC, range(100))
-    proxy.drop_reply(scripts.load(script).sha)
+    proxy.drop_reply(lua.load(script).sha)
     with Worker(disturbed, TOPIC, heard, poll_seconds=0.1) as worker:
         proxy.wait_for_drop()
         heard.wait(100, GOES_ON)
@@ -83,7 +83,7 @@ def test_a_lost_reply_of_held_is_asked_again(direct: Broker, disturbed: Broker, 
     heard = Heard()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()
-        proxy.drop_reply(scripts.load("prepare").sha, scripts.load("held").sha)
+        proxy.drop_reply(lua.load("prepare").sha, lua.load("held").sha)
         send(direct, TOPIC, range(50))
         proxy.wait_for_drop()
         heard.wait(50, GOES_ON)
@@ -103,7 +103,7 @@ def test_a_lost_reply_of_rollback_spends_one_retry(
         return message.retries_left < 16
 
     send(direct, TOPIC, ["x"])
-    proxy.drop_reply(scripts.load("rollback").sha)
+    proxy.drop_reply(lua.load("rollback").sha)
     with Worker(disturbed, TOPIC, listener, poll_seconds=30) as worker:
         proxy.wait_for_drop()
         heard.wait(2, GOES_ON)
@@ -128,7 +128,7 @@ def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
         assert go.wait(LONG)
 
     send(direct, topic, ["x"])
-    proxy.drop_reply(scripts.load("extend").sha)
+    proxy.drop_reply(lua.load("extend").sha)
     with Worker(disturbed, topic, listener, burst=True) as worker:
         proxy.wait_for_drop()
         [lost] = direct.peek(topic, 0, "prepare").entries
@@ -154,7 +154,7 @@ def test_a_lost_reply_of_release_gives_back_once(direct: Broker, disturbed: Brok
     send(direct, topic, range(10))
     with Worker(disturbed, topic, listener) as worker:
         assert begun.wait(LONG)
-        proxy.drop_reply(scripts.load("release").sha)
+        proxy.drop_reply(lua.load("release").sha)
         worker.dispatcher.stop()
         proxy.wait_for_drop()
         go.set()
@@ -167,11 +167,11 @@ def test_a_lost_reply_of_release_gives_back_once(direct: Broker, disturbed: Brok
 def test_a_worker_stopped_after_a_lost_prepare_gives_back_what_it_never_heard_of(
     direct: Broker, disturbed: Broker, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "UNCERTAIN_SECONDS", LONG)
+    monkeypatch.setattr(dispatcher, "UNCERTAIN_SECONDS", LONG)
     heard = Heard()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()
-        proxy.drop_reply(scripts.load("prepare").sha)
+        proxy.drop_reply(lua.load("prepare").sha)
         send(direct, TOPIC, ["x"])
         proxy.wait_for_drop()
         proxy.cut()
@@ -297,7 +297,7 @@ def test_a_full_redis_refuses_sends_and_drains(own_server: RedisServer) -> None:
 def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
     direct: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(troubles, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.1)
     heard = Heard()
     wrong = slot_keys(direct.prefix, TOPIC.name, 3).retry
     send(direct, TOPIC, range(100))
@@ -328,7 +328,7 @@ def live_in(broker: Broker, slot: int) -> int:
 def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
     direct: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(troubles, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.1)
     topic = replace(TOPIC, slots=1)
     wrong = slot_keys(direct.prefix, topic.name, 0).retry
     heard = Heard()

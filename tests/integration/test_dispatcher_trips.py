@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, Terms, asking
-from django_rmq.core.consumer.batches import Slice
-from django_rmq.core.consumer.inbox import Wake
-from django_rmq.core.consumer.slots import Place
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
+from django_rmq.core.consumer.batch import BatchReport
+from django_rmq.core.consumer.mailbox import Wake
+from django_rmq.core.consumer.slots import SlotState
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import Broker, Listener, audit, client_of, send, total, turn_until_idle
 
@@ -32,17 +32,17 @@ def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
 @pytest.fixture
 def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A dispatcher that owns all slots and asks one of them in each trip."""
-    monkeypatch.setattr(asking, "TURN_MESSAGES", 1)
+    monkeypatch.setattr(fetch, "TURN_MESSAGES", 1)
     send(broker, TOPIC, range(COUNT))
     made = Dispatcher(
-        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, Terms(threads=1)
+        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
     made._inbox.hear()
     return made
 
 
-def turn_until_under_way(dispatcher: Dispatcher) -> Place:
+def turn_until_under_way(dispatcher: Dispatcher) -> SlotState:
     """Make turns until an answer is outstanding; return the slot that is asked."""
     for _ in range(5):
         dispatcher._turn()
@@ -161,7 +161,7 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
     for batch in list(dispatcher._hand.batches.values()):
         dispatcher._crew.threads[0].withdraw(batch)
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._feeding.finished(Slice(batch, members, [], [], 0.001, True))
+        dispatcher._feeding.finished(BatchReport(batch, members, [], [], 0.001, True))
     trip = dispatcher._trips.send()
     assert trip is not None
     assert not dispatcher._settling.pending
@@ -184,12 +184,12 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two trips have connections of their own, and Redis may run the later one first."""
-    monkeypatch.setattr(asking, "TURN_MESSAGES", 1)
+    monkeypatch.setattr(fetch, "TURN_MESSAGES", 1)
     names = [[b"%d.%d" % (slot, n) for n in range(600)] for slot in range(2)]
     for slot in range(2):
         broker.send_fifo(LINES, slot, 0, names[slot], names[slot])
     dispatcher = Dispatcher(
-        broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, Terms(threads=1)
+        broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((LINES.name, slot) for slot in range(2))
     dispatcher._inbox.hear()
@@ -197,7 +197,7 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     first, second = (batch for batch in dispatcher._hand.batches.values())
     for batch in (first, second):
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._feeding.finished(Slice(batch, members, [], [], 0.1, True))
+        dispatcher._feeding.finished(BatchReport(batch, members, [], [], 0.1, True))
     # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
     sent = dispatcher._trips.send()
     assert sent is not None
@@ -224,11 +224,11 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, messages: int, pace: float, first: int, next_ones: int
 ) -> None:
     """So that one trip does not bring many times what it should, while the threads have nothing to do."""
-    monkeypatch.setattr(asking, "TURN_MESSAGES", 200)
+    monkeypatch.setattr(fetch, "TURN_MESSAGES", 200)
     topic = Topic("many", TopicType.RANGE_MERGE, slots=32, time_range_ms=0, prefetch=100)
     send(broker, topic, range(messages))
     dispatcher = Dispatcher(
-        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, Terms(threads=1)
+        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((topic.name, slot) for slot in range(topic.slots))
     dispatcher._inbox.hear()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from redis import Connection
 
-from django_rmq.core.cluster import trips
-from django_rmq.core.producer.checks import check_durability
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.cluster import routing
+from django_rmq.core.model.send_results import Durability, SendResult
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.validation import check_durability
 from django_rmq.core.redis import pipeline
-from django_rmq.core.redis.confirming import durability_commands
-from django_rmq.core.words.results import Durability, SendResult
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.redis.write_confirmation import durability_commands
 from django_rmq.exceptions import InvalidMessage
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.e2e.promotions import promotions
@@ -129,7 +129,7 @@ def test_each_node_of_a_cluster_confirms_its_own(monkeypatch: pytest.MonkeyPatch
             "what is repeated is waited for as well"
         )
         server.replicas[1].pause()
-        monkeypatch.setattr(trips, "durability_commands", half_a_second)
+        monkeypatch.setattr(routing, "durability_commands", half_a_second)
         found = send(producer, names, ONE)
         assert {each.status for each in found} == {"merged"}
         assert not any(each.durable for each in found), "the least of all nodes counts for all"

@@ -17,17 +17,16 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import send_message, send_messages
+from django_rmq import connections, send_message, send_messages
+from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.telling import events
-from django_rmq.core.telling.events import EventStream
-from django_rmq.core.words.messages import message_id
+from django_rmq.core.model.message import message_id
+from django_rmq.core.monitoring import events
+from django_rmq.core.monitoring.events import EventStream
 from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavailable
+from django_rmq.observability import announcements
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, broker_on
 
@@ -94,9 +93,9 @@ def test_what_workers_do_is_published(broker: Any, watched: Watched) -> None:
         if message.body == 2:
             raise ValueError("two\nlines")
 
-    topic, reporter = get_config().topic("work"), announcing.Reporter()
+    topic, reporter = get_config().topic("work"), announcements.Reporter()
     send_messages("work", [1, 2])
-    with Worker(broker, topic, listen, hooks=Hooks(around=announcing.around), watcher=reporter):
+    with Worker(broker, topic, listen, hooks=Hooks(around=announcements.around), watcher=reporter):
         watched.until(lambda found: {"committed", "dead"} <= {event["event"] for event in found})
     reporter.stop(LONG)
     counted = Counter(event["event"] for event in watched.events for _ in event["ids"])
@@ -147,7 +146,7 @@ def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) ->
 def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         assert connections.events() is None
-        assert not announcing.are_sends_watched("work")
+        assert not announcements.are_sends_watched("work")
         with pytest.raises(OperationRefused, match="EVENTS"):
             Operations(Actor("ann", "command")).events()
 
@@ -256,5 +255,5 @@ def test_failures_of_the_stream_never_reach_who_sends(broker: Any, monkeypatch: 
 
     monkeypatch.setattr(connections, "events", fails)
     assert send_message("later", 1).status == "stored"
-    assert not announcing.are_sends_watched("work")
-    assert not announcing.Reporter().wants("work")
+    assert not announcements.are_sends_watched("work")
+    assert not announcements.Reporter().wants("work")

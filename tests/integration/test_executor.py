@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import journal, threads
-from django_rmq.core.consumer.batches import Batch, Slice
-from django_rmq.core.consumer.calling import groups, run
-from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer import outcome_log, thread_executor
+from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.failures import describe
-from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
-from django_rmq.core.logs import complaints
-from django_rmq.core.words import discretion
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer.invoke import groups, run
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
+from django_rmq.core.log import throttle
+from django_rmq.core.model import redaction
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
-from django_rmq.project.listening import registry
-from django_rmq.project.sealing import sealed_id
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.worker import listener_registry
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
 
@@ -236,8 +236,8 @@ def test_an_async_listener_is_run_to_its_end() -> None:
         seen.append(m.body)
         return m.body != 2
 
-    with registry.isolated():
-        found = run(registry.add("prices", listener), [message(b"1"), message(b"2")])
+    with listener_registry.isolated():
+        found = run(listener_registry.add("prices", listener), [message(b"1"), message(b"2")])
     assert seen == [1, 2]
     assert found == [None, Failure(b"2", "failed", None, "the listener returned False")]
 
@@ -284,7 +284,7 @@ def test_failures_that_repeat_are_one_traceback_and_counted_lines(
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(complaints, "time", clock)
+    monkeypatch.setattr(throttle, "time", clock)
 
     def listener(given: Message) -> None:
         if given.body == 7:
@@ -310,18 +310,18 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
     with caplog.at_level(logging.DEBUG, "django_rmq"):
         for number in range(5):
             run(Listener(raising(ValueError("bad"))), [message(b"%d" % number)])
-        journal.done(TOPIC, 3, [b"a", b"b"])
+        outcome_log.done(TOPIC, 3, [b"a", b"b"])
     assert [record.levelname for record in caplog.records] == ["WARNING", *["DEBUG"] * 6]
     assert [vars(record)["rmq_event"] for record in caplog.records] == ["failed"] * 5 + ["done"] * 2
     caplog.clear()
-    journal.done(TOPIC, 3, [b"a"])
+    outcome_log.done(TOPIC, 3, [b"a"])
     assert not caplog.records
 
 
 def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discretion, "rules", discretion.Rules(sealed_id, {"prices"}.__contains__))
+    monkeypatch.setattr(redaction, "rules", redaction.RedactionRules(sealed_id, {"prices"}.__contains__))
     cause = KeyError("S3CRET cause")
     error = LookupError("S3CRET\nS3CRET")
     error.__cause__ = cause
@@ -346,7 +346,7 @@ def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest
     def no_secret(*_: object) -> str:
         raise ValueError("no secret key")
 
-    monkeypatch.setattr(discretion, "rules", discretion.Rules(no_secret))
+    monkeypatch.setattr(redaction, "rules", redaction.RedactionRules(no_secret))
     assert message(b"1").name == "3~"
     outcome(raising(ValueError()))
 
@@ -445,7 +445,7 @@ def reports(
     *,
     hooks: Hooks = NO_HOOKS,
     before: Callable[[Batch], None] = lambda _: None,
-) -> list[Slice]:
+) -> list[BatchReport]:
     """What a thread reports of one batch."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, hooks)
@@ -456,13 +456,13 @@ def reports(
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    found: list[Slice] = []
+    found: list[BatchReport] = []
     while not inbox.empty():
         found.append(inbox.get_nowait())
     return found
 
 
-def told(slices: list[Slice]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+def told(slices: list[BatchReport]) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """All that was committed, failed and released; the last slice is marked as such."""
     assert [each.last for each in slices] == [False] * (len(slices) - 1) + [True]
     return (
@@ -570,7 +570,7 @@ def test_a_hook_that_fails_stops_no_listener(caplog: pytest.LogCaptureFixture) -
 def test_a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted_back(
     monkeypatch: pytest.MonkeyPatch, drops: bool
 ) -> None:
-    monkeypatch.setattr(threads, "PATIENCE_SECONDS", -1)
+    monkeypatch.setattr(thread_executor, "PATIENCE_SECONDS", -1)
     topic = replace(TOPIC, type=TopicType.PRIORITY)
     batches: list[Batch] = []
     lists: list[list[Any]] = []

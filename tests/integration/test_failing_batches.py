@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import feeding, threads
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer import batch_router, thread_executor
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.workers import LONG, Worker, audit, eventually, live, send, total
 
 AT_ONCE = BackOff(0, 0)
@@ -33,8 +33,8 @@ def options(topic: Topic) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for something better waits no longer than a few calls of the listener."""
-    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.005)
-    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(thread_executor, "PATIENCE_SECONDS", 0.005)
+    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.02)
 
 
 @pytest.mark.slow

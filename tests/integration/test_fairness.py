@@ -12,9 +12,9 @@ from math import sqrt
 import pytest
 import redis
 
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker
 

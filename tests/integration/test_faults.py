@@ -16,13 +16,18 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call, Command
-from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.core.words.answers import Area, Claimed, Loose, Row
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import SlotKeys
+from django_rmq.core.model.replies import (
+    Area,
+    Claimed,
+    CopyReply,
+    OrphansReply,
+)
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.redis.pipeline import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, Methods
@@ -30,7 +35,7 @@ from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
 
-READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
+READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"}
 
@@ -107,8 +112,8 @@ def move_out(slot: Slot) -> Any:
 
 LEAVING = [("store", b"waiting"), ("retry", b"resting"), ("dead", b"dead")]
 ARRIVING = [
-    Row("store", b"moved", "1799999999000"),
-    Row("retry", b"resting", "1800000000000.5", b"failed 1 1 1 50\nno"),
+    CopyReply("store", b"moved", "1799999999000"),
+    CopyReply("retry", b"resting", "1800000000000.5", b"failed 1 1 1 50\nno"),
 ]
 
 ACTS: dict[str, Callable[[Slot, int], Any]] = {
@@ -198,7 +203,7 @@ REPEATED: dict[str, Any] = {
     "configure": "ok",
     "adopt": "changed",
     "retire": "holds",
-    "loose": Loose("0", 2, []),
+    "loose": OrphansReply("0", 2, []),
     "shut": "known",
     "reopen": "known",
     "move_out": "staged",
@@ -212,7 +217,7 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "resch
 
 def test_every_script_is_put_through_the_faults() -> None:
     # test_inserting.py has the faults of a part of a transaction.
-    assert set(ACTS) == set(scripts.names()) - {"insert"}
+    assert set(ACTS) == set(lua.names()) - {"insert"}
     assert set(REPEATED) == set(ACTS) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
 
 
@@ -275,7 +280,7 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
     answer = ACTS[script](once, receipts[0])
     with connect(proxy.url) as client:
         slot.broker.load_scripts()
-        proxy.drop_reply(containing=scripts.load(script).sha)
+        proxy.drop_reply(containing=lua.load(script).sha)
         with pytest.raises(ServerUnavailable):
             ACTS[script](through(slot, client), receipts[0])
         proxy.wait_for_drop()
@@ -312,9 +317,9 @@ class Nowhere:
         return ()
 
 
-def put(pipeline: Pipeline, *command: Any) -> None:
+def put(pipeline: RedisPipeline, *command: Any) -> None:
     """Put a command of the test's own between the calls of a pipeline."""
-    pipeline.add(Command(command[0], Nowhere(), command[1:], lambda reply: reply))
+    pipeline.add(RedisCommand(command[0], Nowhere(), command[1:], lambda reply: reply))
 
 
 @pytest.mark.parametrize("script", sorted(ACTS))

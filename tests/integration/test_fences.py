@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
 from tests.brokers import OracleBroker
 from tests.flapping import miss_an_assignment

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.lanes import Lanes
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer.thread_partitions import ThreadPartitions
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.workers import LONG, Heard, Worker, eventually, live, send, total
 
 SLOW = Topic("slow", TopicType.RANGE_MERGE, slots=64, time_range_ms=0, flow="auto", backoff=BackOff(0, 0))
@@ -146,7 +146,7 @@ def test_a_flow_and_a_limit_hold_together(broker: Any) -> None:
 
 
 def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
-    lanes, load = Lanes([SLOW, FREE], 4), [0.0] * 4
+    lanes, load = ThreadPartitions([SLOW, FREE], 4), [0.0] * 4
     lanes.flows["slow"].limit = 2
     assert lanes.choose("slow", 0, load, 0.0) == 3
     lanes.started(1, "slow", 3)
@@ -166,7 +166,7 @@ def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_one_thread_is_never_a_lane_where_others_need_one(threads: int) -> None:
-    lanes = Lanes([SLOW, FREE], threads)
+    lanes = ThreadPartitions([SLOW, FREE], threads)
     flow = lanes.flows["slow"]
     assert flow.most == max(1, threads - 1)
     flow.limit = flow.most
@@ -174,5 +174,5 @@ def test_one_thread_is_never_a_lane_where_others_need_one(threads: int) -> None:
         lanes.started(number, "slow", lanes.choose("slow", 0, [0.0] * threads, 0.0))
     assert lanes.choose("free", threads - 1, [0.0] * threads, 0.0) == 0
     assert lanes.is_lane(0, 0.0) == (threads == 1)
-    assert Lanes([SLOW], threads).flows["slow"].most == threads
-    assert not Lanes([FREE], threads)
+    assert ThreadPartitions([SLOW], threads).flows["slow"].most == threads
+    assert not ThreadPartitions([FREE], threads)

@@ -11,13 +11,12 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import Message, Reject, Retry, cancel_message, listener, send_message
-from django_rmq.api.answers.status import StatusAnswer
+from django_rmq import Message, Reject, Retry, cancel_message, connections, listener, send_message
+from django_rmq.api.responses.status_responses import StatusAnswer
 from django_rmq.exceptions import Cancelled
 from django_rmq.operations import Actor, Operations, Permission
-from django_rmq.project import connections
-from django_rmq.project.listening.registry import isolated
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.brokers import Broker
 
 pytestmark = pytest.mark.django_db

@@ -15,15 +15,21 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import send_message
-from django_rmq.core.telling import history
-from django_rmq.core.words.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
+from django_rmq import connections, send_message
+from django_rmq.conf import get_config
+from django_rmq.core.model.keys import (
+    history_keys,
+    limits_key,
+    slot_keys,
+    times_key,
+    topics_key,
+    worker_keys,
+)
+from django_rmq.core.monitoring import history
 from django_rmq.exceptions import ConfigurationError, WrongType
 from django_rmq.operations import Actor, Operations
-from django_rmq.operations.health import Limits
-from django_rmq.project import connections
-from django_rmq.project.listening import starting
-from django_rmq.project.settings import get_config
+from django_rmq.operations.health import HealthThresholds
+from django_rmq.worker import startup
 from tests.brokers import Broker
 from tests.integration.test_definitions import run
 
@@ -124,7 +130,7 @@ def test_a_probe_of_everybody_is_well_while_one_definition_cannot_be_read(
     broker.client.hset(topics_key(prefix), "spoilt", "{")
     look()
     assert Client().get("/api/rmq/health/ready").status_code == 200
-    health = Operations(Actor("me", "test")).health(Limits(needs_workers=False))
+    health = Operations(Actor("me", "test")).health(HealthThresholds(needs_workers=False))
     assert [(one.name, one.topic) for one in health.troubles] == [("definition", "spoilt")]
 
 
@@ -133,13 +139,13 @@ def test_a_worker_leaves_out_what_cannot_be_read_and_says_so(
 ) -> None:
     topics = list(get_config().topics.values())
     broker.client.hset(topics_key(prefix), "spoilt", "null")
-    assert [topic.name for topic in starting.check_start(topics)] == ["sound", "ranked"]
+    assert [topic.name for topic in startup.check_start(topics)] == ["sound", "ranked"]
     (record,) = [one for one in caplog.records if getattr(one, "rmq_event", "") == "unreadable"]
     assert record.levelno == logging.ERROR
     assert "rmq:topics" in record.getMessage()
     broker.client.hset(topics_key(prefix), mapping={"sound": "1", "ranked": "{"})
     with pytest.raises(ConfigurationError, match="no topic can be consumed"):
-        starting.check_start(topics)
+        startup.check_start(topics)
 
 
 def test_rmqtopics_tells_of_what_cannot_be_read_and_applies_the_rest(broker: Broker, prefix: str) -> None:

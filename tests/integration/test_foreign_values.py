@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.core.calls.call import Call
-from django_rmq.core.calls.places import AtSlot
-from django_rmq.core.consumer import troubles
-from django_rmq.core.consumer.notes import Notes, settle
-from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.consumer import slot_errors
+from django_rmq.core.consumer.progress import SharedProgress, settle
+from django_rmq.core.model.keys import SlotKeys, slot_keys
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
 from tests.brokers import Broker
 from tests.workers import Heard, Worker, client_of, eventually, send
@@ -97,7 +97,7 @@ def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
 def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
     redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(troubles, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.2)
     assert len(ATTACKS) == len(list(attacks())) and FREE, "each has a slot of its own"
     broker, heard = redis_broker, Heard()
 
@@ -137,8 +137,8 @@ def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
 def test_what_a_dead_process_held_is_settled_beside_foreign_values(
     redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.core.consumer.notes.SETTLE_SECONDS", 60.0)
-    broker, notes, topic = redis_broker, Notes(1), replace(TOPIC, timeout=60)
+    monkeypatch.setattr("django_rmq.core.consumer.progress.SETTLE_SECONDS", 60.0)
+    broker, notes, topic = redis_broker, SharedProgress(1), replace(TOPIC, timeout=60)
     notes.owner = "me"
     for slot in range(topic.slots):
         put(broker, slot, f"first {slot}")

@@ -63,9 +63,9 @@ print(json.dumps(sorted(found)))
 """
 
 WORKER = """
-from django_rmq.project.listening import starting
+from django_rmq.worker import startup
 
-starting.check_start(starting.chosen_topics())  # from now on, a tick waits in the topic
+startup.check_start(startup.chosen_topics())  # from now on, a tick waits in the topic
 print(json.dumps([]))
 """
 

@@ -18,17 +18,29 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq.api.answers import topics
-from django_rmq.api.health import _Ready
+from django_rmq import connections
+from django_rmq.api.probes import _Ready
+from django_rmq.api.responses import topic_responses
+from django_rmq.conf import get_config
 from django_rmq.metrics import collector
-from django_rmq.metrics import outbox as metrics_of_outbox
-from django_rmq.operations import Actor, Operations, figures, health, outbox
-from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, Limits, Severity
+from django_rmq.metrics import outbox_metrics as metrics_of_outbox
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    health,
+    outbox,
+    topic_stats,
+)
+from django_rmq.operations.health import (
+    CHECKS,
+    USUAL_LIMITS,
+    USUAL_UNDRAINED,
+    HealthThresholds,
+    Severity,
+)
 from django_rmq.operations.outbox import Known
-from django_rmq.project import connections
-from django_rmq.project.outbox import looking
-from django_rmq.project.outbox.looking import Waiting
-from django_rmq.project.settings import get_config
+from django_rmq.outbox import contents
+from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 from tests.servers import RedisServer
@@ -49,8 +61,8 @@ def in_memory(topics: dict[str, Any], clock: Clock | None = None, **rmq: Any) ->
         yield broker
 
 
-def check(limits: Limits | None = None, names: list[str] | None = None) -> health.Health:
-    return Operations(Actor("tester", "test")).health(limits or Limits(needs_workers=False), names)
+def check(limits: HealthThresholds | None = None, names: list[str] | None = None) -> health.Health:
+    return Operations(Actor("tester", "test")).health(limits or HealthThresholds(needs_workers=False), names)
 
 
 def run(*arguments: str) -> tuple[str, str]:
@@ -137,7 +149,7 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
                 if sample.labels == {"topic": "work"}
             }
             sample = broker.sample(work, [0, 1])
-            told = topics.topic(shell.topic("work"))
+            told = topic_responses.topic(shell.topic("work"))
             return {
                 "rmqstats": (row["due"], row["oldest_due_seconds"] or 0),
                 "metrics": (int(scraped["rmq_messages_due"]), scraped["rmq_oldest_due_age_seconds"]),
@@ -178,17 +190,17 @@ def _printed(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("seconds", "limits", "severity"),
     [
-        (299, Limits(), Severity.OK),
-        (301, Limits(), Severity.NOTE),
-        (301, Limits(lateness=Severity.BAD), Severity.BAD),
-        (299, Limits(lateness=Severity.BAD), Severity.OK),
-        (301, Limits(max_age=400), Severity.OK),
-        (301, Limits(max_age=300), Severity.BAD),
-        (11, Limits(max_age=10), Severity.BAD),
+        (299, HealthThresholds(), Severity.OK),
+        (301, HealthThresholds(), Severity.NOTE),
+        (301, HealthThresholds(lateness=Severity.BAD), Severity.BAD),
+        (299, HealthThresholds(lateness=Severity.BAD), Severity.OK),
+        (301, HealthThresholds(max_age=400), Severity.OK),
+        (301, HealthThresholds(max_age=300), Severity.BAD),
+        (11, HealthThresholds(max_age=10), Severity.BAD),
     ],
 )
 def test_lateness_is_a_note_without_a_limit_and_trouble_above_one(
-    seconds: float, limits: Limits, severity: Severity
+    seconds: float, limits: HealthThresholds, severity: Severity
 ) -> None:
     with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}) as broker:
         late(broker, "work", seconds)
@@ -201,11 +213,11 @@ def test_what_is_paused_is_late_as_a_note_and_what_is_paused_in_part_is_trouble(
         topic = get_config().topic("work")
         late(broker, "work", 1_000)
         broker.pause(topic, 1)
-        found = {one.name: one for one in check(Limits(max_age=10)).findings}
+        found = {one.name: one for one in check(HealthThresholds(max_age=10)).findings}
         assert found["age"].severity == Severity.BAD and found["paused"].severity == Severity.NOTE
         assert found["paused"].text == "is paused in 1 of 2 slots"
         broker.pause(topic, 0)
-        found = {one.name: one for one in check(Limits(max_age=10)).findings}
+        found = {one.name: one for one in check(HealthThresholds(max_age=10)).findings}
         assert found["age"].severity == found["paused"].severity == Severity.NOTE
         assert found["paused"].text == "is paused"
 
@@ -223,15 +235,15 @@ def test_a_slot_of_a_priority_topic_may_be_filled_for_an_hour() -> None:
 @pytest.mark.parametrize(
     ("waiting", "limits", "severity"),
     [
-        (Waiting("work", 1, 0, 299_000), Limits(), Severity.OK),
-        (Waiting("work", 1, 0, 301_000), Limits(), Severity.NOTE),
-        (Waiting("work", 1, 0, 301_000), Limits(lateness=Severity.BAD), Severity.BAD),
-        (Waiting("work", 1, 0, 301_000), Limits(max_outbox_age=400), Severity.OK),
-        (Waiting("work", 0, 2, None), Limits(lateness=Severity.BAD), Severity.NOTE),
+        (Waiting("work", 1, 0, 299_000), HealthThresholds(), Severity.OK),
+        (Waiting("work", 1, 0, 301_000), HealthThresholds(), Severity.NOTE),
+        (Waiting("work", 1, 0, 301_000), HealthThresholds(lateness=Severity.BAD), Severity.BAD),
+        (Waiting("work", 1, 0, 301_000), HealthThresholds(max_outbox_age=400), Severity.OK),
+        (Waiting("work", 0, 2, None), HealthThresholds(lateness=Severity.BAD), Severity.NOTE),
     ],
 )
 def test_rows_of_the_outbox_that_are_old_or_refused(
-    monkeypatch: pytest.MonkeyPatch, waiting: Waiting, limits: Limits, severity: Severity
+    monkeypatch: pytest.MonkeyPatch, waiting: Waiting, limits: HealthThresholds, severity: Severity
 ) -> None:
     monkeypatch.setattr(health, "outbox_as_known", lambda *_, **__: Known([waiting], []))
     with in_memory({"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}, OUTBOX=True):
@@ -294,7 +306,7 @@ LONGEST = health.TOTAL_SECONDS + 2.0
 def timed(**rmq: Any) -> dict[str, health.Finding]:
     began = time.monotonic()
     with override_settings(RMQ={"TOPICS": TOPIC, **rmq}):
-        found = {one.name: one for one in check(Limits()).findings}
+        found = {one.name: one for one in check(HealthThresholds()).findings}
         connections.close()
     assert time.monotonic() - began < LONGEST
     return found
@@ -324,10 +336,10 @@ def test_a_redis_and_a_zookeeper_that_hang_are_both_found(silent: int) -> None:
 @pytest.mark.usefixtures("real_waits")
 def test_a_redis_that_stops_between_two_answers_is_found() -> None:
     with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPIC}):
-        assert check(Limits(needs_workers=False)).is_well
+        assert check(HealthThresholds(needs_workers=False)).is_well
         server.pause()
         try:
-            assert not check(Limits(needs_workers=False)).is_well
+            assert not check(HealthThresholds(needs_workers=False)).is_well
         finally:
             server.resume()
         connections.close()
@@ -343,7 +355,7 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
     monkeypatch.setattr(connections, "survey_zookeeper", hang)
-    monkeypatch.setattr(looking, "waiting", hang)
+    monkeypatch.setattr(contents, "waiting", hang)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})
     topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
@@ -370,7 +382,7 @@ def test_a_database_that_hangs_leaves_out_the_metrics_of_the_outbox_only(
     monkeypatch.setattr(collector, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})
-    monkeypatch.setattr(looking, "waiting", hang)
+    monkeypatch.setattr(contents, "waiting", hang)
     with in_memory(TOPIC, OUTBOX=True):
         collecting = collector.RmqCollector()
 
@@ -389,7 +401,7 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(figures, "overview", fail)
+    monkeypatch.setattr(topic_stats, "overview", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()
 

@@ -11,9 +11,9 @@ import pytest
 from django.test import AsyncRequestFactory, override_settings
 from health_check.views import HealthCheckView
 
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.health_check import RmqHealthCheck
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.telling import history
-from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
-from django_rmq.core.telling.history import sampler as sampler_of_history
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import history_keys, slot_keys
-from django_rmq.core.words.samples import LATENESS_BUCKETS
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.history_samples import LATENESS_BUCKETS
+from django_rmq.core.model.keys import history_keys, slot_keys
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.monitoring import history
+from django_rmq.core.monitoring.history import (
+    EDGES_MS,
+    Lateness,
+    Minute,
+    TimesCount,
+)
+from django_rmq.core.monitoring.history import sampler as sampler_of_history
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, ClusterBroker, OracleBroker

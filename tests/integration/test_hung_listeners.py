@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import feeding, hand
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer import batch_router
+from django_rmq.core.consumer import in_flight as in_flight_batches
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from tests.workers import LONG, Heard, Worker, audit, eventually, live, send, total
 
 HUNG = Topic("hung", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, backoff=BackOff(0, 0))
@@ -38,8 +39,8 @@ MANY = 800
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(hand, "TAKEN_SECONDS", 0.1)
+    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -141,8 +142,8 @@ def test_behind_hung_calls_of_its_own_topic_nothing_waits_in_hand(
 def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
     broker: Any, go: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 10 * LONG)
-    monkeypatch.setattr(hand, "TAKEN_SECONDS", 10 * LONG)
+    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 10 * LONG)
     topic, running = KINDS["by priority"], list[Any]()
     post(broker, topic, range(MANY))
     with caplog.at_level(logging.INFO), working(broker, topic, hanging(go, running), go, threads=1) as worker:
@@ -150,8 +151,8 @@ def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
         eventually(
             lambda: running and all(place.batches == 2 for place in places.values()), "two batches of each"
         )
-        monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.0)
-        monkeypatch.setattr(hand, "TAKEN_SECONDS", 0.0)
+        monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.0)
+        monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 0.0)
         worker.dispatcher._feeding._next_refresh = 0.0
         eventually(lambda: in_flight(broker, topic) == 1, "the others being given back")
         assert total(broker, topic, "stale") == 0

@@ -23,17 +23,23 @@ from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.topics import Topic
+from django_rmq import connections, message_ids
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
-from django_rmq.operations import Actor, Copy, Filter, Operations, Permission
-from django_rmq.operations.deliveries import Settled
-from django_rmq.project import connections, ids
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import (
+    Actor,
+    Filter,
+    MessageCopy,
+    Operations,
+    Permission,
+)
+from django_rmq.operations.consumption import SettledDelivery
 from tests.brokers import Broker
 from tests.integration.test_api import Program, on_each_broker, user_with
 
@@ -129,8 +135,8 @@ def kill(broker: Any, name: str, *members: bytes, error: str = "shop.Boom: bad")
             broker.rollback(topic, slot, taken.receipt, failures)
 
 
-def everything(operations: Operations, name: str, state: str, **options: Any) -> list[Copy]:
-    found: list[Copy] = []
+def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:
+    found: list[MessageCopy] = []
     cursor = ""
     for _ in range(10_000):
         page = operations.listing(name, state, cursor=cursor, **options)
@@ -440,7 +446,7 @@ def test_each_row_is_found_with_three_scripts_among_100_000_of_one_priority(
         assert operations.replay("redacted", ids_of(dead)).outcomes == {"replayed": 25}
 
 
-def ids_of(copies: list[Copy]) -> list[str]:
+def ids_of(copies: list[MessageCopy]) -> list[str]:
     return [copy.id for copy in copies]
 
 
@@ -544,7 +550,7 @@ def test_long_deliveries_are_settled_with_few_scripts(server: Broker) -> None:
     deliveries = boss().deliveries("ranked")
     taken = deliveries.take(uuid4(), 200)
     assert len(taken) == 200
-    settled = [Settled(deliveries.id(one), deliveries.receipt(one)) for one in taken]
+    settled = [SettledDelivery(deliveries.id(one), deliveries.receipt(one)) for one in taken]
     with at_most(server, 40):
         assert deliveries.commit(settled) == ["ok"] * 200
 
@@ -558,7 +564,7 @@ def test_ids_cursors_and_receipts_outlive_the_secret_key(broker: Any, name: str,
     put(broker, name, *(b'"%d%s"' % (n, b"x" * 600) for n in range(20)))
     deliveries = boss().deliveries(name)
     (taken,) = deliveries.take(uuid4(), 1)
-    settled = Settled(deliveries.id(taken), deliveries.receipt(taken))
+    settled = SettledDelivery(deliveries.id(taken), deliveries.receipt(taken))
     page = viewer().listing(name, "store", limit=5)
     settings.SECRET_KEY = "the new one"
     with pytest.raises(InvalidRequest):
@@ -590,7 +596,7 @@ def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:
     sealed = sealed_id("redacted", 0, b"m").partition("~")[2]
     with pytest.raises(InvalidRequest):
         shell().get("redacted", wrong.format(sealed))
-    identity = ids.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
+    identity = message_ids.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
     assert identity.place is not None and identity.place.score == 100
 
 

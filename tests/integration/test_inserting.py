@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core.calls import inserting
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.calls.call import Call
+from django_rmq.core.commands import insert
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.topic import TopicType
 from django_rmq.core.redis import wire
-from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import RmqError, ServerUnavailable
 from tests.brokers import Broker
 from tests.contract.slots import TYPES, Drift, Slot, drift
@@ -50,7 +50,7 @@ def made(client: redis.Redis, prefix: str, kind: TopicType, **how: Any) -> Slot:
 
 def parts(slot: Slot, members: Sequence[bytes] = MEMBERS) -> list[Call[Any]]:
     score = 100 if slot.topic.is_priority else slot.now_ms + 5_000
-    return inserting.insert(slot.topic, 0, [score] * len(members), members)
+    return insert.insert(slot.topic, 0, [score] * len(members), members)
 
 
 def without(slot: Slot, *failing: str) -> list[Any]:
@@ -112,7 +112,7 @@ def test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one(
     if by == "insert":
         assert slot.insert(b"z") == {"stored": 1}
     elif by == "end":
-        run_all(slot.broker, [inserting.end_insertion(slot.topic, 0)])
+        run_all(slot.broker, [insert.end_insertion(slot.topic, 0)])
     elif by == "prepare":
         slot.take(1)
     elif by == "claim":
@@ -162,7 +162,7 @@ def test_a_server_that_has_lost_its_scripts_has_inserted_nothing(
     slot.broker.client.script_flush()
     assert run_all(slot.broker, parts(slot))[-1] is None
     slot.broker.load_scripts()
-    run_all(slot.broker, [inserting.end_insertion(slot.topic, 0)])
+    run_all(slot.broker, [insert.end_insertion(slot.topic, 0)])
     assert slot.snapshot() == before
 
 
@@ -197,7 +197,7 @@ def test_a_user_who_lacks_a_right_inserts_nothing(
     with connect(f"redis://limited:x@127.0.0.1:{server.port}/0") as client:
         other = Slot(Broker(client, slot.broker.prefix, slot.clock), slot.keyspace, slot.clock, slot.topic)
         before = slot.snapshot()
-        asked = run_all(other.broker, inserting.transaction_time())[-1]
+        asked = run_all(other.broker, insert.transaction_time())[-1]
         assert isinstance(asked, RmqError) == (denied in ("multi", "exec"))
         if not isinstance(asked, RmqError):
             answer = run_all(other.broker, parts(other))[-1]

@@ -14,12 +14,11 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_rmq import send_message
-from django_rmq.project import connections
-from django_rmq.project.isolating import running_test
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings import get_config
+from django_rmq import connections, send_message
+from django_rmq.conf import get_config
+from django_rmq.connections.isolation import running_test
 from django_rmq.testing import InMemoryBroker, drain
+from django_rmq.worker.listener_registry import isolated
 
 ROOT = Path(__file__).parents[2]
 

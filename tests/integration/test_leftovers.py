@@ -19,14 +19,13 @@ from django.test import override_settings
 from django.utils import timezone, translation
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_rmq import Message, send_message
+from django_rmq import Message, send_message, transactions
 from django_rmq import listener as register
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.project import transactions
-from django_rmq.project.listening import registry
-from django_rmq.project.listening.synchronous import hooks
-from django_rmq.project.transactions import TransactionLeftOpen
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import drain, memory_broker
+from django_rmq.transactions import TransactionLeftOpen
+from django_rmq.worker import listener_registry
+from django_rmq.worker.sync_hooks import hooks
 from tests.brokers import OracleBroker
 from tests.e2e.postgres import postgres
 from tests.workers import Worker, eventually, send, total
@@ -59,7 +58,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any)
         }
         own |= {"OPTIONS": {}, "CONN_MAX_AGE": None}
     connections.settings[ALIAS] = {**connections.settings["default"], **own}
-    with override_settings(RMQ=RMQ), registry.isolated(), django_db_blocker.unblock():
+    with override_settings(RMQ=RMQ), listener_registry.isolated(), django_db_blocker.unblock():
         with connections[ALIAS].cursor() as cursor:
             cursor.execute("CREATE TABLE effect (name text)")
         try:

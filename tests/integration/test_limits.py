@@ -14,19 +14,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import limits
-from django_rmq.core.calls.call import Call
-from django_rmq.core.consumer.limits import Limits, return_permits
-from django_rmq.core.words.keys import limits_key
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands import limit_shares
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer.rate_limits import RateLimits, return_permits
+from django_rmq.core.model.keys import limits_key
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker, intercept, set_clock
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
-_IN_USE = [each.name for each in scripts.declaration("limits/allow").arguments].index("in_use")
+_IN_USE = [each.name for each in lua.declaration("limits/allow").arguments].index("in_use")
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)
 
 
@@ -284,7 +284,7 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
 
     def allow(call: Call[Any]) -> Any:
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
-        run(limits.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
+        run(limit_shares.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
         prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
         told.append((call.own[_IN_USE], prepared))
         return run(call)
@@ -398,7 +398,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
     run = intercept(broker, "limits/allow", away)
     limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
-    limits = Limits(broker, "A", limited, lambda topic: 4)
+    limits = RateLimits(broker, "A", limited, lambda topic: 4)
     limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
     assert (limits.room("prices"), limits.room("other")) == (0, 2)
     assert said == ["prices"]
@@ -416,7 +416,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:
-    limits = Limits(OracleBroker("m:"), "A", [TOPIC], lambda topic: 1)
+    limits = RateLimits(OracleBroker("m:"), "A", [TOPIC], lambda topic: 1)
     assert not limits
     assert limits.room("prices") > 1_000_000
     assert limits.due() == float("inf")

@@ -12,15 +12,15 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.admin.pages.dashboard import TOPICS_SHOWN
+from django_rmq import connections
+from django_rmq.admin.views.dashboard import TOPICS_SHOWN
+from django_rmq.conf import get_config
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.records import write_record
-from django_rmq.core.words.keys import history_keys, worker_keys
+from django_rmq.core.coordination.member_records import write_record
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.model.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
 from tests.brokers import Broker
 
 pytestmark = pytest.mark.django_db
@@ -54,7 +54,7 @@ def many(redis_url: str) -> Iterator[Broker]:
         name: tuple((slot, slot + 1, workers[(at + slot) % WORKERS].id) for slot in range(SLOTS))
         for at, name in enumerate(TOPICS)
     }
-    plan = Plan({}).renewed(assignment, now // 1000)  # type: ignore[arg-type]
+    plan = AssignmentPlan({}).renewed(assignment, now // 1000)  # type: ignore[arg-type]
     pipeline.hset(keys.assignment, "plan", plan.encode())
     for name in TOPICS:
         for ago in (0, 1):

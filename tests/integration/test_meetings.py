@@ -13,21 +13,30 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import Message, cancel_message, listener, message_status, send_message
-from django_rmq.core.calls import claims, ending, looking, people, schedules, sending, taking
+from django_rmq import Message, cancel_message, connections, listener, message_status, send_message
+from django_rmq.conf import get_config
+from django_rmq.core.commands import (
+    ack,
+    claims,
+    fetch,
+    inspect,
+    operate,
+    schedule_records,
+)
+from django_rmq.core.commands import (
+    send as send_commands,
+)
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.schedules import declarations
-from django_rmq.core.schedules.stepping import Stepper
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
-from django_rmq.operations import retiring, strays
-from django_rmq.project import connections
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.scheduling import running
-from django_rmq.project.settings import get_config
+from django_rmq.operations import orphans, retirement
+from django_rmq.schedules import duty
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
@@ -58,18 +67,18 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, moved: bool
 ) -> None:
     def topics() -> list[str]:
-        return [record.schedule.topic for record in broker().run(schedules.read_schedules())]
+        return [record.schedule.topic for record in broker().run(schedule_records.read_schedules())]
 
     with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
-        running.declare()
+        duty.declare()
         for slot in range(2):
-            broker().run(people.purge(get_config().topic("reports"), slot, "store"))
+            broker().run(operate.purge(get_config().topic("reports"), slot, "store"))
     left = {"s": {"TOPIC": "others", "EVERY": 600}} if moved else {}
     with configured(left, reports={**TIMED, "TYPE": kind}, others=TIMED):
         call_command("rmqtopics", "--apply")
         clock.advance(700)
-        running.declare()
-        (begin,) = running.duties()
+        duty.declare()
+        (begin,) = duty.duties()
         assert next(begin()) >= 0
         if moved:
             assert topics() == ["others"]
@@ -85,7 +94,7 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
 def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
     both = {"a": {"TOPIC": "lost", "EVERY": 10}, "b": {"TOPIC": "found", "EVERY": 10}}
     with configured(both, lost=TIMED, found=TIMED):
-        running.declare()
+        duty.declare()
         real = InMemoryBroker.run
 
         def run(self: InMemoryBroker, call: Any) -> Any:
@@ -101,7 +110,7 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
                     stepper.settle()
         held = {
             name: sum(
-                len(broker().run(looking.peek(get_config().topic(name), slot, "store")).entries)
+                len(broker().run(inspect.peek(get_config().topic(name), slot, "store")).entries)
                 for slot in range(2)
             )
             for name in ("lost", "found")
@@ -116,9 +125,9 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
         topic, own = get_config().topic("views"), slot_of(b"k", 4)
         bodies = (b'"stray"',) if topic.collects else None
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
-        broker().run(sending.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
-        *_, found = strays.find(broker(), topic, repair=True)
-        (looked,) = broker().run(looking.look(topic, own, [b"k"]))
+        broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
+        *_, found = orphans.find(broker(), topic, repair=True)
+        (looked,) = broker().run(inspect.look(topic, own, [b"k"]))
         return found, looked.envelope
 
 
@@ -155,10 +164,10 @@ def test_a_move_that_would_lose_bodies_or_order_is_refused(
         send_message("former", 1, key="k")
     with configured(views=target):
         send_message("views", 1, key="k")
-        found = retiring.find(broker(), get_config().topics, "former")
+        found = retirement.find(broker(), get_config().topics, "former")
         with pytest.raises(OperationRefused, match=reason):
             list(
-                retiring.retire(
+                retirement.retire(
                     broker(),
                     connections.get_producer,
                     found,
@@ -198,13 +207,13 @@ def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> N
         topic, run = get_config().topic("kept"), broker().run
         send_message("kept", 1, key="k")
         clock.advance(1)
-        taken = run(taking.prepare(topic, 0, "me", None, 1))
-        run(ending.rollback(topic, 0, taken.receipt, [Failure(b"k", "failed", None, "ValueError: x")]))
+        taken = run(fetch.prepare(topic, 0, "me", None, 1))
+        run(ack.rollback(topic, 0, taken.receipt, [Failure(b"k", "failed", None, "ValueError: x")]))
         assert message_status("kept", key="k").state == "dead"
         if by == "a person":
-            assert run(people.remove(topic, 0, [b"k"], "dead")) == ["dead"]
+            assert run(operate.remove(topic, 0, [b"k"], "dead")) == ["dead"]
         else:
-            assert run(people.replay(topic, 0, [b"k"])) == ["replayed"]
+            assert run(operate.replay(topic, 0, [b"k"])) == ["replayed"]
             run(claims.claim(topic, 0, "spark", 1, 60_000, 10, 100_000))
             run(claims.renew(topic, 0, "spark", 1, 60_000, seal=True))
             run(claims.ack(topic, 0, "spark", 1))

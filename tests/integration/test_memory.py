@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer, absent
 from tests.workers import client_of

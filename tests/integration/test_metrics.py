@@ -23,22 +23,22 @@ from django.urls import include, path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.telling import history
-from django_rmq.core.telling.history import EDGES_MS, TimesCount
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_keys, times_key
-from django_rmq.core.words.samples import LATENESS_BUCKETS
-from django_rmq.core.words.schedules import Schedule
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.topics import Topic
-from django_rmq.metrics import RmqCollector, collector, outbox
-from django_rmq.metrics.views import metrics
-from django_rmq.operations import figures
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.history_samples import LATENESS_BUCKETS
+from django_rmq.core.model.keys import slot_keys, times_key
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.monitoring import history
+from django_rmq.core.monitoring.history import EDGES_MS, TimesCount
+from django_rmq.metrics import RmqCollector, collector, outbox_metrics
+from django_rmq.metrics.scrape_page import metrics
+from django_rmq.operations import topic_stats
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.servers import absent
@@ -168,7 +168,7 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
             clock.advance(10_800)
             broker.send_replace(topic("ranked"), 0, [60], [b"2"])
             if sampled:
-                monkeypatch.setattr(figures, "LIVE_SLOTS", 0)
+                monkeypatch.setattr(topic_stats, "LIVE_SLOTS", 0)
                 (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
                 for pause in duty():
                     clock.advance(pause)
@@ -207,7 +207,7 @@ def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() ->
 def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     where: str, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "LIVE_SLOTS", 64)
+    monkeypatch.setattr(topic_stats, "LIVE_SLOTS", 64)
     clock, client = Clock(1_800_000_000_000), client_of(redis_url)
     broker: Any = Broker(client, prefix, clock) if where == "redis" else OracleBroker("m:", clock)
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
@@ -479,7 +479,7 @@ settings.configure(
     RMQ={"REDIS": URL, "KEY_PREFIX": PREFIX, "TOPICS": {"work": {"TYPE": "range_merge", "SLOTS": 2}}},
 )
 django.setup()
-from django_rmq.project.connections import SOCKET_TIMEOUTS
+from django_rmq.connections import SOCKET_TIMEOUTS
 SOCKET_TIMEOUTS["web"] = 60.0
 from django.test import Client
 from prometheus_client import REGISTRY
@@ -508,7 +508,7 @@ def told_names() -> set[str]:
     ):
         broker: Any = connections.get_broker()
         broker.servers = lambda: [
-            Server("Redis", {"role": "master", "used_memory": "5", "maxmemory": "9"}, {})
+            ServerInfo("Redis", {"role": "master", "used_memory": "5", "maxmemory": "9"}, {})
         ]
         live_through_everything(broker)
         broker.change_schedule("nightly", "spec", Schedule("nightly", "work", every=60).text)
@@ -540,7 +540,7 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
     for expression in (*queries, *expressions):
         assert named(expression) and named(expression) <= told, expression
         assert expression.count("(") == expression.count(")")
-        states = outbox.STATES if "rmq_outbox" in expression else collector.STATES
+        states = outbox_metrics.STATES if "rmq_outbox" in expression else collector.STATES
         for labels in re.findall(r"\{([^}]*)\}", expression):
             assert set(re.findall(r"(\w+)[!=]", labels)) <= {"topic", "state", "reason"}
             assert set(re.findall(r'state="(\w+)"', labels)) <= set(states)

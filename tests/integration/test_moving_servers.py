@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.calls import taking
-from django_rmq.core.topics.definitions import register_topics
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.commands import fetch
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.topic_registration import register_topics
 from example_project.embedded_redis import NoRedisServer
 from tests.brokers import Broker, set_clock
 from tests.servers import RedisServer, absent, ask, wait_for_link, wait_until
@@ -40,8 +40,8 @@ def old() -> Iterator[RedisServer]:
         send(broker, TOPIC, [{"n": n} for n in range(WAITING)], priority=100)
         send(broker, KEYED, [{"n": "keyed"}], priority=100, key="k")
         # In flight, for somebody who will never report.
-        epoch = broker.run(taking.acquire(TOPIC, 0))
-        broker.run(taking.prepare(TOPIC, 0, "gone", epoch, 3))
+        epoch = broker.run(fetch.acquire(TOPIC, 0))
+        broker.run(fetch.prepare(TOPIC, 0, "gone", epoch, 3))
         assert broker.audit(TOPIC, 0).prepare == 3
         yield server
 

@@ -18,8 +18,8 @@ from django_rmq import (
     remove_message,
     send_message,
 )
-from django_rmq.project.listening.registry import isolated
 from django_rmq.testing import memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.typed_bodies import Reason
 
 KEYED: dict[str, Any] = {"TYPE": "fixed_time", "SLOTS": 16, "IDENTITY": "key"}

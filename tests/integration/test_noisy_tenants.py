@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Heard, Worker, broker_on, send
 

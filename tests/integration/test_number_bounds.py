@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.project import connections
+from django_rmq import connections
 from tests.brokers import OracleBroker
 from tests.integration.test_api import ALL, Program, user_with
 

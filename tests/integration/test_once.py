@@ -29,22 +29,32 @@ from django_rmq import (
     listener,
     send_message,
     send_messages,
+    transactions,
 )
 from django_rmq.checks import check_outbox_tables, check_tables
-from django_rmq.core.calls import ending, looking, people, taking
-from django_rmq.core.consumer import calling
-from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
+from django_rmq.conf import get_config
+from django_rmq.core.commands import (
+    ack,
+    fetch,
+    inspect,
+    operate,
+)
+from django_rmq.core.consumer import invoke
+from django_rmq.core.model.envelope import decode_envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.project import transactions
-from django_rmq.project.listening import once, processed, registry, starting
-from django_rmq.project.listening.processed import row_of
-from django_rmq.project.outbox import databases as databases_of_outbox
-from django_rmq.project.settings import get_config
+from django_rmq.outbox import databases as databases_of_outbox
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
+from django_rmq.worker import (
+    listener_registry,
+    once,
+    processed_messages,
+    startup,
+)
+from django_rmq.worker.processed_messages import row_of
 from tests.e2e.mariadb import use_driver
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
@@ -66,7 +76,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def settings_of_this_test() -> Iterator[None]:
-    with override_settings(RMQ=RMQ), registry.isolated():
+    with override_settings(RMQ=RMQ), listener_registry.isolated():
         yield
 
 
@@ -93,22 +103,22 @@ def deliver(
     broker: InMemoryBroker, clock: Clock, topic: str = "payments"
 ) -> tuple[list[Message], list[Failure | None]]:
     """Take what is due and call the listener, but tell the queue nothing."""
-    declared, found = get_config().topic(topic), registry.listeners()[topic]
+    declared, found = get_config().topic(topic), listener_registry.listeners()[topic]
     clock.advance("5ms")
-    prepared = broker.run(taking.prepare(declared, 0, "test", None, 100))
+    prepared = broker.run(fetch.prepare(declared, 0, "test", None, 100))
     messages = [Message(declared, 0, prepared.receipt, given) for given in prepared.deliveries]
-    return messages, calling.run(found, messages)
+    return messages, invoke.run(found, messages)
 
 
 def give_back(broker: InMemoryBroker, messages: list[Message]) -> None:
     """Let the messages wait as if they had never been delivered, as after a fail-over."""
     members = [message.delivery.member for message in messages]
-    broker.run(ending.release(messages[0].topic, 0, messages[0].receipt, members))
+    broker.run(ack.release(messages[0].topic, 0, messages[0].receipt, members))
 
 
 def commit(broker: InMemoryBroker, messages: list[Message]) -> None:
     members = [message.delivery.member for message in messages]
-    broker.run(ending.commit(messages[0].topic, 0, messages[0].receipt, members))
+    broker.run(ack.commit(messages[0].topic, 0, messages[0].receipt, members))
 
 
 # --- one message
@@ -330,7 +340,7 @@ def test_hooks_of_the_listener_run_after_the_commit_and_not_for_what_was_rolled_
     clock.advance("5ms")
     drain(raise_errors=False)
     assert (hooked, groups()) == ([True], ["a"])
-    others = broker.run(looking.peek(get_config().topic("others"), 0, "store", limit=10)).entries
+    others = broker.run(inspect.peek(get_config().topic("others"), 0, "store", limit=10)).entries
     assert len(others) == 1, "what the delivery that failed had sent was never sent"
 
 
@@ -343,7 +353,7 @@ def test_a_hook_that_fails_leaves_the_effect(broker: InMemoryBroker, clock: Cloc
     send_message("payments", "a")
     messages, (outcome,) = deliver(broker, clock)
     assert outcome is not None
-    broker.run(ending.rollback(messages[0].topic, 0, messages[0].receipt, [outcome]))
+    broker.run(ack.rollback(messages[0].topic, 0, messages[0].receipt, [outcome]))
     clock.advance(2)
     assert drain() == 1
     assert groups() == ["a"]
@@ -510,7 +520,7 @@ def test_messages_behind_the_hold_are_not_counted_as_processed(
     _, booked = book_in_lists(lambda message: None)
     send_messages("accounts", [1, 2, 3])
     messages, _ = deliver(broker, clock, "accounts")
-    row = processed.row_of(messages[1])
+    row = processed_messages.row_of(messages[1])
     give_back(broker, messages)
     ProcessedMessage.objects.filter(origin=row[1]).delete()
     Group.objects.all().delete()
@@ -570,7 +580,7 @@ def origin_of(message: Message) -> str:
 
 
 def origins_in(broker: InMemoryBroker, clock: Clock) -> list[str]:
-    registry.add("payments", str)
+    listener_registry.add("payments", str)
     messages, _ = deliver(broker, clock)
     give_back(broker, messages)
     return [origin_of(message) for message in messages]
@@ -593,10 +603,10 @@ def test_a_replay_keeps_the_origin_and_an_edited_one_is_a_new_send(
     send_message("payments", 1, key="k")
     (sent,) = origins_in(broker, clock)
     topic = get_config().topic("payments")
-    broker.run(people.bury(topic, 0, [b"k"]))
-    broker.run(people.replay(topic, 0, [b"k"]))
+    broker.run(operate.bury(topic, 0, [b"k"]))
+    broker.run(operate.replay(topic, 0, [b"k"]))
     assert origins_in(broker, clock) == [sent]
-    broker.run(people.bury(topic, 0, [b"k"]))
+    broker.run(operate.bury(topic, 0, [b"k"]))
     operations = Operations(Actor("tester", "command"))
     assert operations.replay_edited("payments", "0.aw", 2).outcomes == {"replayed": 1}
     (edited,) = origins_in(broker, clock)
@@ -611,15 +621,15 @@ def test_an_edited_replay_that_is_repeated_after_its_answer_was_lost_is_the_same
     topic = get_config().topic("moving")
     sent = send_message("moving", {"shop": 1}, key="k")
     shops = [n for n in range(2, 99) if slot_of(str(n).encode(), topic.slots) != sent.slot]
-    broker.run(people.bury(topic, sent.slot, [b"k"]))
+    broker.run(operate.bury(topic, sent.slot, [b"k"]))
     operations, found = Operations(Actor("tester", "command")), []
     for shop in (shops[0], shops[0], shops[1]):
         with monkeypatch.context() as patch:
-            patch.setattr(people, "remove", mock.Mock(side_effect=ServerUnavailable("gone")))
+            patch.setattr(operate, "remove", mock.Mock(side_effect=ServerUnavailable("gone")))
             with pytest.raises(ServerUnavailable):
                 operations.replay_edited("moving", sent.id, {"shop": shop})
         slot = slot_of(str(shop).encode(), topic.slots)
-        (looked,) = broker.run(looking.look(topic, slot, [b"k"]))
+        (looked,) = broker.run(inspect.look(topic, slot, [b"k"]))
         assert looked.envelope is not None
         found.append(decode_envelope(looked.envelope).origin)
     first, again, edited_otherwise = found
@@ -630,7 +640,7 @@ def test_an_edited_replay_that_is_repeated_after_its_answer_was_lost_is_the_same
 def test_a_message_without_an_origin_has_none_and_the_row_of_its_delivery(
     broker: InMemoryBroker, clock: Clock, topic: str
 ) -> None:
-    registry.add(topic, str)
+    listener_registry.add(topic, str)
     send_messages(topic, [1, 2])
     first, _ = deliver(broker, clock, topic)
     give_back(broker, first)
@@ -643,7 +653,7 @@ def test_a_message_without_an_origin_is_processed_with_a_warning_per_topic(
     broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(once, "_warned", set())
-    registry.add("plain", write, using="default")
+    listener_registry.add("plain", write, using="default")
     send_messages("plain", ["a", "b"])
     messages, outcomes = deliver(broker, clock, "plain")
     assert outcomes == [None, None]
@@ -657,7 +667,7 @@ def test_a_message_without_an_origin_is_processed_with_a_warning_per_topic(
 
 
 def test_an_origin_of_another_program_is_one_too(broker: InMemoryBroker, clock: Clock) -> None:
-    from django_rmq.core.calls.sending import send_merge
+    from django_rmq.core.commands.send import send_merge
 
     listener("payments", once=True)(write)
     topic = get_config().topic("payments")
@@ -681,20 +691,20 @@ def replace_origin(message: Message, origin: str) -> Message:
 
 
 def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processed, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(processed_messages, "ROWS_AT_ONCE", 3)
     now = timezone.now()
     for hours in (30, 29, 28, 27, 26, 23, 22, 1):
         ProcessedMessage.objects.create(
             topic="payments", origin=f"{hours:032x}", processed_at=now - timedelta(hours=hours)
         )
     topic = get_config().topic("payments")
-    ((alias, duty),) = processed.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
+    ((alias, duty),) = processed_messages.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
     steps = duty()
     assert (alias, next(steps)) == ("default", 0.05)
     assert ProcessedMessage.objects.count() == 5
     assert next(steps) == 600.0
     assert ProcessedMessage.objects.count() == 3
-    ((_, idle),) = processed.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
+    ((_, idle),) = processed_messages.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
     next(idle())
     assert ProcessedMessage.objects.count() == 3, "another worker looks after it"
 
@@ -702,7 +712,7 @@ def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_database_that_cannot_ignore_rows_uses_savepoints(
     broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processed, "IGNORING", set())
+    monkeypatch.setattr(processed_messages, "IGNORING", set())
     monkeypatch.setattr(connection, "vendor", "other")
     calls = pay_in_lists()
     send_messages("payments", ["a", "b"])
@@ -717,8 +727,8 @@ def test_a_database_that_cannot_ignore_rows_uses_savepoints(
 def test_of_many_rows_those_are_counted_that_are_new() -> None:
     rows = [("payments", f"{n:032x}") for n in range(1000)]
     with transaction.atomic():
-        assert processed.insert(connection, rows).new == 1000
-        some_new = processed.insert(connection, [*rows, ("others", rows[0][1])]).new
+        assert processed_messages.insert(connection, rows).new == 1000
+        some_new = processed_messages.insert(connection, [*rows, ("others", rows[0][1])]).new
         assert some_new == (0 if connection.vendor == "mysql" else 1)
     assert ProcessedMessage.objects.count() == 1000 + some_new
 
@@ -726,7 +736,7 @@ def test_of_many_rows_those_are_counted_that_are_new() -> None:
 def test_an_error_that_is_no_conflict_is_none() -> None:
     """A row that the database refuses does not count as one that exists."""
     with pytest.raises(DatabaseError), transaction.atomic():
-        processed.insert(connection, [("x" * 101, "0" * 32), ("x' || NULL", "not a UUID")])
+        processed_messages.insert(connection, [("x" * 101, "0" * 32), ("x' || NULL", "not a UUID")])
     assert not ProcessedMessage.objects.exists()
 
 
@@ -740,12 +750,12 @@ def test_what_is_no_uuid_becomes_one_by_which_it_is_known(
     send_message("payments", "a")
     messages, _ = deliver(broker, clock)
     envelope = replace_origin(messages[0], origin)
-    (topic, row), (_, same) = processed.row_of(envelope), processed.row_of(envelope)
+    (topic, row), (_, same) = processed_messages.row_of(envelope), processed_messages.row_of(envelope)
     assert (topic, row) == ("payments", same)
     found = UUID(row)
     assert (found.version, found.variant) == (8, RFC_4122)
     assert found.bytes[8] & 0x20, "of version 8, MariaDB refuses those whose ninth byte is 0x80"
-    assert row != processed.row_of(messages[0])[1] == messages[0].origin
+    assert row != processed_messages.row_of(messages[0])[1] == messages[0].origin
 
 
 # --- what is refused
@@ -783,7 +793,7 @@ def test_a_topic_without_origins_is_an_error(topic: str) -> None:
     assert error.id == "django_rmq.E060"
     assert ('"IDENTITY": "key" and' in error.hint) is (topic == "unkeyed")
     with pytest.raises(ConfigurationError, match='"ORIGIN": True'):
-        starting.check_start([get_config().topic(topic)])
+        startup.check_start([get_config().topic(topic)])
 
 
 def test_a_database_that_is_not_there_is_an_error() -> None:
@@ -854,11 +864,11 @@ def test_a_worker_does_not_start_without_the_table_and_says_what_to_run(
 ) -> None:
     listener("payments", once=True)(write)
     topic = get_config().topic("payments")
-    starting.check_start([topic])
+    startup.check_start([topic])
     with monkeypatch.context() as patch:
-        patch.setattr(processed._MODEL, "db_table", "not_there")
+        patch.setattr(processed_messages._MODEL, "db_table", "not_there")
         with pytest.raises(ConfigurationError, match=r"python manage\.py migrate django_rmq"):
-            starting.check_start([topic])
+            startup.check_start([topic])
         (warning,) = checks.run_checks(tags=["rmq"], databases=["default"])
         assert warning.id == "django_rmq.W065"
     assert checks.run_checks(tags=["rmq"], databases=["default"]) == []
@@ -899,7 +909,7 @@ def test_databases_that_hang_are_asked_at_once_and_for_a_bounded_time(
     listener("others", once=silent[1])(write)
     topics = [get_config().topic(name) for name in ("payments", "others")]
     threads = threading.active_count()
-    assert starting.check_start(topics) == topics
+    assert startup.check_start(topics) == topics
     for alias in silent:
         assert f"Database {alias} cannot be asked whether its migrations are applied" in caplog.text
     assert len(waits) == 2 and len(set(waits)) == 1, "they have the same 2 s"
@@ -918,7 +928,7 @@ class InATestCase(RMQTestMixin, TestCase):
     """A listener with ``once`` in the transaction that Django's TestCase rolls back."""
 
     def test_a_project_tests_a_listener_with_once(self) -> None:
-        with override_settings(RMQ=RMQ), registry.isolated():
+        with override_settings(RMQ=RMQ), listener_registry.isolated():
             runs: list[str] = []
 
             @listener("payments", once=True)

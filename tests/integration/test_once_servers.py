@@ -12,14 +12,14 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_rmq import Message
-from django_rmq.core.consumer import calling
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origin
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.consumer import invoke
+from django_rmq.core.model.envelope import Envelope, encode_envelope, new_origin
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.models import ProcessedMessage
-from django_rmq.project.listening.once import Once
-from django_rmq.project.listening.processed import has_table
+from django_rmq.worker.once import OnceListener
+from django_rmq.worker.processed_messages import has_table
 from tests.databases import SERVERS, count_lock_waits, database_beside
 from tests.workers import LONG, Listener, eventually
 
@@ -52,8 +52,8 @@ def call(
     listener: Callable[[Any], Any], *given: Delivery, receipt: int = 1, batch_size: int | None = None
 ) -> list[Failure | None]:
     """Call a listener with ``once`` for a delivery."""
-    found = Listener("payments", Once("listener", listener, ALIAS), batch_size)
-    return calling.run(found, [Message(TOPIC, 0, receipt, each) for each in given])
+    found = Listener("payments", OnceListener("listener", listener, ALIAS), batch_size)
+    return invoke.run(found, [Message(TOPIC, 0, receipt, each) for each in given])
 
 
 def write(message: Message) -> None:

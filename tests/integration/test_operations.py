@@ -17,13 +17,15 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq.core.words.contents import stored_basis
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure, error_class
-from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import Message, message_id
-from django_rmq.core.words.results import SendResult
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure, error_class
+from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.message import Message, message_id
+from django_rmq.core.model.message_content import stored_basis
+from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import (
     InvalidMessage,
     InvalidRequest,
@@ -34,13 +36,18 @@ from django_rmq.exceptions import (
     UnknownSchedule,
     UnknownTopic,
 )
-from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
-from django_rmq.operations.groups import LONGEST_ERROR, error_pattern
-from django_rmq.operations.health import Limits as HealthLimits
-from django_rmq.project import connections
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.sending import Send
-from django_rmq.project.settings import get_config
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import (
+    Actor,
+    Filter,
+    Limits,
+    MessageCopy,
+    Operations,
+    Permission,
+)
+from django_rmq.operations.health import HealthThresholds as HealthLimits
+from django_rmq.operations.message_groups import LONGEST_ERROR, error_pattern
+from django_rmq.sending import Send
 from tests.brokers import Broker, OracleBroker
 from tests.servers import RedisServer
 from tests.workers import LONG, broker_on, client_of
@@ -107,13 +114,13 @@ def kill(broker: Any, name: str, *members: bytes, error: str = "shop.errors.Boom
             broker.rollback(topic, slot, taken.receipt, failures)
 
 
-def ids_of(copies: list[Copy]) -> list[str]:
+def ids_of(copies: list[MessageCopy]) -> list[str]:
     return [copy.id for copy in copies]
 
 
-def everything(operations: Operations, name: str, state: str, **options: Any) -> list[Copy]:
+def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:
     """Turn all pages."""
-    found: list[Copy] = []
+    found: list[MessageCopy] = []
     cursor = ""
     for _ in range(10_000):
         page = operations.listing(name, state, cursor=cursor, **options)
@@ -205,7 +212,7 @@ def test_a_page_stays_good_while_others_come_and_go(broker: Any, operations: Ope
     members = [b"m%03d" % i for i in range(200)]
     for i, member in enumerate(members):
         put(broker, "timed", member, score=at + i // 10)
-    found: list[Copy] = []
+    found: list[MessageCopy] = []
     cursor, turn = "", 0
     while True:
         page = operations.listing("timed", "store", cursor=cursor, limit=13)

@@ -12,17 +12,24 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core.calls import ending, looking, sending, taking
-from django_rmq.core.consumer import calling, threads
-from django_rmq.core.producer.placing import Send
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.producer.trips import ROUND_TRIP
-from django_rmq.core.topics import reslotting
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core import resharding
+from django_rmq.core.commands import (
+    ack,
+    fetch,
+    inspect,
+)
+from django_rmq.core.commands import (
+    send as send_commands,
+)
+from django_rmq.core.consumer import invoke, thread_executor
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.placement import Send
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.send_trips import ROUND_TRIP
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
-from django_rmq.operations.taking import Taking
+from django_rmq.operations.long_poll import LongPoll
 from tests.brokers import ClusterBroker
 from tests.workers import Heard, Listener, Worker, audit, broker_on, cluster_of, eventually, live, send, total
 
@@ -42,7 +49,7 @@ def fifo(**options: Any) -> Topic:
 
 def order_of(broker: Any, topic: Topic, limit: int = 1_000) -> list[Any]:
     """Return the bodies of slot 0 in the order in which they are taken."""
-    prepared = broker.run(taking.prepare(topic, 0, "A", None, limit))
+    prepared = broker.run(fetch.prepare(topic, 0, "A", None, limit))
     return [Message(topic, 0, prepared.receipt, each).body for each in prepared.deliveries]
 
 
@@ -50,12 +57,12 @@ def drained(broker: Any, topic: Topic, slot: int, count: int) -> list[Any]:
     """Take and commit ``count`` messages of a slot; return their bodies in that order."""
     found: list[Any] = []
     while len(found) < count:
-        prepared = broker.run(taking.prepare(topic, slot, "A", None, 1_000))
+        prepared = broker.run(fetch.prepare(topic, slot, "A", None, 1_000))
         if prepared.status != "ok":
             continue  # a few places are in the next millisecond
         found += [Message(topic, slot, 0, each).body for each in prepared.deliveries]
         members = [each.member for each in prepared.deliveries]
-        broker.run(ending.commit(topic, slot, prepared.receipt, members))
+        broker.run(ack.commit(topic, slot, prepared.receipt, members))
     return found
 
 
@@ -66,15 +73,15 @@ def drained(broker: Any, topic: Topic, slot: int, count: int) -> list[Any]:
 def test_equal_times_run_in_the_order_of_bytes(broker: Any, kind: TopicType) -> None:
     topic = Topic("times", kind, slots=1)
     if kind is TopicType.RANGE_MERGE:
-        broker.run(sending.send_merge(topic, 0, 0, [b"9", b"10"]))
+        broker.run(send_commands.send_merge(topic, 0, 0, [b"9", b"10"]))
     else:
-        broker.run(sending.send_replace(topic, 0, [5_000, 5_000], [b"9", b"10"]))
+        broker.run(send_commands.send_replace(topic, 0, [5_000, 5_000], [b"9", b"10"]))
     assert order_of(broker, topic) == [10, 9]
 
 
 def test_the_highest_priority_runs_first_within_a_slot(broker: Any) -> None:
     topic = Topic("urgent", TopicType.PRIORITY, slots=1)
-    broker.run(sending.send_replace(topic, 0, [100, 300, 200], [b"1", b"3", b"2"]))
+    broker.run(send_commands.send_replace(topic, 0, [100, 300, 200], [b"1", b"3", b"2"]))
     assert order_of(broker, topic) == [3, 2, 1]
 
 
@@ -93,10 +100,10 @@ def test_on_all_but_strict_topics_messages_overtake_one_that_failed(broker: Any,
     if topic.is_fifo:
         send(broker, topic, [1, 2, 3])
     elif topic.type is TopicType.RANGE_MERGE:
-        broker.run(sending.send_merge(topic, 0, 0, [b"1", b"2", b"3"]))
+        broker.run(send_commands.send_merge(topic, 0, 0, [b"1", b"2", b"3"]))
     else:
         scores = [300, 200, 100] if topic.is_priority else [1_000, 2_000, 3_000]
-        broker.run(sending.send_replace(topic, 0, scores, [b"1", b"2", b"3"]))
+        broker.run(send_commands.send_replace(topic, 0, scores, [b"1", b"2", b"3"]))
     with Worker(broker, topic, heard, threads=1):
         eventually(lambda: live(broker, topic) == 0, "the end of all")
     assert heard.begun[0] == 1 and heard.succeeded == [2, 3, 1]
@@ -109,16 +116,16 @@ def test_a_merged_message_has_the_place_of_its_last_send(
     broker: Any, kind: TopicType, scores: list[int]
 ) -> None:
     topic = Topic("merged", kind, slots=1)
-    broker.run(sending.send_replace(topic, 0, scores[:2], [b"1", b"2"]))
-    broker.run(sending.send_replace(topic, 0, scores[2:], [b"1"]))
+    broker.run(send_commands.send_replace(topic, 0, scores[:2], [b"1", b"2"]))
+    broker.run(send_commands.send_replace(topic, 0, scores[2:], [b"1"]))
     assert order_of(broker, topic) == [2, 1]
 
 
 def test_on_range_merge_topics_it_has_that_of_its_first_send(broker: Any) -> None:
     topic = Topic("merged", TopicType.RANGE_MERGE, slots=1)
     for body, wait_ms in ((b"1", 0), (b"2", 5), (b"1", 50)):
-        broker.run(sending.send_merge(topic, 0, wait_ms, [body]))
-    assert [entry.member for entry in broker.run(looking.peek(topic, 0, "store")).entries] == [b"1", b"2"]
+        broker.run(send_commands.send_merge(topic, 0, wait_ms, [body]))
+    assert [entry.member for entry in broker.run(inspect.peek(topic, 0, "store")).entries] == [b"1", b"2"]
 
 
 def test_fifo_messages_run_in_the_order_of_sending(broker: Any) -> None:
@@ -212,7 +219,7 @@ def test_retries_of_a_fifo_topic_are_listed_in_their_place() -> None:
     topic = fifo(max_retries=3)
     lefts = [3, 2, 3, 3, 3, 2, 2]
     messages = [Message(topic, 0, 1, Delivery(b"%d" % n, 1.0, left)) for n, left in enumerate(lefts)]
-    listed = [[message.delivery.member for message in group] for group in calling.groups(messages, 2)]
+    listed = [[message.delivery.member for message in group] for group in invoke.groups(messages, 2)]
     assert listed == [[b"0"], [b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"6"]]
 
 
@@ -233,7 +240,7 @@ def test_a_program_is_given_one_message_of_a_strict_slot_at_a_time(
     topic = fifo(order=order)
     send(broker, topic, range(5))
     permits: Any = Unlimited()
-    found = Taking(broker, topic, permits).take("program", 10, 0.0)
+    found = LongPoll(broker, topic, permits).take("program", 10, 0.0)
     assert [message.body for message in found] == list(range(count))
 
 
@@ -255,7 +262,7 @@ def test_each_entity_keeps_its_order_while_its_topic_is_re_slotted(
         producer.send([producer.build(topic, body) for body in bodies])
 
     send_numbers(0, 300)
-    chosen = reslotting.begin(broker, topic, after)
+    chosen = resharding.begin(broker, topic, after)
     assert chosen is not None
     sent = [300]
 
@@ -264,18 +271,18 @@ def test_each_entity_keeps_its_order_while_its_topic_is_re_slotted(
             send_numbers(sent[0], sent[0] + 50)
             sent[0] += 50
 
-    reslotting.move(broker, chosen, report=send_more)
-    reslotting.finish(broker, chosen)
+    resharding.move(broker, chosen, report=send_more)
+    resharding.finish(broker, chosen)
     send_numbers(sent[0], 700)
     found: defaultdict[int, list[int]] = defaultdict(list)
     now = replace(topic, slots=after)
     for slot in range(after):
-        while (prepared := broker.run(taking.prepare(now, slot, "A", None, 100))).status == "ok":
+        while (prepared := broker.run(fetch.prepare(now, slot, "A", None, 100))).status == "ok":
             members = [each.member for each in prepared.deliveries]
             for each in prepared.deliveries:
                 body = Message(now, slot, 0, each).body
                 found[body["entity"]].append(body["n"])
-            broker.run(ending.commit(now, slot, prepared.receipt, members))
+            broker.run(ack.commit(now, slot, prepared.receipt, members))
     assert [found[entity] for entity in range(entities)] == [list(range(70))] * entities
 
 
@@ -285,9 +292,9 @@ def test_a_strict_topic_in_a_cluster_is_not_re_slotted(redis_cluster: Any) -> No
     strict, loose = fifo(slots=2), replace(fifo(slots=2, order="loose"), name="loose")
     for topic in (strict, loose):
         broker.define(topic)
-    assert "a clock of its own" in reslotting.obstacle(broker, strict, 4)
-    assert reslotting.obstacle(broker, strict, 2) == ""
-    assert reslotting.obstacle(broker, loose, 4) == ""
+    assert "a clock of its own" in resharding.obstacle(broker, strict, 4)
+    assert resharding.obstacle(broker, strict, 2) == ""
+    assert resharding.obstacle(broker, loose, 4) == ""
     cluster.close()
 
 
@@ -398,16 +405,16 @@ def test_what_a_list_holds_back_is_given_back_uncharged_behind_the_first_failure
         calls.append([message.body for message in messages])
         if len(calls) == 1:
             for message in messages[1:]:
-                message.outcome = calling.HELD_BACK
+                message.outcome = invoke.HELD_BACK
 
     async def coroutine(messages: list[Message]) -> None:
         listener(messages)
 
     send(broker, topic, range(4))
     if kind == "drain":
-        prepared = broker.run(taking.prepare(topic, 0, "test", None, 10))
+        prepared = broker.run(fetch.prepare(topic, 0, "test", None, 10))
         messages = [Message(topic, 0, prepared.receipt, given) for given in prepared.deliveries]
-        assert calling.run(Listener(topic.name, listener, 10), messages) == [None]
+        assert invoke.run(Listener(topic.name, listener, 10), messages) == [None]
         return
     with Worker(broker, topic, coroutine if kind == "coroutine" else listener, batch_size=10):
         eventually(lambda: live(broker, topic) == 0, "the end of all", 60)
@@ -497,7 +504,7 @@ def test_a_stale_message_ends_its_batch(broker: Any, monkeypatch: pytest.MonkeyP
     topic = fifo()
     heard = Heard()
     batches: list[Any] = []
-    real = threads.ExecutorThread._run_batch
+    real = thread_executor.ExecutorThread._run_batch
 
     def run_batch(thread: Any, batch: Any) -> None:
         if not batches:
@@ -505,7 +512,7 @@ def test_a_stale_message_ends_its_batch(broker: Any, monkeypatch: pytest.MonkeyP
         batches.append(batch)
         real(thread, batch)
 
-    monkeypatch.setattr(threads.ExecutorThread, "_run_batch", run_batch)
+    monkeypatch.setattr(thread_executor.ExecutorThread, "_run_batch", run_batch)
     send(broker, topic, range(5))
     with Worker(broker, replace(topic, timeout=1), heard):
         assert heard.wait(5) == [0, 1, 2, 3, 4]

@@ -37,25 +37,31 @@ from django_rmq import (
     ServerUnavailable,
     aremove_message,
     asend_message,
+    connections,
     ensure_message,
     remove_message,
     send_message,
     send_messages,
     signals,
 )
+from django_rmq.conf import get_config
+from django_rmq.core.model.message_content import raw_body
+from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import pipeline
-from django_rmq.core.words.contents import raw_body
-from django_rmq.core.words.results import SendResult
 from django_rmq.models import OutboxMessage
-from django_rmq.operations import Actor, Operations, outbox, surveys
-from django_rmq.project import connections
-from django_rmq.project.outbox import databases as outbox_databases
-from django_rmq.project.outbox import looking as outbox_looking
-from django_rmq.project.outbox import relaying, statements
-from django_rmq.project.outbox.folding import REFUSALS, Stored
-from django_rmq.project.outbox.relaying import relay
-from django_rmq.project.sending import commit
-from django_rmq.project.settings import get_config
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    outbox,
+    shared_reads,
+)
+from django_rmq.outbox import contents as outbox_looking
+from django_rmq.outbox import databases as outbox_databases
+from django_rmq.outbox import relay as outbox_relay
+from django_rmq.outbox import sql
+from django_rmq.outbox.coalesce import REFUSALS, Stored
+from django_rmq.outbox.relay import relay
+from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.brokers import direct
 from tests.databases import MEGABYTE, write_large_rows
@@ -118,7 +124,7 @@ def make_due() -> None:
 @contextmanager
 def dying() -> Iterator[None]:
     """A process that dies between the commit and the callback."""
-    with mock.patch("django_rmq.project.sending.commit._flush"):
+    with mock.patch("django_rmq.sending.on_commit._flush"):
         yield
 
 
@@ -221,7 +227,7 @@ def test_a_send_to_a_topic_without_it_does_nothing_for_it(monkeypatch: pytest.Mo
     def refuse(using: str | None) -> set[int]:
         raise AssertionError(using)
 
-    monkeypatch.setattr("django_rmq.project.sending.dispatching.rows_waiting", refuse)
+    monkeypatch.setattr("django_rmq.sending.dispatch.rows_waiting", refuse)
     assert send_message("plain", 1, priority=100).status == "stored"
     with pytest.raises(AssertionError):
         send_message("renders", 1, priority=100)
@@ -466,14 +472,14 @@ def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
 @contextmanager
 def before_each_flush(act: Callable[[], Any]) -> Iterator[None]:
     """Do something, once, between the next commit and its send: the process is slow in between."""
-    real, left = commit._flush, [act]
+    real, left = on_commit._flush, [act]
 
     def flush(together: Any) -> None:
         if left:
             left.pop()()
         real(together)
 
-    with mock.patch.object(commit, "_flush", flush):
+    with mock.patch.object(on_commit, "_flush", flush):
         yield
 
 
@@ -694,7 +700,7 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaying, "STEP_BYTES", 10_000)
+    monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
     large = {"keyed": {**TOPICS["keyed"], "MAX_BODY": 50_000}}
     sizes = [*[3_000] * 8, 40_000, *[10] * 5]
     with override_settings(RMQ={**settings.RMQ, "TOPICS": large}):
@@ -703,7 +709,7 @@ def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         # Of a message with many rows, only what is sent counts.
         left_behind(lambda: send_messages("keyed", [Send("y" * 3_000, key="0")] * 20, priority=100))
         make_due()
-        steps = list(relaying.relay_all())
+        steps = list(outbox_relay.relay_all())
         assert [step.sent for step in steps] == [3, 3, 2, 1, 5]
         assert [step.is_full for step in steps] == [True] * 4 + [False]
         assert (rows(), len(waiting("keyed"))) == ([], len(sizes))
@@ -712,7 +718,7 @@ def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_message_that_does_not_pass_its_link_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis answers, but a trip with this message runs into the time-out each time."""
-    monkeypatch.setattr(relaying, "STEP_BYTES", 10_000)
+    monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
     left_behind(lambda: send_messages("renders", ["x" * 20_000, "a", "b"], priority=100))
     make_due()
     producer = connections.get_producer("coordinator")
@@ -770,7 +776,7 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
         with transaction.atomic():
             send_message("renders", 3, priority=100, on_commit=False)
             assert User.objects.count() == 0  # the transaction goes on
-        assert list(relaying.relay_all()) == []
+        assert list(outbox_relay.relay_all()) == []
     finally:
         with connection.schema_editor() as editor:
             editor.create_model(OutboxMessage)
@@ -779,9 +785,7 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
-    failing = mock.patch(
-        "django_rmq.project.outbox.statements.insert", side_effect=OperationalError("disk full")
-    )
+    failing = mock.patch("django_rmq.outbox.sql.insert", side_effect=OperationalError("disk full"))
     with failing, transaction.atomic():
         with pytest.raises(OperationalError, match="disk full"):
             send_message("renders", 1, priority=100)
@@ -792,7 +796,7 @@ def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "WRITTEN_HERE", frozenset[str]())
+    monkeypatch.setattr(sql, "WRITTEN_HERE", frozenset[str]())
     left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
     assert [row.score for row in rows()] == [*range(100, 300)]
     make_due()
@@ -815,7 +819,7 @@ def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
         said = pytest.raises(ConfigurationError, match="DATABASE_ROUTERS")
         with said, transaction.atomic():
             send_message("renders", 1, priority=100)
-        assert list(relaying.relay_all()) == []
+        assert list(outbox_relay.relay_all()) == []
     assert (rows(), waiting("renders")) == ([], {})
 
 
@@ -831,7 +835,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.project.outbox.statements.delete_free", side_effect=OSError("gone")),
+        mock.patch("django_rmq.outbox.sql.delete_free", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)
@@ -891,14 +895,14 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             assert goes_on.wait(60)
         return found
 
-    def relay(alias: str) -> relaying.Step:
+    def relay(alias: str) -> outbox_relay.RelayStep:
         answer(alias, None)
-        return relaying.Step(sent=2, rows=2)
+        return outbox_relay.RelayStep(sent=2, rows=2)
 
-    def rows(alias: str, *_: Any, **__: Any) -> list[outbox_looking.Found]:
-        return answer(alias, [outbox_looking.Found(alias, row, "", None)])
+    def rows(alias: str, *_: Any, **__: Any) -> list[outbox_looking.FoundRows]:
+        return answer(alias, [outbox_looking.FoundRows(alias, row, "", None)])
 
-    for module in (outbox, relaying):
+    for module in (outbox, outbox_relay):
         monkeypatch.setattr(module, "aliases", lambda: ["hangs", "answers"])
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})
@@ -908,7 +912,7 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         outbox_looking, "waiting", lambda alias: answer(alias, [outbox_looking.Waiting("renders", 3)])
     )
     monkeypatch.setattr(outbox_looking, "rows", rows)
-    monkeypatch.setattr(relaying, "relay", relay)
+    monkeypatch.setattr(outbox_relay, "relay", relay)
     try:
         yield asked
     finally:
@@ -993,7 +997,7 @@ def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: st
 
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def relayed(alias: str) -> relaying.Step:
+    def relayed(alias: str) -> outbox_relay.RelayStep:
         if alias == "gone":
             raise OperationalError("the server does not answer")
         return relay(alias)
@@ -1001,7 +1005,7 @@ def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pyte
     monkeypatch.setattr(outbox, "aliases", lambda: ["gone", DEFAULT_DB_ALIAS])
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: True)
     monkeypatch.setattr(outbox_looking, "waiting", lambda alias: [])
-    monkeypatch.setattr(relaying, "_relayed", relayed)
+    monkeypatch.setattr(outbox_relay, "_relayed", relayed)
     left_behind(lambda: send_message("renders", 1, priority=100))
     make_due()
     with pytest.raises(CommandError, match="the server does not answer") as raised:
@@ -1055,7 +1059,7 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
 
 @pytest.mark.django_db(transaction=True)
 def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveys, "KEPT_MS", 0)
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
     viewer, outbox = staff("view_topic"), reverse("admin:django_rmq_topic_outbox")
 
     def link() -> tuple[bool, str]:
@@ -1105,7 +1109,7 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
 
     left_behind(lambda: send_message("renders", 1, priority=100))
     url = reverse("admin:django_rmq_topic_outbox")
-    with mock.patch("django_rmq.project.outbox.looking.rows", side_effect=refuse):
+    with mock.patch("django_rmq.outbox.contents.rows", side_effect=refuse):
         shown = staff("view_topic").get(url, {"topic": "\0"})
     assert shown.status_code == 200
     assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
@@ -1180,7 +1184,7 @@ def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     assert found["rmq_outbox_messages", "renders", "waiting"] == 1
     assert found["rmq_outbox_messages", "keyed", "waiting"] == 0
     assert 90 <= found["rmq_outbox_oldest_seconds", "renders"] < 120
-    with mock.patch("django_rmq.project.outbox.looking.waiting", side_effect=OperationalError("gone")):
+    with mock.patch("django_rmq.outbox.contents.waiting", side_effect=OperationalError("gone")):
         found = collected()
     assert found["rmq_up",] == 1
     assert not any(name.startswith("rmq_outbox") for name, *_ in found)
@@ -1212,7 +1216,7 @@ def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
 ) -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     make_due()
-    ((alias, begin),) = relaying.duties()
+    ((alias, begin),) = outbox_relay.duties()
     assert alias == "default"
     duty = begin()
     assert [next(duty), next(duty)] == [0.0, 15.0]
@@ -1224,7 +1228,7 @@ def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
 
 @pytest.mark.django_db(transaction=True)
 def test_with_debug_the_queries_of_one_turn_of_the_duty_are_kept_until_the_next() -> None:
-    ((_, begin),) = relaying.duties()
+    ((_, begin),) = outbox_relay.duties()
     duty = begin()
     with override_settings(DEBUG=True):
         kept = []

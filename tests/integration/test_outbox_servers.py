@@ -14,14 +14,15 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
+from django_rmq import connections as rmq
 from django_rmq import send_message, send_messages
-from django_rmq.core.words.contents import raw_body
+from django_rmq.conf import get_config
+from django_rmq.core.model.message_content import raw_body
 from django_rmq.models import OutboxMessage
-from django_rmq.project import connections as rmq
-from django_rmq.project.outbox import looking, relaying
-from django_rmq.project.outbox.databases import threads_of_duties
-from django_rmq.project.outbox.relaying import relay
-from django_rmq.project.settings import get_config
+from django_rmq.outbox import contents
+from django_rmq.outbox import relay as outbox_relay
+from django_rmq.outbox.databases import threads_of_duties
+from django_rmq.outbox.relay import relay
 from tests.brokers import direct
 from tests.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
 from tests.workers import LONG, eventually
@@ -46,7 +47,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
 def shop(
     server: Any, redis_url: str, prefix: str, django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    monkeypatch.setattr(relaying, "BATCH", 5)
+    monkeypatch.setattr(outbox_relay, "BATCH", 5)
     given = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "OUTBOX": {"GRACE": 60}}
     beside = database_beside(ALIAS, server, [OutboxMessage])
     with django_db_blocker.unblock(), override_settings(RMQ=given), beside:
@@ -84,7 +85,7 @@ class Beside(threading.Thread):
 
 
 def leave_rows(count: int, first: int = 0) -> None:
-    with mock.patch("django_rmq.project.sending.commit._flush"), transaction.atomic(ALIAS):
+    with mock.patch("django_rmq.sending.on_commit._flush"), transaction.atomic(ALIAS):
         send_messages("renders", list(range(first, first + count)), priority=100, using=ALIAS)
     OutboxMessage.objects.using(ALIAS).update(due_ms=1)
 
@@ -125,7 +126,7 @@ def relay_that_stands() -> Iterator[Beside]:
 
 
 def relay_all() -> int:
-    return sum(step.sent for step in relaying.relay_all([ALIAS]))
+    return sum(step.sent for step in outbox_relay.relay_all([ALIAS]))
 
 
 def test_a_relay_goes_on_behind_what_one_that_stands_still_holds() -> None:
@@ -138,7 +139,7 @@ def test_a_relay_goes_on_behind_what_one_that_stands_still_holds() -> None:
 
 
 def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_was_sent_meanwhile() -> None:
-    with mock.patch("django_rmq.project.sending.commit._flush"), transaction.atomic(ALIAS):
+    with mock.patch("django_rmq.sending.on_commit._flush"), transaction.atomic(ALIAS):
         send_messages("jobs", list(range(12)), slot_basis="a", using=ALIAS)
     with transaction.atomic(ALIAS):
         assert send_message("jobs", 99, slot_basis="a", using=ALIAS).status == "pending"
@@ -158,7 +159,7 @@ def test_several_relays_share_what_is_due() -> None:
     steps: list[list[int]] = [[] for _ in range(relays)]
 
     def relay_on(own: list[int]) -> None:
-        for step in relaying.relay_all([ALIAS]):
+        for step in outbox_relay.relay_all([ALIAS]):
             own.append(step.sent)
             if len(own) == 1:
                 begin.wait(LONG)  # each has had a step before any of them goes on
@@ -175,7 +176,7 @@ def test_several_relays_share_what_is_due() -> None:
 
 def test_a_commit_does_not_wait_for_a_relay_that_holds_its_row() -> None:
     """The transaction has taken longer than GRACE, so its row was due when it was committed."""
-    real = relaying.relay
+    real = outbox_relay.relay
 
     def make_due_and_relay() -> None:
         OutboxMessage.objects.using(ALIAS).update(due_ms=1)
@@ -230,7 +231,7 @@ def test_a_commit_waits_for_nobody_who_holds_an_older_row() -> None:
 
 
 def test_the_transaction_of_a_relay_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaying, "HELD_SECONDS", 1)
+    monkeypatch.setattr(outbox_relay, "HELD_SECONDS", 1)
     leave_rows(3)
     with relay_that_stands() as other:
         eventually(lambda: relay_all() == 3, "the rows being free", 60)
@@ -259,27 +260,27 @@ def test_a_list_reads_the_contents_of_so_many_rows_as_fit() -> None:
     write_large_rows(ALIAS, "renders", 40)
     tracemalloc.start()
     try:
-        found = looking.rows(ALIAS)
+        found = contents.rows(ALIAS)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * looking.LIST_BYTES
+    assert peak < 4 * contents.LIST_BYTES
     assert [len(one.row.member) or one.unread for one in found] == [12, MEGABYTE + 2] * 20
     assert [bool(one.unread) for one in found[::2]] == [False] * 20, "small rows behind large ones fit"
     assert [bool(one.unread) for one in found[1::2]] == [False] * 3 + [True] * 17
-    assert looking.topic_of(ALIAS, found[-1].row.id) == "renders"
-    assert looking.topic_of(ALIAS, 0) is None
+    assert contents.topic_of(ALIAS, found[-1].row.id) == "renders"
+    assert contents.topic_of(ALIAS, 0) is None
 
 
 def test_a_restart_of_the_database_is_one_line_in_the_log(
     server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.core.consumer.duties.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("django_rmq.core.consumer.maintenance.AGAIN_SECONDS", 0.1)
 
     def told() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
-    found = [(alias, duty) for alias, duty in relaying.duties() if alias == ALIAS]
+    found = [(alias, duty) for alias, duty in outbox_relay.duties() if alias == ALIAS]
     with override_settings(RMQ={**_rmq(), "OUTBOX": {"GRACE": 1}}), caplog.at_level("WARNING", "django_rmq"):
         (duties,) = threads_of_duties(found)
         duties.start()

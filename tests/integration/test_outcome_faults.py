@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.words.outcomes import digest
+from django_rmq.core import lua
+from django_rmq.core.model.outcome import digest
 from django_rmq.exceptions import ServerUnavailable, WrongType
 from tests.contract.slots import Drift, Slot, drift
 from tests.integration.test_faults import (
@@ -26,9 +26,7 @@ from tests.integration.test_faults import (
 )
 from tests.servers import RedisServer, TcpProxy
 
-KEPT = sorted(
-    {name.removesuffix(scripts.SECOND) for name in scripts.all_names() if name.endswith(scripts.SECOND)}
-)
+KEPT = sorted({name.removesuffix(lua.SECOND) for name in lua.all_names() if name.endswith(lua.SECOND)})
 each = pytest.mark.parametrize("script", [*KEPT, "progress"])
 
 
@@ -50,13 +48,13 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
     receipts = [stage(once, script), stage(slot, script)]
     assert receipts[0] == receipts[1]
     ACTS[script](once, receipts[0])
-    form = script if script == "progress" else script + scripts.SECOND
+    form = script if script == "progress" else script + lua.SECOND
     with (
         TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy,
         connect(proxy.url) as client,
     ):
         slot.broker.load_scripts()
-        proxy.drop_reply(containing=scripts.load(form).sha)
+        proxy.drop_reply(containing=lua.load(form).sha)
         with pytest.raises(ServerUnavailable):
             ACTS[script](through(slot, client), receipts[0])
         proxy.wait_for_drop()

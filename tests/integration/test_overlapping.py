@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import overlapping
-from django_rmq.core.consumer.batches import Batch, Slice
-from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.overlapping import LoopThread
-from django_rmq.core.consumer.threads import NO_HOOKS
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer import async_executor
+from django_rmq.core.consumer.async_executor import AsyncExecutor
+from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.thread_executor import NO_HOOKS
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
 from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
@@ -309,7 +309,7 @@ def test_a_call_beyond_max_runtime_shuts_only_its_slot(broker: Any, caplog: pyte
 def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut(
     broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlapping, "HUNG_SECONDS", 0.5)
+    monkeypatch.setattr(async_executor, "HUNG_SECONDS", 0.5)
     # Those that wait are far from their own MAX_RUNTIME.
     waits = replace(TOPIC, name="waits", slots=2, timeout=20)
     blocks = replace(TOPIC, name="blocks", slots=1, timeout=20, max_runtime=0.5)
@@ -396,7 +396,7 @@ def test_a_loop_that_dies_is_replaced(broker: Any, caplog: pytest.LogCaptureFixt
 def test_what_blocks_the_loop_is_logged(
     broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlapping, "BLOCKED_SECONDS", 0.5)
+    monkeypatch.setattr(async_executor, "BLOCKED_SECONDS", 0.5)
 
     def blocks_here() -> None:
         end = time.monotonic() + LONG
@@ -447,7 +447,7 @@ class Place:
 
 def test_two_batches_of_one_serial_slot_never_overlap() -> None:
     seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
     listener = sleeping(seen)
     for receipt in range(1, 5):
         thread.put(a_batch(place, listener, [b"%d" % receipt], receipt=receipt))
@@ -462,7 +462,7 @@ def test_two_batches_of_one_serial_slot_never_overlap() -> None:
 
 def test_no_more_batches_run_than_the_concurrency() -> None:
     seen, inbox = Seen(), SimpleQueue[Any]()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 2})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 2})
     for _ in range(6):
         thread.put(a_batch(Place(), sleeping(seen), [b"1"]))
     thread.start()
@@ -474,7 +474,7 @@ def test_no_more_batches_run_than_the_concurrency() -> None:
 
 def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
     seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
     release = threading.Event()
 
     async def listener(message: Message) -> None:
@@ -498,7 +498,7 @@ def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
 
 def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
     inbox = SimpleQueue[Any]()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
 
     async def listener(message: Message) -> None:
         batch.halted = True
@@ -508,13 +508,13 @@ def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
     thread.start()
     report = inbox.get(timeout=LONG)
     thread.stop()
-    assert isinstance(report, Slice)
+    assert isinstance(report, BatchReport)
     assert (report.committed, report.released, report.last) == ([b"1"], [b"2", b"3"], True)
 
 
 def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> None:
     inbox, seen = SimpleQueue[Any](), Seen()
-    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
     batch = a_batch(Place(), sleeping(seen), [b"1", b"2"])
     batch.confirmed -= TOPIC.timeout / 2 + 0.1
     thread.put(batch)
@@ -530,7 +530,7 @@ def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
         raise RuntimeError("a hook")
 
     inbox = SimpleQueue[Any]()
-    thread = LoopThread(0, inbox, NO_HOOKS._replace(overlapping=fails), None, {"mails": 4})
+    thread = AsyncExecutor(0, inbox, NO_HOOKS._replace(overlapping=fails), None, {"mails": 4})
     thread.put(a_batch(Place(), sleeping(Seen(), 0), [b"1"]))
     thread.start()
     assert inbox.get(timeout=LONG).committed == [b"1"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 
+from django_rmq.conf import RedisServer
+from django_rmq.connections.client_factory import build_client
 from django_rmq.core.redis.pool import Pool, RenewingPool
-from django_rmq.project.connections.clients import build_client
-from django_rmq.project.settings import RedisServer
 from tests import servers
 
 

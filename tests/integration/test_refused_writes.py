@@ -22,20 +22,20 @@ from django.test import Client, override_settings
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq import send_message
+from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
-from django_rmq.core.calls import people, sending
-from django_rmq.core.topics.durability import rights
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.servers import Server
+from django_rmq.conf import get_config
+from django_rmq.core.commands import operate
+from django_rmq.core.commands import send as send_commands
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.server_checks import rights
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
-from django_rmq.operations import Actor, Operations, surveys
-from django_rmq.operations.health import Finding, Limits
-from django_rmq.project import connections
-from django_rmq.project.listening import starting
-from django_rmq.project.settings import get_config
+from django_rmq.operations import Actor, Operations, shared_reads
+from django_rmq.operations.health import Finding, HealthThresholds
+from django_rmq.worker import startup
 from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
 from tests.workers import eventually
@@ -66,7 +66,7 @@ def connected(server: RedisServer | str | dict[str, Any], **rmq: Any) -> Iterato
 
 
 def findings(check: str = "writes") -> list[Finding]:
-    health = Operations(Actor("tester", "test")).health(Limits())
+    health = Operations(Actor("tester", "test")).health(HealthThresholds())
     return [one for one in health.findings if one.name == check]
 
 
@@ -216,9 +216,9 @@ def test_a_worker_starts_with_a_full_redis_even_if_durability_is_strict(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with RedisServer(appendonly=True) as server, connected(server, DURABILITY="strict"):
-        starting.check_start(get_config().topics.values())
+        startup.check_start(get_config().topics.values())
         fill(server)
-        starting.check_start(get_config().topics.values())
+        startup.check_start(get_config().topics.values())
         assert "Redis refuses writes: its memory is full" in caplog.text
 
 
@@ -294,7 +294,7 @@ WELL = {"role": "master", "rdb_last_bgsave_status": "ok", "aof_enabled": "1", "a
 def test_what_follows_from_info(
     info: dict[str, str], config: dict[str, str], reasons: int, warnings: int
 ) -> None:
-    server = Server("Redis", {**WELL, **info}, config)
+    server = ServerInfo("Redis", {**WELL, **info}, config)
     assert (len(server.refusals), len(server.warnings)) == (reasons, warnings)
 
 
@@ -305,7 +305,7 @@ BODY = '{"much": "that somebody has typed"}'
 
 @pytest.fixture(autouse=True)
 def pages_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveys, "KEPT_MS", 0)
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
 
 
 @pytest.fixture
@@ -332,8 +332,8 @@ def test_the_admin_says_that_redis_refuses_writes_and_keeps_what_was_typed(
     with RedisServer() as server, connected(server):
         broker = connections.get_broker()
         topic = get_config().topic("work")
-        broker.run(sending.send_replace(topic, 0, [broker.now_ms() - 1_000], [b'"old"']))
-        broker.run(people.bury(topic, 0, [b'"old"'], "test"))
+        broker.run(send_commands.send_replace(topic, 0, [broker.now_ms() - 1_000], [b'"old"']))
+        broker.run(operate.bury(topic, 0, [b'"old"'], "test"))
         assert "refuses writes" not in page(boss.get(address("changelist")))
         refuse(server)
         for dashboard in ("changelist", "dashboard_live"):

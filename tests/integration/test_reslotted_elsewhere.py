@@ -15,23 +15,29 @@ from django.db import transaction
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import InvalidMessage, cancel_message, message_status, remove_message, send_message
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.topics import reslotting
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import message_id
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq import (
+    InvalidMessage,
+    cancel_message,
+    connections,
+    message_status,
+    remove_message,
+    send_message,
+)
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core import resharding
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
+from django_rmq.message_ids import identify_for_program
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
-from django_rmq.operations.deliveries import Settled
-from django_rmq.project import connections
-from django_rmq.project.connections import get_broker
-from django_rmq.project.ids import identify_for_program
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings import get_config
+from django_rmq.operations.consumption import SettledDelivery
 from django_rmq.testing import memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.brokers import OracleBroker
 from tests.integration.test_api import Program, user_with
 
@@ -60,10 +66,10 @@ def _broker(request: pytest.FixtureRequest) -> Iterator[None]:
 def reslot(name: str, slots: int) -> None:
     """Re-slot a topic, which this process is not told."""
     broker = get_broker()
-    chosen = reslotting.begin(broker, get_config().topics[name], slots)
+    chosen = resharding.begin(broker, get_config().topics[name], slots)
     assert chosen is not None
-    reslotting.move(broker, chosen)
-    reslotting.finish(broker, chosen)
+    resharding.move(broker, chosen)
+    resharding.finish(broker, chosen)
 
 
 @pytest.fixture(params=[(16,), (1,), (1, 8)], ids=str)
@@ -274,15 +280,15 @@ def test_a_message_with_the_same_key_elsewhere_is_left_alone_while_the_slot_of_t
 def test_during_a_re_slotting_a_message_that_is_not_there_is_not_called_gone() -> None:
     sent = send_prices()
     broker = get_broker()
-    begun = reslotting.begin(broker, get_config().topics["prices"], 16)
+    begun = resharding.begin(broker, get_config().topics["prices"], 16)
     assert begun is not None
-    reslotting.move(broker, begun, [0])
+    resharding.move(broker, begun, [0])
     present, _ = sent.pop(), remove_message("prices", id=sent[0], on_commit=False)
     assert shell().cancel("prices", [sent[0], present]).found == {sent[0]: "not_found", present: "deleted"}
     with pytest.raises(OperationRefused):
         shell().get("prices", sent[0])
-    reslotting.move(broker, begun)
-    reslotting.finish(broker, begun)
+    resharding.move(broker, begun)
+    resharding.finish(broker, begun)
     assert shell().cancel("prices", sent[:2]).found == {sent[0]: "gone", sent[1]: "deleted"}
 
 
@@ -303,7 +309,7 @@ def test_a_late_delivery_of_a_slot_that_is_no_more_is_stale() -> None:
     deliveries = person().deliveries("orders")
     (taken,) = deliveries.take(uuid4(), 1)
     assert sent.id == taken.id
-    settled = Settled(deliveries.id(taken), deliveries.receipt(taken))
+    settled = SettledDelivery(deliveries.id(taken), deliveries.receipt(taken))
     assert deliveries.commit([settled]) == ["ok"]
     reslot("orders", 1)
     connections.present(get_config().topics["orders"], at_once=True)
@@ -391,10 +397,10 @@ def stale(broker: Broker, slots: int = 4) -> Producer:
     broker.define(PRICES)
     producer = Producer(broker)
     producer.send([producer.build(PRICES, n) for n in range(8)])
-    chosen = reslotting.begin(broker, PRICES, slots)
+    chosen = resharding.begin(broker, PRICES, slots)
     assert chosen is not None
-    reslotting.move(broker, chosen)
-    reslotting.finish(broker, chosen)
+    resharding.move(broker, chosen)
+    resharding.finish(broker, chosen)
     return producer
 
 

@@ -11,15 +11,15 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.topics import reslotting
-from django_rmq.core.topics.reslotting import Progress
-from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.envelopes import decode_envelope
-from django_rmq.core.words.failures import Death, Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import resharding
+from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.failure_records import Death, Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.resharding import DrainProgress
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.workers import Worker, cluster_of, eventually
@@ -98,11 +98,11 @@ class Filled:
                 failures += [Failure(member, "failed", 0, "no") for member in members[3:]]
                 self.broker.rollback(self.topic, slot, answer.receipt, failures)
 
-    def reslot(self, slots: int, **how: Any) -> Progress:
-        found = reslotting.begin(self.broker, self.topic, slots)
+    def reslot(self, slots: int, **how: Any) -> DrainProgress:
+        found = resharding.begin(self.broker, self.topic, slots)
         assert found is not None
-        progress = reslotting.move(self.broker, found, **how)
-        reslotting.finish(self.broker, found)
+        progress = resharding.move(self.broker, found, **how)
+        resharding.finish(self.broker, found)
         return progress
 
     def entries(self, slots: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
@@ -145,11 +145,11 @@ def test_everything_moves_to_where_it_belongs_and_stays_what_it_is(
         filled.check_books(16)
     assert broker.definitions()["prices"]["reslot"] == {"number": 4, "former": [1, 2, 4, 16]}
     assert {result.status for result in filled.send(*range(1_000, 1_100))} == {"stored"}
-    assert reslotting.begin(broker, filled.topic, 8) is None
+    assert resharding.begin(broker, filled.topic, 8) is None
 
 
 def test_a_million_slots_are_no_matter_of_memory() -> None:
-    found = reslotting.Reslotting(Topic("t", TopicType.PRIORITY, slots=1 << 20), 1, 1)
+    found = resharding.Reslotting(Topic("t", TopicType.PRIORITY, slots=1 << 20), 1, 1)
     assert (len(found.families), len(found.slots(0)), found.sources(0), found.targets(0)[-1]) == (
         1,
         1 << 20,
@@ -196,15 +196,15 @@ def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) 
         before = filled.entries(2)
         unlucky: Any = Unlucky(broker, at, after)
         try:
-            found = reslotting.begin(unlucky, filled.topic, slots)
+            found = resharding.begin(unlucky, filled.topic, slots)
             assert found is not None
-            reslotting.move(unlucky, found)
-            reslotting.finish(unlucky, found)
+            resharding.move(unlucky, found)
+            resharding.finish(unlucky, found)
         except ServerUnavailable:
-            again = reslotting.begin(broker, filled.topic, slots)
+            again = resharding.begin(broker, filled.topic, slots)
             if again is not None:
-                reslotting.move(broker, again)
-                reslotting.finish(broker, again)
+                resharding.move(broker, again)
+                resharding.finish(broker, again)
         assert filled.entries(slots) == before, at
         filled.check_books(8)
         if unlucky.left > 0:
@@ -215,15 +215,15 @@ def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) 
 def test_who_is_late_with_an_older_re_slotting_is_told_so(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None)
     filled.fill()
-    first = reslotting.begin(broker, filled.topic, 16)
+    first = resharding.begin(broker, filled.topic, 16)
     assert first is not None
-    reslotting.move(broker, first)
-    reslotting.finish(broker, first)
+    resharding.move(broker, first)
+    resharding.finish(broker, first)
     before = filled.entries(16)
     filled.reslot(2)
     with pytest.raises(LostRace, match="re-slotted by another process"):
-        reslotting.move(broker, first)
-    reslotting.finish(broker, first)
+        resharding.move(broker, first)
+    resharding.finish(broker, first)
     assert broker.definitions()["prices"]["slots"] == 2
     assert filled.entries(2) == before
 
@@ -232,13 +232,13 @@ def test_families_may_be_moved_by_several_processes(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", "shop")
     filled.fill()
     before = filled.entries(4)
-    found = reslotting.begin(broker, filled.topic, 16)
+    found = resharding.begin(broker, filled.topic, 16)
     assert found is not None
     for families in ([2, 0], [1, 2], [3]):
-        assert reslotting.move(broker, found, families).done == len(families)
-    assert reslotting.under_way(broker, filled.topic) == found
-    reslotting.finish(broker, found)
-    assert reslotting.under_way(broker, filled.topic) is None
+        assert resharding.move(broker, found, families).done == len(families)
+    assert resharding.under_way(broker, filled.topic) == found
+    resharding.finish(broker, found)
+    assert resharding.under_way(broker, filled.topic) is None
     assert filled.entries(16) == before
 
 
@@ -253,7 +253,7 @@ def test_a_slot_waits_for_what_runs_and_times_out_what_nobody_runs(broker: Any) 
     answer = broker.prepare(topic, 0, "A", None, 3)
     looked: list[int] = []
 
-    def report(step: str, progress: Progress) -> None:
+    def report(step: str, progress: DrainProgress) -> None:
         if step == "waiting":
             looked.append(progress.waiting)
             if len(looked) == 1:
@@ -302,7 +302,7 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
     with pytest.raises(
         ConfigurationError, match=r"slot_basis=.* the new slots of its 40 messages are unknown"
     ):
-        reslotting.begin(broker, filled.topic, 8)
+        resharding.begin(broker, filled.topic, 8)
     assert broker.definitions()["prices"]["slots"] == 4
     filled.reslot(2)
     topic = replace(filled.topic, slots=2)
@@ -319,20 +319,20 @@ def test_a_slot_with_hidden_bases_is_shut_only_when_it_is_empty() -> None:
     broker: Any = OracleBroker()
     filled = Filled(broker, TopicType.PRIORITY, "body", None, slots=1)
     broker.note_slot_basis(filled.topic)
-    found = reslotting.begin(broker, filled.topic, 4)
+    found = resharding.begin(broker, filled.topic, 4)
     assert found is not None
     out = filled.producer.build(filled.topic, "x", priority=50, slot_basis="hidden")
     filled.producer.send([out])
     waited = threading.Event()
 
-    def report(step: str, progress: Progress) -> None:
+    def report(step: str, progress: DrainProgress) -> None:
         if step == "waiting" and not waited.is_set():
             waited.set()
             answer = broker.prepare(filled.topic, 0, "A", None, 1)
             assert answer.status == "ok"
             broker.commit(filled.topic, 0, answer.receipt, [out.member])
 
-    assert reslotting.move(broker, found, report=report).strays == 0
+    assert resharding.move(broker, found, report=report).strays == 0
     assert waited.is_set()
 
 
@@ -350,12 +350,12 @@ def test_what_a_stranger_put_where_nobody_can_tell_it_belongs_stays(broker: Any)
 
 def test_another_re_slotting_has_to_end_before(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None)
-    found = reslotting.begin(broker, filled.topic, 16)
-    assert reslotting.begin(broker, filled.topic, 16) == found
+    found = resharding.begin(broker, filled.topic, 16)
+    assert resharding.begin(broker, filled.topic, 16) == found
     with pytest.raises(ConfigurationError, match="is being re-slotted from 4 to 16 slots"):
-        reslotting.begin(broker, filled.topic, 8)
+        resharding.begin(broker, filled.topic, 8)
     with pytest.raises(ConfigurationError, match="power of two"):
-        reslotting.begin(broker, filled.topic, 6)
+        resharding.begin(broker, filled.topic, 6)
 
 
 # --- workers
@@ -378,11 +378,11 @@ def test_a_worker_goes_on_under_the_count_that_it_is_told(broker: Any, serial: b
     send(*range(100))
     with Worker(broker, topic, listener, on_moved=told.add) as worker:
         for round_, slots in enumerate((8, 1), 1):
-            found = reslotting.begin(broker, topic, slots)
+            found = resharding.begin(broker, topic, slots)
             assert found is not None
             send(*range(1_000 * round_, 1_000 * round_ + 100))
-            reslotting.move(broker, found)
-            reslotting.finish(broker, found)
+            resharding.move(broker, found)
+            resharding.finish(broker, found)
             worker.dispatcher.own((topic.name, slot) for slot in range(slots))
             send(*range(1_000 * round_ + 100, 1_000 * round_ + 200))
             eventually(lambda: len(ran) >= 100 + 200 * round_, "all running")  # noqa: B023

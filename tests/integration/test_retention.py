@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.calls import people
-from django_rmq.core.calls.call import Call
-from django_rmq.core.consumer.duties import Duties, trim_dead
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.commands import operate
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer.maintenance import Maintenance, trim_dead
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker
 from tests.workers import LONG, audit, client_of, eventually
@@ -84,7 +84,7 @@ def test_many_are_deleted_in_many_bounded_steps(
     broker: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[int] = []
-    purge = people.purge
+    purge = operate.purge
 
     bury(broker, TOPIC, 0, 3500)
     bury(broker, TOPIC, 1, 150)
@@ -94,7 +94,7 @@ def test_many_are_deleted_in_many_bounded_steps(
         limits.append(limit)
         return purge(topic, slot, state, up_to, limit)
 
-    monkeypatch.setattr(people, "purge", watched)
+    monkeypatch.setattr(operate, "purge", watched)
     steps = one_round(broker, TOPIC, [range(4)])
     assert dead(broker, TOPIC) == [0, 0, 0, 0]
     assert steps >= 5
@@ -132,7 +132,7 @@ def test_the_thread_trims_by_the_server_s_own_clock(redis_url: str, prefix: str)
         broker = Broker(client, prefix)
         bury(broker, topic, 2, 250)
         assert sum(dead(broker, topic)) == 250
-        duties = Duties(trim_dead(broker, [topic], lambda _: [range(4)]))
+        duties = Maintenance(trim_dead(broker, [topic], lambda _: [range(4)]))
         duties.start()
         eventually(lambda: sum(dead(broker, topic)) == 0)
         duties.stop()

@@ -16,12 +16,11 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import send_message
+from django_rmq import connections, send_message
+from django_rmq.conf import get_config
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.operations import Actor, Operations
-from django_rmq.operations.health import Limits
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.operations.health import HealthThresholds
 from tests.brokers import direct
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
@@ -84,10 +83,10 @@ def test_a_topic_that_left_the_settings_and_holds_messages_is_reported(shop: Sho
             "topics that are not in the settings hold messages: old (1 waiting, 1 dead). Declare them again, or use --retire"
         )
         operations = Operations(Actor("tester", "command"))
-        health = operations.health(Limits(needs_workers=False))
+        health = operations.health(HealthThresholds(needs_workers=False))
         assert [(one.name, one.topic) for one in health.troubles] == [("undeclared", "old")]
         # Who asks for some topics is not told of others.
-        assert operations.health(Limits(needs_workers=False), ["renders"]).is_well
+        assert operations.health(HealthThresholds(needs_workers=False), ["renders"]).is_well
         assert "old" not in run("renders")
 
 

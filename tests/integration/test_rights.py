@@ -14,18 +14,16 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import send_message
+from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
-from django_rmq.core import scripts
-from django_rmq.core.redis.rights import _HARMLESS
-from django_rmq.core.topics import durability
-from django_rmq.core.topics.durability import flaws, places, rights
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.conf import get_config
+from django_rmq.core import lua, server_checks
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.redis.refused_commands import _HARMLESS
+from django_rmq.core.server_checks import flaws, places, rights
 from django_rmq.exceptions import ServerRefused
-from django_rmq.project import connections
-from django_rmq.project.listening import starting
-from django_rmq.project.settings import get_config
+from django_rmq.worker import startup
 from tests.brokers import Broker, direct
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
@@ -73,12 +71,12 @@ def test_the_document_names_exactly_these_rights() -> None:
 
 
 def test_the_commands_are_those_of_the_scripts_and_of_the_client() -> None:
-    texts = [scripts.load(name).text.decode() for name in scripts.all_names()]
+    texts = [lua.load(name).text.decode() for name in lua.all_names()]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     asked = {str(command[0]).lower() for command in _HARMLESS}
-    rest = set(durability.COMMANDS) - called
-    assert called <= set(durability.COMMANDS)
-    assert asked <= set(durability.COMMANDS)
+    rest = set(server_checks.COMMANDS) - called
+    assert called <= set(server_checks.COMMANDS)
+    assert asked <= set(server_checks.COMMANDS)
     assert {name.partition("|")[0] for name in rest} == {
         *("auth", "client", "config", "evalsha", "hello", "info", "ping", "script", "select"),
         *("subscribe", "unsubscribe"),
@@ -91,7 +89,7 @@ def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url
     assert [flaw.name for flaw in flaws(broker, [WORK])] == ["persistence"]
     with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": commands.TOPICS}):
         assert [message.id for message in check_redis()] == ["django_rmq.W042"]
-        assert starting.check_start(get_config().topics.values())
+        assert startup.check_start(get_config().topics.values())
         connections.close()
     broker.close()
 
@@ -99,7 +97,7 @@ def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url
 HANDSHAKE = ("auth", "client|setname", "config|get", "hello", "ping", "script|load", "select", "unsubscribe")
 """What depends on what the server knows already, on options of a connection, or is asked for its warnings alone."""
 
-NEEDED = [f"+{name}" for name in durability.COMMANDS if name not in HANDSHAKE]
+NEEDED = [f"+{name}" for name in server_checks.COMMANDS if name not in HANDSHAKE]
 
 
 @pytest.mark.parametrize("rule", [*NEEDED, *places("shop:")])

@@ -22,14 +22,16 @@ from django.urls import reverse
 from rich.console import Console
 
 from django_rmq import Message, UnknownSchedule, listener, schedule
-from django_rmq.core.calls import ending, schedules, taking
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.schedules import stepping, timing
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.commands import ack, fetch, schedule_records
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import schedules_key
+from django_rmq.core.model.schedule import ScheduleRecord
+from django_rmq.core.schedules import stepper, tick_times
 from django_rmq.core.schedules.declarations import ENDED_SECONDS, GONE_SECONDS, Declarations
-from django_rmq.core.words.envelopes import decode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import schedules_key
-from django_rmq.core.words.schedules import Record
 from django_rmq.exceptions import (
     ConfigurationError,
     InvalidRequest,
@@ -42,11 +44,8 @@ from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
 from django_rmq.operations.actors import Permission
-from django_rmq.project.connections import get_broker
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.listening.starting import check_start, chosen_topics
-from django_rmq.project.scheduling import registry, running
-from django_rmq.project.settings import get_config
+from django_rmq.schedules import duty as schedule_duty
+from django_rmq.schedules import registry
 from django_rmq.testing import (
     Clock,
     ScheduleState,
@@ -54,6 +53,8 @@ from django_rmq.testing import (
     schedule_state,
     start_schedules,
 )
+from django_rmq.worker.listener_registry import isolated
+from django_rmq.worker.startup import check_start, chosen_topics
 from tests.brokers import OracleBroker, oracle_broker
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
@@ -93,8 +94,8 @@ def broker(clock: Clock) -> Iterator[OracleBroker]:
         yield found
 
 
-def records(broker: OracleBroker) -> dict[str, Record]:
-    return {one.name: one for one in broker.run(schedules.read_schedules())}
+def records(broker: OracleBroker) -> dict[str, ScheduleRecord]:
+    return {one.name: one for one in broker.run(schedule_records.read_schedules())}
 
 
 def waiting(broker: OracleBroker, topic: str = "reports") -> dict[str, str]:
@@ -112,12 +113,12 @@ def take(broker: OracleBroker, topic: str = "reports") -> list[Any]:
     found: list[Any] = []
     declared = get_config().topic(topic)
     for slot in range(4):
-        prepared = broker.run(taking.prepare(declared, slot, "w", None, 100))
+        prepared = broker.run(fetch.prepare(declared, slot, "w", None, 100))
         while prepared.deliveries:
             found += prepared.deliveries
             members = [one.member for one in prepared.deliveries]
-            broker.run(ending.commit(declared, slot, prepared.receipt, members))
-            prepared = broker.run(taking.prepare(declared, slot, "w", None, 100))
+            broker.run(ack.commit(declared, slot, prepared.receipt, members))
+            prepared = broker.run(fetch.prepare(declared, slot, "w", None, 100))
     return found
 
 
@@ -129,17 +130,17 @@ def operations(*permissions: Permission) -> Operations:
 
 
 def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broker: OracleBroker) -> None:
-    running.declare()
+    schedule_duty.declare()
     assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
     record = records(broker)["nightly"]
     assert (record.state, record.late_ms, record.schedule.timezone) == ("written", 0, "Europe/Berlin")
     before = {key: dict(value) for key, value in broker.keyspace.items()}
-    running.declare()
+    schedule_duty.declare()
     assert {key: dict(value) for key, value in broker.keyspace.items()} == before
 
 
 def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: OracleBroker, clock: Clock) -> None:
-    running.declare()
+    schedule_duty.declare()
     clock.advance(13 * 3600)
     (delivery,) = take(broker)
     assert delivery.envelope.endswith(b'\n{"kind":"orders"}')
@@ -154,7 +155,7 @@ def test_a_decorator_declares_a_schedule_beside_its_listener(broker: OracleBroke
     assert count.__name__ == "count"
     with override_settings(TIME_ZONE="Asia/Tokyo"):
         assert registry.schedules()["hourly"].timezone == "Asia/Tokyo"
-        running.declare()
+        schedule_duty.declare()
     assert waiting(broker, "merged") == {"hourly@2026-03-28T13:00:00Z": "2026-03-28T13:00:00Z"}
     with isolated():
         assert set(registry.schedules()) == {"nightly"}
@@ -186,7 +187,7 @@ def test_two_different_schedules_of_one_name_are_refused(broker: OracleBroker) -
         schedule("a", topic="reports", every=61)(one)
     schedule("nightly", topic="reports", every=60)(one)
     with pytest.raises(ConfigurationError, match='schedule "nightly" is declared in'):
-        running.declare()
+        schedule_duty.declare()
     assert [one.id for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)] == ["django_rmq.E074"]
 
 
@@ -225,16 +226,16 @@ def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
         assert found.id == f"django_rmq.{problem}"
         assert told in found.msg
         if problem == "E070":
-            running.declare()
+            schedule_duty.declare()
             assert "Schedule nightly does not run: its topic is not in the settings" in caplog.text
             return
         with pytest.raises(ConfigurationError) as caught:
-            running.declare()
+            schedule_duty.declare()
         assert told in str(caught.value)
 
 
 def test_a_cron_expression_without_cronsim_is_reported() -> None:
-    with mock.patch("django_rmq.project.scheduling.conditions.find_spec", return_value=None):
+    with mock.patch("django_rmq.schedules.schedule_requirements.find_spec", return_value=None):
         (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
         assert (found.id, found.hint) == ("django_rmq.E073", 'pip install "django-redis-rmq[schedules]".')
         with settings(hourly={"TOPIC": "reports", "EVERY": 3600}):
@@ -262,10 +263,10 @@ def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) ->
 
 def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: OracleBroker) -> None:
     with settings():
-        running.declare()
-        (begin,) = running.duties()
+        schedule_duty.declare()
+        (begin,) = schedule_duty.duties()
         assert (list(begin()), broker.keyspace) == ([], {})
-    (begin,) = running.duties()
+    (begin,) = schedule_duty.duties()
     assert next(begin()) == 0.0
 
 
@@ -281,9 +282,9 @@ def test_the_start_of_a_worker_declares(broker: OracleBroker) -> None:
 def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_the_clock(
     broker: OracleBroker, clock: Clock
 ) -> None:
-    running.declare()
+    schedule_duty.declare()
     seen: list[str] = []
-    steppers = [running.stepper() for _ in range(5)]
+    steppers = [schedule_duty.stepper() for _ in range(5)]
     for start in ("2026-03-28T12:00:00Z", "2026-10-24T12:00:00Z"):
         turn(clock, ms(start))
         for minute in range(0, 60 * 48, 30):
@@ -312,9 +313,9 @@ def test_what_was_missed_is_sent_as_the_schedule_says(
 ) -> None:
     with settings(hourly={"TOPIC": "reports", "EVERY": 3600, "CATCH_UP": catch_up}):
         turn(clock, ms("2026-05-05T09:30:00Z"))
-        running.declare()
+        schedule_duty.declare()
         turn(clock, ms("2026-05-05T13:30:00Z"))
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         found = sorted(one.member.decode() for one in take(broker))
         assert found == [f"hourly@2026-05-05T{hour}:00:00Z" for hour in sent]
         assert list(waiting(broker)) == ["hourly@2026-05-05T14:00:00Z"]
@@ -326,9 +327,9 @@ def test_a_tick_that_is_a_little_late_is_not_missed(
     broker: OracleBroker, clock: Clock, catch_up: str
 ) -> None:
     with settings(quick={"TOPIC": "reports", "EVERY": 10, "CATCH_UP": catch_up}):
-        running.declare()
+        schedule_duty.declare()
         clock.advance(45)
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert len(take(broker)) == 4
 
 
@@ -340,15 +341,15 @@ def test_a_tick_waits_while_its_slot_is_full(
     with override_settings(
         RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": declared}
     ):
-        running.declare()
+        schedule_duty.declare()
         assert list(waiting(broker)) == ["a@2026-03-28T12:01:00Z"]
         assert "Schedule b waits: slot 0 of topic reports is full" in caplog.text
         clock.advance(60)
         assert [
             one.member
-            for one in broker.run(taking.prepare(get_config().topic("reports"), 0, "w", None, 9)).deliveries
+            for one in broker.run(fetch.prepare(get_config().topic("reports"), 0, "w", None, 9)).deliveries
         ] == [b"a@2026-03-28T12:01:00Z"]
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert {name: one.state for name, one in records(broker).items()} == {"a": "written", "b": "writing"}
         clock.advance(30)
         assert operations().schedule("b").late_ms == 30_000
@@ -358,13 +359,13 @@ def test_a_tick_waits_while_its_slot_is_full(
 
 
 def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: OracleBroker, clock: Clock) -> None:
-    running.declare()
+    schedule_duty.declare()
     clock.advance(60)
     with settings(nightly={**NIGHTLY, "CRON": "30 4 * * *", "BODY": "new"}):
-        running.declare()
+        schedule_duty.declare()
         assert list(waiting(broker)) == ["nightly@2026-03-29T02:30:00Z"]
     with settings(nightly={**NIGHTLY, "TOPIC": "merged"}):
-        running.declare()
+        schedule_duty.declare()
         assert (waiting(broker), list(waiting(broker, "merged"))) == ({}, ["nightly@2026-03-29T01:00:00Z"])
 
 
@@ -375,7 +376,7 @@ class Version:
         self.broker, self.clock = broker, clock
         with settings(**scheduled):
             declared, topics = registry.schedules(), get_config().topics
-            self.steps = running.stepper()
+            self.steps = schedule_duty.stepper()
         made = Declarations(broker, declared, topics, clock=lambda: clock() / 1e6)
         self.declarations = made
         if starts:
@@ -383,7 +384,9 @@ class Version:
             self.steps.settle()
 
     def look(self) -> None:
-        while self.declarations.reconcile(self.broker.run(schedules.read_schedules()), self.broker.now_ms()):
+        while self.declarations.reconcile(
+            self.broker.run(schedule_records.read_schedules()), self.broker.now_ms()
+        ):
             pass
         self.steps.settle()
 
@@ -413,7 +416,7 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
     assert "is removed, because it is no longer declared by a worker" in caplog.text
     later.look()
     assert later.declarations.is_idle
-    running.declare()
+    schedule_duty.declare()
     assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
 
 
@@ -486,11 +489,11 @@ def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: OracleBroker, 
 
 def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> None:
     """The duty begins again after each failure, and has still seen what it saw before."""
-    running.declare()
+    schedule_duty.declare()
     seconds = [0.0]
     with settings():
         begin: Any
-        (begin,) = running.duties()
+        (begin,) = schedule_duty.duties()
         begin.args[1]._clock = lambda: seconds[0]
         while seconds[0] <= GONE_SECONDS:
             assert set(records(broker)) == {"nightly"}
@@ -505,13 +508,13 @@ def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> N
 def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: OracleBroker, clock: Clock) -> None:
     one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
     live([other], GONE_SECONDS)
-    stale = broker.run(schedules.read_schedules())
+    stale = broker.run(schedule_records.read_schedules())
     clock.advance(5)
     one.look()
     assert not other.declarations.reconcile(stale, broker.now_ms())
     assert not records(broker)["nightly"].is_removed
     # What somebody has removed nevertheless is declared again.
-    broker.run(schedules.change_schedule("nightly", "removed", "1"))
+    broker.run(schedule_records.change_schedule("nightly", "removed", "1"))
     one.look()
     assert not records(broker)["nightly"].is_removed
 
@@ -519,8 +522,8 @@ def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: OracleBr
 def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
     broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running.declare()
-    (begin,) = running.duties()
+    schedule_duty.declare()
+    (begin,) = schedule_duty.duties()
     duty = begin()
     assert next(duty) > 0
     broker.keyspace.clear()
@@ -543,7 +546,7 @@ def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_sa
     with override_settings(
         RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": one_slot, "SCHEDULES": {"nightly": NIGHTLY}}
     ):
-        running.declare()
+        schedule_duty.declare()
         key = schedules_key("")
         restored = copy.copy(broker.keyspace[key])
         clock.advance(1)
@@ -551,7 +554,7 @@ def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_sa
         broker.keyspace[key] = restored
         turn(clock, ms("2026-03-29T01:00:00Z"))
         assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert set(waiting(broker)) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
         assert records(broker)["nightly"].generation == broker.now_ms()
 
@@ -561,7 +564,7 @@ def test_a_tick_that_is_written_again_has_the_same_origin(broker: OracleBroker, 
 
     def origins(at: str) -> dict[str, str]:
         turn(clock, ms(at))
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         return {one.member.decode(): str(decode_envelope(one.envelope).origin) for one in take(broker)}
 
     topics = {"reports": {**REPORTS, "ORIGIN": True}}
@@ -569,7 +572,7 @@ def test_a_tick_that_is_written_again_has_the_same_origin(broker: OracleBroker, 
     with override_settings(
         RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": both}
     ):
-        running.declare()
+        schedule_duty.declare()
         before = copy.deepcopy(broker.keyspace)
         first = origins("2026-03-29T01:00:00Z") | origins("2026-03-30T01:00:00Z")
         broker.keyspace.clear()
@@ -585,7 +588,7 @@ def test_a_tick_that_is_written_again_has_the_same_origin(broker: OracleBroker, 
 @contextmanager
 def rules(hours: float) -> Iterator[None]:
     """Let the clock of every time zone be ahead of UTC by this."""
-    with mock.patch.object(timing, "zone", return_value=timezone(timedelta(hours=hours))):
+    with mock.patch.object(tick_times, "zone", return_value=timezone(timedelta(hours=hours))):
         yield
 
 
@@ -662,13 +665,13 @@ def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(
 
 
 def test_a_schedule_of_another_project_stays(broker: OracleBroker, clock: Clock) -> None:
-    running.declare()
+    schedule_duty.declare()
     others = {"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": {"other": REPORTS}, "SCHEDULES": {}}
     with override_settings(RMQ=others):
-        running.declare()
+        schedule_duty.declare()
         assert not records(broker)["nightly"].is_removed
         clock.advance(14 * 3600)
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
         # Nobody has its topic any more.
         assert operations().delete_schedule("nightly") == "deleted"
@@ -678,24 +681,24 @@ def test_a_schedule_of_another_project_stays(broker: OracleBroker, clock: Clock)
 def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(
     broker: OracleBroker, clock: Clock
 ) -> None:
-    running.declare()
+    schedule_duty.declare()
     turn(clock, ms("2026-03-29T01:00:00Z"))
     with settings(nightly={**NIGHTLY, "BODY": "new"}):
-        running.declare()
+        schedule_duty.declare()
         assert set(waiting(broker)) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
         assert [one.member for one in take(broker)] == [b"nightly@2026-03-29T01:00:00Z"]
         turn(clock, ms("2026-03-29T01:30:00Z"))
         with settings(nightly=NIGHTLY):
-            running.declare()
+            schedule_duty.declare()
         assert take(broker) == []
 
 
 def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: OracleBroker) -> None:
-    running.declare()
+    schedule_duty.declare()
     assert operations().edit_schedule("nightly", {"cron": "0 5 * * *"}) == "changed"
     assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
     with settings(nightly={**NIGHTLY, "CRON": "0 6 * * *"}):
-        running.declare()
+        schedule_duty.declare()
         assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
         shown = operations().schedule("nightly")
         assert (shown.timing, shown.declared.timing) == ("0 5 * * * Europe/Berlin", "0 6 * * * Europe/Berlin")
@@ -708,7 +711,7 @@ def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: Orac
 def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
     broker: OracleBroker, clock: Clock
 ) -> None:
-    running.declare()
+    schedule_duty.declare()
     call_command("rmqreslot", "reports", "16", stdout=io.StringIO(), stderr=io.StringIO())
     # Its first slot remembers the tick, which has left for another one, and is taken back there and written again.
     before = operations().schedule("nightly").next_ms
@@ -719,7 +722,7 @@ def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
         b"nightly@2026-03-29T01:00:00Z"
     ]
     turn(clock, ms("2026-03-29T01:00:00Z"))
-    running.stepper().settle()
+    schedule_duty.stepper().settle()
     operations().pause_schedule("nightly")
     declared = [f"reports_{slot}".encode() for slot in range(16)]
     left = [member for key in declared for member in broker.keyspace.get(key, {})]
@@ -730,12 +733,12 @@ def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
 
 
 def test_people_pause_resume_and_run(broker: OracleBroker, clock: Clock) -> None:
-    running.declare()
+    schedule_duty.declare()
     who = operations()
     assert [who.pause_schedule("nightly"), who.pause_schedule("nightly")] == ["paused", "unchanged"]
     assert (waiting(broker), who.schedule("nightly").next_ms) == ({}, None)
     clock.advance(86_400)
-    assert running.stepper().step() > 0
+    assert schedule_duty.stepper().step() > 0
     assert take(broker) == []
     assert [who.resume_schedule("nightly"), who.resume_schedule("nightly")] == ["resumed", "unchanged"]
     assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
@@ -748,7 +751,7 @@ def test_people_pause_resume_and_run(broker: OracleBroker, clock: Clock) -> None
 
 
 def test_people_edit_with_the_rules_of_the_settings(broker: OracleBroker) -> None:
-    running.declare()
+    schedule_duty.declare()
     who = operations()
     assert who.edit_schedule("nightly", {"every": 3600, "catch_up": "all"}) == "changed"
     shown = who.schedule("nightly")
@@ -774,10 +777,10 @@ def test_what_cannot_be_done_says_why(broker: OracleBroker) -> None:
     for act in (who.schedule, who.pause_schedule, who.resume_schedule, who.run_schedule, who.reset_schedule):
         with pytest.raises(UnknownSchedule, match="no schedule 'nightly' is known"):
             act("nightly")
-    running.declare()
+    schedule_duty.declare()
     with pytest.raises(UnknownSchedule):
         who.pause_schedule("nightly", ["merged"])
-    broker.run(schedules.change_schedule("nightly", "removed", "1"))
+    broker.run(schedule_records.change_schedule("nightly", "removed", "1"))
     with pytest.raises(OperationRefused, match="being removed"):
         who.pause_schedule("nightly")
     for act, needed in [
@@ -799,7 +802,7 @@ def test_run_now_says_that_a_slot_is_full(broker: OracleBroker) -> None:
     with override_settings(
         RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": {"nightly": NIGHTLY}}
     ):
-        running.declare()
+        schedule_duty.declare()
         with pytest.raises(TopicFull, match="MAX_BACKLOG = 1"):
             operations().run_schedule("nightly")
 
@@ -817,7 +820,7 @@ def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleB
         return out.getvalue()
 
     assert "not in Redis: no worker declares it" in monitor()
-    running.declare()
+    schedule_duty.declare()
     command("pause", "nightly")
     last = monitor().splitlines()[-2]
     assert last.split() == [
@@ -838,7 +841,7 @@ def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleB
 
 
 def test_the_table_of_rmqstats_has_every_schedule(broker: OracleBroker) -> None:
-    running.declare()
+    schedule_duty.declare()
     console = Console(file=io.StringIO(), width=200)
     console.print(rmqstats._schedules(operations().schedules()))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -871,7 +874,7 @@ def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
     assert command().splitlines()[1].endswith("not in Redis: no worker declares it")
     (row,) = json.loads(command("--json"))
     assert (row["missing"], row["next_ms"], row["outcome"]) == (True, None, "")
-    running.declare()
+    schedule_duty.declare()
     lines = command().splitlines()
     assert lines[0].split("  ")[0] == "schedule"
     assert "0 3 * * * Europe/Berlin" in lines[1] and "2026-03-29 01:00:00" in lines[1]
@@ -895,7 +898,7 @@ def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
 
 
 def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
-    running.declare()
+    schedule_duty.declare()
     url = reverse("admin:django_rmq_topic_schedules")
     edit = reverse("admin:django_rmq_topic_schedule", args=["nightly"])
     viewer = staff("view_topic")
@@ -929,7 +932,7 @@ def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Cli
 
 
 def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
-    running.declare()
+    schedule_duty.declare()
     person = staff("view_topic", "pause_topic", "send_messages")
     root = reverse("rmq_api:schedules")
     (found,) = person.get(root).json()["results"]
@@ -964,7 +967,7 @@ def test_health_knows_the_schedules_of_decorators(broker: OracleBroker) -> None:
         return []
 
     out = io.StringIO()
-    with settings(), mock.patch("django_rmq.project.listening.registry.discover", discover):
+    with settings(), mock.patch("django_rmq.worker.listener_registry.discover", discover):
         call_command("rmqhealth", "--no-workers", stdout=out)
     assert "reports: schedule hourly is declared, and Redis does not know it" in out.getvalue()
 
@@ -994,7 +997,7 @@ def test_metrics_and_health_tell_how_late_a_schedule_is(broker: OracleBroker, cl
         with pytest.raises(CommandError, match="checks failed"):
             call_command("rmqhealth", *arguments, stdout=out)
         assert "BAD  schedule     reports: schedule nightly is declared, and Redis does not" in out.getvalue()
-    running.declare()
+    schedule_duty.declare()
     found = collected()
     assert found["rmq_schedule_missing", *of] == found["rmq_schedule_last_run_dead", *of] == 0
     assert found["rmq_schedule_next_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
@@ -1016,11 +1019,11 @@ def test_metrics_and_health_tell_how_late_a_schedule_is(broker: OracleBroker, cl
 
 
 def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: OracleBroker) -> None:
-    running.declare()
+    schedule_duty.declare()
     record = records(broker)["nightly"]
     broken = record.declared.text.replace("0 3 * * *", "x y")
-    broker.run(schedules.change_schedule("nightly", "spec", broken))
-    with mock.patch.object(stepping.Stepper, "settle"):
+    broker.run(schedule_records.change_schedule("nightly", "spec", broken))
+    with mock.patch.object(stepper.Stepper, "settle"):
         shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")
     assert "has 2 fields" in command()
@@ -1030,13 +1033,13 @@ def end_runs(broker: OracleBroker, reason: str | None, slots: range = range(4)) 
     """Take what is due; let it succeed, or end with this failure."""
     topic = get_config().topic("reports")
     for slot in slots:
-        prepared = broker.run(taking.prepare(topic, slot, "w", None, 100))
+        prepared = broker.run(fetch.prepare(topic, slot, "w", None, 100))
         members = [one.member for one in prepared.deliveries]
         if members and reason is None:
-            broker.run(ending.commit(topic, slot, prepared.receipt, members))
+            broker.run(ack.commit(topic, slot, prepared.receipt, members))
         elif members:
             failures = [Failure(member, reason or "") for member in members]
-            broker.run(ending.rollback(topic, slot, prepared.receipt, failures))
+            broker.run(ack.rollback(topic, slot, prepared.receipt, failures))
 
 
 def test_a_schedule_whose_runs_die_is_seen(
@@ -1054,11 +1057,11 @@ def test_a_schedule_whose_runs_die_is_seen(
         return float(sample.value)
 
     with settings(hourly=HOURLY):
-        running.declare()
+        schedule_duty.declare()
         assert outcome() == ("", None)
         one, two, three = (ms(f"2026-03-28T1{hour}:00:00Z") for hour in (3, 4, 5))
         turn(clock, one)
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert outcome() == ("", None), "it has not ended"
         end_runs(broker, "failed")
         assert outcome() == ("resting", one)
@@ -1069,7 +1072,7 @@ def test_a_schedule_whose_runs_die_is_seen(
         end_runs(broker, "rejected")
         assert outcome() == ("dead", one)
         turn(clock, two)
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         assert outcome() == ("dead", one), "the next one has not ended"
         end_runs(broker, "rejected")
         assert (outcome(), dead_by_metrics()) == (("dead", two), 1)
@@ -1084,10 +1087,10 @@ def test_a_schedule_whose_runs_die_is_seen(
         (row,) = staff("view_topic").get(reverse("rmq_api:schedules")).json()["results"]
         assert (row["outcome"], row["outcome_ms"]) == ("dead", two)
         turn(clock, three)
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         end_runs(broker, None)
         assert (outcome(), dead_by_metrics()) == (("", None), 0)
-        with mock.patch("django_rmq.operations.surveys.KEPT_MS", 0):
+        with mock.patch("django_rmq.operations.shared_reads.KEPT_MS", 0):
             dashboard = staff("view_topic").get(reverse("admin:django_rmq_topic_changelist")).content.decode()
         assert "needs attention<" not in dashboard
 
@@ -1097,9 +1100,9 @@ def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(
 ) -> None:
     """While their latest runs have ended; another one for each run further back."""
     with oracle_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
-        running.declare()
+        schedule_duty.declare()
         turn(clock, ms("2026-03-28T13:00:00Z"))
-        running.stepper().settle()
+        schedule_duty.stepper().settle()
         end_runs(broker, "rejected")
         with mock.patch(f"{operating.__name__}.run_all", wraps=run_all) as trips:
             assert {one.outcome for one in operations().schedules()} == {"dead"}

@@ -17,14 +17,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import inserting
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.words.answers import Area
-from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands import insert
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.limits import BATCH, CLAIM_STEP
+from django_rmq.core.model.replies import Area
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
 from tests.brokers import Broker
@@ -225,7 +225,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
     unkeyed = replace(slot.topic, name="inserted", identity="body", time_range_ms=0)
     score = 60 if slot.topic.is_priority else slot.clock() // 1000
-    inserted = inserting.insert(unkeyed, 0, [score] * BATCH, names(BATCH))
+    inserted = insert.insert(unkeyed, 0, [score] * BATCH, names(BATCH))
     for _ in range(2):
         assert slot.time("insert", lambda: run_all(slot.broker, inserted))[-1]
     if not slot.topic.is_priority:
@@ -318,7 +318,7 @@ def every_script(slot: Timed) -> Timed:
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
     others |= {"tick", "retract"} if slot.topic.is_priority else set()
-    assert timed == set(scripts.names()) - others | {send}
+    assert timed == set(lua.names()) - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 

@@ -15,11 +15,11 @@ from django.core.management import call_command
 from django.test import Client
 from rich.console import Console
 
-from django_rmq.core.words.bodies import decode_body
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.model.body_codec import decode_body
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, pipelines
-from django_rmq.project.connections import get_broker
-from django_rmq.project.settings import get_config
 from django_rmq.testing import clock_from_now, drain, memory_broker
 from example_project.selection.changes import MOST_ITEMS
 from example_project.selection.facts import KEPT, Event, is_noted, note, take_in

@@ -11,11 +11,11 @@ import pytest
 from django.db import transaction
 from django.test import Client
 
-from django_rmq.core.words.bodies import decode_body
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.model.body_codec import decode_body
 from django_rmq.models import OutboxMessage
-from django_rmq.project.connections import get_broker
-from django_rmq.project.outbox.relaying import relay
-from django_rmq.project.settings import get_config
+from django_rmq.outbox.relay import relay
 from django_rmq.testing import clock_from_now, drain, memory_broker
 from example_project.prices.models import Grade, Product, Shop
 from example_project.selection import changes
@@ -93,7 +93,7 @@ def test_a_transaction_that_is_rolled_back_sends_nothing(cheap: ProductSet) -> N
 
 def test_what_a_driver_did_not_live_to_send_is_sent_by_a_worker(cheap: ProductSet) -> None:
     # It dies between the commit and the send; the batch that is done again then finds that it has been written.
-    with mock.patch("django_rmq.project.sending.commit._flush"):
+    with mock.patch("django_rmq.sending.on_commit._flush"):
         settle("q", 0, evaluated(cheap, 1, 2), rows=10)
     assert settle("q", 0, evaluated(cheap, 1, 2), rows=10) is None
     assert not waiting()

@@ -16,9 +16,9 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq.core.words.bodies import decode_body
-from django_rmq.project.connections import get_broker
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.model.body_codec import decode_body
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project.selection.models import Item, Label, Member, ProductSet
 from example_project.selection.sets import (

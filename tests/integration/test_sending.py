@@ -32,20 +32,20 @@ from django_rmq import (
     aensure_message,
     asend_message,
     asend_messages,
+    connections,
     ensure_message,
     remove_message,
     send_message,
     send_messages,
     signals,
 )
-from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.conf import get_config
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.producer.send_trips import ROUND_TRIP
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.topics.reslotting import begin, finish, move
-from django_rmq.core.words.keys import slot_of
-from django_rmq.project import connections
-from django_rmq.project.sending import commit
-from django_rmq.project.sending.failures import failed_sends
-from django_rmq.project.settings import get_config
+from django_rmq.core.resharding import begin, finish, move
+from django_rmq.sending import on_commit
+from django_rmq.sending.send_failures import failed_sends
 from tests.brokers import direct
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
@@ -566,7 +566,7 @@ def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
     if is_warm:
         real(get_config().topic("keyed"))
     proxied.swallow()
-    monkeypatch.setattr(commit, "OUTAGE_SECONDS", 600.0)
+    monkeypatch.setattr(on_commit, "OUTAGE_SECONDS", 600.0)
     with transaction.atomic():
         results = [
             send_message("prices", 1),
@@ -578,8 +578,8 @@ def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
     proxied.let_through()
     assert {result.status for result in results} == {"failed"}
     assert asked == ["prices"]
-    assert commit._outage is not None
-    monkeypatch.setattr(commit, "_outage", commit._outage._replace(until=0.0))
+    assert on_commit._outage is not None
+    monkeypatch.setattr(on_commit, "_outage", on_commit._outage._replace(until=0.0))
     with transaction.atomic():
         result = send_message("prices", 3)
     assert result.status == "stored", "a while later it is asked again"

@@ -10,17 +10,17 @@ import redis
 from django.core.checks import Error, Warning  # noqa: A004 - Django's name
 from django.test import override_settings
 
+from django_rmq import connections
 from django_rmq.checks import check_redis
-from django_rmq.core import scripts
-from django_rmq.core.redis.errors import translate
-from django_rmq.core.redis.servers import _parse_info
-from django_rmq.core.topics.durability import flaws
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.conf import get_config
+from django_rmq.core import lua
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.redis.error_translation import translate
+from django_rmq.core.redis.info import _parse_info
+from django_rmq.core.server_checks import flaws
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.project import connections
-from django_rmq.project.listening import starting
-from django_rmq.project.settings import get_config
+from django_rmq.worker import startup
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.contract.keyspaces import RedisKeyspace
 from tests.servers import RedisCluster, RedisServer, ask
@@ -89,7 +89,7 @@ def test_a_server_that_forgets_is_named(save: str, relaxed: list[str], strict: l
 
 
 def test_an_old_server_is_named(monkeypatch: pytest.MonkeyPatch, server: RedisServer) -> None:
-    told = Server("Redis", {"redis_version": "6.0.16", "aof_enabled": "1"}, {})
+    told = ServerInfo("Redis", {"redis_version": "6.0.16", "aof_enabled": "1"}, {})
     broker = Broker(client_of(server.url))
     monkeypatch.setattr(broker, "servers", lambda: [told, told._replace(info={"aof_enabled": "1"})])
     (flaw,) = flaws(broker, [WORK])
@@ -141,7 +141,7 @@ def test_what_the_user_may_not_do_is_named(
 
 
 def test_every_command_of_the_scripts_is_tried(server: RedisServer) -> None:
-    texts = [scripts.load(name).text.decode() for name in scripts.all_names()]
+    texts = [lua.load(name).text.decode() for name in lua.all_names()]
     named = {word for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(named) > 15
     ask(server.port, "CONFIG", "RESETSTAT")
@@ -205,7 +205,7 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
 ) -> None:
     with RedisServer() as server:
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
-            starting.check_start(get_config().topics.values())
+            startup.check_start(get_config().topics.values())
             assert "stores nothing on disk" in caplog.text
             (warning,) = check_redis()
             assert isinstance(warning, Warning)
@@ -213,7 +213,7 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
             connections.close()
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS, "DURABILITY": "strict"}):
             with pytest.raises(ConfigurationError, match=r"stores nothing on disk.*appendonly yes"):
-                starting.check_start(get_config().topics.values())
+                startup.check_start(get_config().topics.values())
             (error,) = check_redis()
             assert isinstance(error, Error)
             assert error.id == "django_rmq.E042"
@@ -239,7 +239,7 @@ def test_a_sentence_of_the_driver_ends_without_a_full_stop_so_that_more_may_foll
 def test_of_memory_nothing_is_said() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "DURABILITY": "strict"}):
         assert check_redis() == []
-        starting.check_start(get_config().topics.values())
+        startup.check_start(get_config().topics.values())
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}),
         connections.replaced_broker(OracleBroker()),

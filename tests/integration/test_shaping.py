@@ -22,11 +22,11 @@ from django_rmq import (
     send_message,
     send_messages,
 )
+from django_rmq.conf import get_config
 from django_rmq.operations import Actor, Operations
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings import get_config
-from django_rmq.spark.connection import topic_of
+from django_rmq.spark.broker_connection import topic_of
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.integration.test_api_consuming import Consumer
 
 pytestmark = pytest.mark.django_db

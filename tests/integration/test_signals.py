@@ -12,18 +12,17 @@ import pytest
 from django.dispatch import Signal
 from django.test import override_settings
 
-from django_rmq import send_messages, signals
+from django_rmq import connections, send_messages, signals
+from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.consumer.settling import Settlement
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.consumer.acks import PendingAcks
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
+from django_rmq.observability import announcements
 from django_rmq.operations import Actor, Operations
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing
 from tests.brokers import Broker, OracleBroker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
@@ -91,9 +90,9 @@ def signal_of(name: str) -> Signal:
 @contextmanager
 def worker(broker: Any, listener: Any, **options: Any) -> Iterator[Worker]:
     """A dispatcher with the hooks that the settings' workers have."""
-    reporter = announcing.Reporter()
+    reporter = announcements.Reporter()
     with Worker(
-        broker, TOPIC, listener, hooks=Hooks(around=announcing.around), watcher=reporter, **options
+        broker, TOPIC, listener, hooks=Hooks(around=announcements.around), watcher=reporter, **options
     ) as running:
         yield running
     reporter.stop(LONG)
@@ -196,7 +195,7 @@ def test_a_slow_receiver_holds_no_message_up(broker: Any) -> None:
 def test_what_cannot_be_told_in_time_is_left_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(announcing, "WAITING", 3)
+    monkeypatch.setattr(announcements, "WAITING", 3)
     goes_on, begun = threading.Event(), threading.Event()
     message = Message(TOPIC, 0, 1, None)  # type: ignore[arg-type]
     heard: list[int] = []
@@ -207,7 +206,7 @@ def test_what_cannot_be_told_in_time_is_left_out_with_a_warning(
         heard.append(len(messages))
 
     signals.message_committed.connect(slow)
-    reporter = announcing.Reporter()
+    reporter = announcements.Reporter()
     try:
         with override_settings(RMQ={"BROKER": "memory", "TOPICS": {}}):
             reporter.ended([message], [])
@@ -239,26 +238,26 @@ def test_a_receiver_may_choose_a_topic_by_its_name(broker: Any) -> None:
         signals.message_sent.connect(receive, sender=sender, weak=False)
         connected.append((receive, sender))
     try:
-        assert announcing.are_sends_watched(same)
+        assert announcements.are_sends_watched(same)
         send_messages(same, [1])
     finally:
         gone = [signals.message_sent.disconnect(receive, sender=sender) for receive, sender in connected]
     assert (chosen, others, all_) == ([("work", "work")], [], [("work", "work")])
     assert gone == [True, True, True]
-    assert not announcing.are_sends_watched("work")
+    assert not announcements.are_sends_watched("work")
 
 
 def test_a_topic_whose_receivers_are_of_another_topic_costs_nothing() -> None:
     def receive(**kwargs: Any) -> None: ...
 
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"work": KIND}}):
-        reporter = announcing.Reporter()
+        reporter = announcements.Reporter()
         for name in ("sent", "started", "committed"):
             signal_of(name).connect(receive, sender="other")
         try:
-            assert not announcing.are_sends_watched("work")
-            assert announcing.are_sends_watched("other")
-            assert announcing.around(TOPIC, print) is print
+            assert not announcements.are_sends_watched("work")
+            assert announcements.are_sends_watched("other")
+            assert announcements.around(TOPIC, print) is print
             assert (reporter.wants("work"), reporter.wants("other")) == (False, True)
         finally:
             for name in ("sent", "started", "committed"):
@@ -274,14 +273,14 @@ def test_nobody_listening_costs_nothing(broker: Any) -> None:
     def listen(message: Message) -> None:
         heard(message)
 
-    heard, reporter = Heard(), announcing.Reporter()
-    assert announcing.around(TOPIC, listen) is listen
+    heard, reporter = Heard(), announcements.Reporter()
+    assert announcements.around(TOPIC, listen) is listen
     assert not reporter.wants("work")
     with Worker(broker, TOPIC, listen, watcher=reporter) as running:
         settled: list[int] = []
         tell = running.dispatcher._settling._tell
 
-        def spy(settlement: Settlement, *rest: Any) -> None:
+        def spy(settlement: PendingAcks, *rest: Any) -> None:
             settled.append(len(settlement.messages))
             tell(settlement, *rest)
 
@@ -313,7 +312,7 @@ def test_replaying_is_told_once_with_its_outcomes(broker: Any) -> None:
 
 def test_draining_in_a_test_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from django_rmq import testing
-    from django_rmq.project.listening import registry
+    from django_rmq.worker import listener_registry
 
     clock = testing.clock_from_now()
 
@@ -323,9 +322,9 @@ def test_draining_in_a_test_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
     name = f"drained-{uuid.uuid4().hex[:8]}"
     rmq = {"BROKER": "memory", "TOPICS": {name: {**KIND, "SLOTS": 1, "MAX_RETRIES": 0}}}
-    monkeypatch.setattr(registry, "autodiscover", lambda: None)
-    found = {name: registry.Listener(name, listen, None, "here:1", "here.listen")}
-    monkeypatch.setattr(registry, "listeners", lambda: found)
+    monkeypatch.setattr(listener_registry, "autodiscover", lambda: None)
+    found = {name: listener_registry.Listener(name, listen, None, "here:1", "here.listen")}
+    monkeypatch.setattr(listener_registry, "listeners", lambda: found)
     with override_settings(RMQ=rmq), testing.memory_broker(clock), told_of(*NAMES) as told:
         send_messages(name, [1, 2])
         clock.advance(1)

@@ -33,14 +33,14 @@ from django_rmq import (
     replay_message,
     send_message,
 )
-from django_rmq.core.words import held
-from django_rmq.core.words.answers import Found
-from django_rmq.core.words.status import read
-from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.project.connections import get_broker
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.sealing import sealed_id
+from django_rmq.connections import get_broker
+from django_rmq.core.model import delivery_handle
+from django_rmq.core.model.replies import FoundReply
+from django_rmq.core.model.status import read
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from django_rmq.worker.listener_registry import isolated
 from tests.brokers import intercept
 from tests.workers import Worker, eventually, live, send
 
@@ -315,7 +315,7 @@ def test_status_from_a_coroutine() -> None:
 
 def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [100.0]
-    monkeypatch.setattr(held, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(delivery_handle, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     seen: list[Any] = []
 
     @listener("kept")
@@ -424,7 +424,7 @@ def test_coroutines_report_progress(broker: Any) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"x", b"done", b"done - x 1 1 \n", b"running 1 2\n", b"\xff \xfe\n"])
 def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
-    found = Found(None, None, None, 5.0, None, raw, raw, raw, "", raw)
+    found = FoundReply(None, None, None, 5.0, None, raw, raw, raw, "", raw)
     assert read(KEPT, 0, b"a", found).state == "dead"
     assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
     assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"

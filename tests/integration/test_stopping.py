@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import heartbeat
-from django_rmq.core.consumer.batches import Batch
-from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.notes import OVERRAN, Notes, settle
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.core.words.wakeups import look_again
+from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.progress import OVERRAN, SharedProgress, settle
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.model.wakeups import look_again
 from django_rmq.exceptions import Cancelled
 from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
@@ -438,7 +438,7 @@ def test_a_coroutine_that_ends_by_itself_is_done(broker: Any) -> None:
 
 
 def replaced(
-    broker: Any, topics: list[Topic], listeners: dict[str, Callable[[Message], Any]], notes: Notes
+    broker: Any, topics: list[Topic], listeners: dict[str, Callable[[Message], Any]], notes: SharedProgress
 ) -> Worker:
     """Run a worker until a listener that exceeds HARD_TIMEOUT ends it, as its process does."""
     worker = Worker(broker, topics, listeners, threads=2, notes=notes, shutdown_timeout=2.0)
@@ -459,7 +459,7 @@ def test_a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is
     hangs = replace(TOPIC, name="hangs", hard_timeout=0.5)
     works = replace(TOPIC, name="works", slots=4)
     slow = replace(TOPIC, name="slow", slots=1)
-    notes, release, done = Notes(3), threading.Event(), list[int]()
+    notes, release, done = SharedProgress(3), threading.Event(), list[int]()
 
     def hanging(message: Message) -> None:
         release.wait(LONG)
@@ -503,7 +503,7 @@ def test_a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the
     logger.addHandler(handler)
     try:
         send(broker, topic, numbered(1))
-        notes = Notes(2)
+        notes = SharedProgress(2)
         replaced(broker, [topic], {"work": hanging}, notes)
         assert settle(broker, [topic], notes).count("overran") == 1
     finally:
@@ -512,7 +512,7 @@ def test_a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the
 
 
 def test_if_the_process_crashes_on_the_way_what_ran_is_charged_as_after_any_crash(broker: Any) -> None:
-    topic, notes, release = replace(TOPIC, slots=2, hard_timeout=0.5), Notes(2), threading.Event()
+    topic, notes, release = replace(TOPIC, slots=2, hard_timeout=0.5), SharedProgress(2), threading.Event()
     other = replace(TOPIC, name="other", slots=1)
 
     def hanging(message: Message) -> None:

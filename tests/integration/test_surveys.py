@@ -13,13 +13,19 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.core.calls import answers
-from django_rmq.core.words.keys import answer_key, slot_keys
+from django_rmq import connections
+from django_rmq.core.commands import idempotency
+from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
-from django_rmq.operations import Actor, Operations, Permission, figures, surveys
-from django_rmq.operations import flow as flows
-from django_rmq.project import connections
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    Permission,
+    shared_reads,
+    topic_stats,
+)
+from django_rmq.operations import topic_counters as flows
 from tests.brokers import Broker
 from tests.integration.test_api import Program, user_with
 from tests.servers import RedisServer
@@ -32,7 +38,7 @@ TOPICS = {
     "letters": {"TYPE": "fixed_time", "SLOTS": 4},
 }
 
-Survey = Callable[..., figures.Overview]
+Survey = Callable[..., topic_stats.Overview]
 
 
 @pytest.fixture
@@ -40,9 +46,9 @@ def broker(
     redis_url: str, redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Broker]:
     """A broker with messages in several states. No survey becomes old by itself."""
-    monkeypatch.setattr(surveys, "KEPT_MS", 600_000)
-    monkeypatch.setattr(surveys, "KEPT_SECONDS", 600.0)
-    monkeypatch.setattr(surveys, "_kept", {})
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 600_000)
+    monkeypatch.setattr(shared_reads, "KEPT_SECONDS", 600.0)
+    monkeypatch.setattr(shared_reads, "_kept", {})
     found = Broker(redis_client, prefix)
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq), connections.replaced_broker(found):
@@ -57,10 +63,10 @@ def broker(
 
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on as another process would, which has kept nothing."""
-    monkeypatch.setattr(surveys, "_kept", {})
+    monkeypatch.setattr(shared_reads, "_kept", {})
 
 
-def look(names: Sequence[str] | None = None) -> figures.Overview:
+def look(names: Sequence[str] | None = None) -> topic_stats.Overview:
     return Operations(Actor("me", "test")).shared_survey(names)
 
 
@@ -68,13 +74,13 @@ def look(names: Sequence[str] | None = None) -> figures.Overview:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The topics of each survey that was made."""
     found: list[list[str]] = []
-    real: Survey = figures.survey
+    real: Survey = topic_stats.survey
 
-    def survey(broker: Broker, topics: Any) -> figures.Overview:
+    def survey(broker: Broker, topics: Any) -> topic_stats.Overview:
         found.append([topic.name for topic in topics])
         return real(broker, topics)
 
-    monkeypatch.setattr(figures, "survey", survey)
+    monkeypatch.setattr(topic_stats, "survey", survey)
     return found
 
 
@@ -100,8 +106,8 @@ def test_processes_share_a_survey_in_every_detail(
 def test_a_survey_is_made_again_when_it_is_old(
     broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "KEPT_SECONDS", 0.0)
-    monkeypatch.setattr(surveys, "KEPT_MS", 1)
+    monkeypatch.setattr(shared_reads, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 1)
     look()
     # Redis drops what it keeps after a millisecond, by its own clock.
     eventually(lambda: bool(look()) and len(made) > 1)
@@ -110,24 +116,24 @@ def test_a_survey_is_made_again_when_it_is_old(
 def test_a_process_waits_for_the_survey_that_another_one_makes(
     broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "WAIT_SECONDS", 60.0)
-    monkeypatch.setattr(surveys, "LEASE_MS", 600_000)
+    monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(shared_reads, "LEASE_MS", 600_000)
     topics = Operations(Actor("me", "test")).present_all(None)
-    name = surveys._name(topics)
-    assert broker.run(answers.begin_answer(name, name, "other", 600_000))[0] == "new"
-    waits, real = threading.Event(), answers.begin_answer
+    name = shared_reads._name(topics)
+    assert broker.run(idempotency.begin_answer(name, name, "other", 600_000))[0] == "new"
+    waits, real = threading.Event(), idempotency.begin_answer
 
     def begin_answer(*given: Any) -> Any:
         waits.set()
         return real(*given)
 
-    monkeypatch.setattr(answers, "begin_answer", begin_answer)
+    monkeypatch.setattr(idempotency, "begin_answer", begin_answer)
     with ThreadPoolExecutor(1) as tab:
         waiting = tab.submit(look)
         assert waits.wait(60)
         assert not waiting.done()
-        survey = figures.survey(broker, topics)
-        broker.run(answers.keep_answer(name, "other", surveys._written(survey), 600_000))
+        survey = topic_stats.survey(broker, topics)
+        broker.run(idempotency.keep_answer(name, "other", shared_reads._written(survey), 600_000))
         assert waiting.result(60) == survey
     assert made == [list(TOPICS)]  # that of the other process
 
@@ -135,9 +141,9 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
 def test_the_survey_of_a_process_that_died_is_made_by_another(
     broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "WAIT_SECONDS", 60.0)
-    name = surveys._name(Operations(Actor("me", "test")).present_all(None))
-    assert broker.run(answers.begin_answer(name, name, "other", 50))[0] == "new"
+    monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
+    name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
+    assert broker.run(idempotency.begin_answer(name, name, "other", 50))[0] == "new"
     assert [one.store for one in look().topics] == [2, 1, 0]
     assert made == [list(TOPICS)]
 
@@ -146,7 +152,7 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, all_wait, attempts = [], threading.Event(), []
-    real = surveys._of
+    real = shared_reads._of
 
     def of(*given: Any) -> Any:
         entered.append(given)
@@ -154,13 +160,13 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
             all_wait.set()
         return real(*given)
 
-    def survey(*_given: Any) -> figures.Overview:
+    def survey(*_given: Any) -> topic_stats.Overview:
         assert all_wait.wait(60)
         attempts.append(1)
         raise ServerUnavailable("Redis does not answer: nobody is there")
 
-    monkeypatch.setattr(surveys, "_of", of)
-    monkeypatch.setattr(figures, "survey", survey)
+    monkeypatch.setattr(shared_reads, "_of", of)
+    monkeypatch.setattr(topic_stats, "survey", survey)
 
     def error(_tab: int) -> str:
         with pytest.raises(ServerUnavailable) as raised:
@@ -176,10 +182,10 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
 def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as away:
 
-        def survey(*_given: Any) -> figures.Overview:
+        def survey(*_given: Any) -> topic_stats.Overview:
             raise ServerUnavailable("Redis does not answer")
 
-        away.setattr(figures, "survey", survey)
+        away.setattr(topic_stats, "survey", survey)
         with pytest.raises(ServerUnavailable):
             look()
     assert [one.store for one in look().topics] == [2, 1, 0]
@@ -187,13 +193,13 @@ def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pyt
 
 @pytest.mark.parametrize("kept", [b"nonsense", b"[]", b'[1,"",2,[[1],[2],[3]]]', b"\xff"])
 def test_what_others_have_written_there_is_not_shown(broker: Broker, kept: bytes) -> None:
-    name = surveys._name(Operations(Actor("me", "test")).present_all(None))
+    name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
     broker.client.hset(answer_key(broker.prefix, name), mapping={"print": name, "kept": kept})
     assert [one.store for one in look().topics] == [2, 1, 0]
 
 
 def test_a_redis_that_refuses_writes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveys, "_kept", {})
+    monkeypatch.setattr(shared_reads, "_kept", {})
     with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
         redis.Redis.from_url(server.url).config_set("maxmemory", 1)
         assert [one.topic.name for one in look().topics] == list(TOPICS)
@@ -222,7 +228,7 @@ def test_a_filtered_page_asks_for_its_rows_only(
 def test_the_schedules_and_the_outbox_are_read_once_for_all_who_look(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "OTHERS_SECONDS", 600.0)
+    monkeypatch.setattr(shared_reads, "OTHERS_SECONDS", 600.0)
     read: list[str] = []
 
     def reads(name: str) -> Callable[[Any], list[Any]]:
@@ -233,7 +239,7 @@ def test_the_schedules_and_the_outbox_are_read_once_for_all_who_look(
         return ask
 
     for name in ("outbox", "schedules"):
-        monkeypatch.setattr(surveys, name, reads(name))
+        monkeypatch.setattr(shared_reads, name, reads(name))
     with ThreadPoolExecutor(TABS) as tabs:
         for ask in ("shared_outbox", "shared_schedules"):
             assert list(
@@ -265,7 +271,7 @@ def test_the_counters_of_rest_are_read_once_for_all_who_look(
         asked.extend(one.name for one in topics)
         return flows.flow(broker, topics)
 
-    monkeypatch.setattr(surveys, "flow", flow)
+    monkeypatch.setattr(shared_reads, "flow", flow)
     program = Program(user_with(Permission.VIEW))
     found = [program.ok("GET", "stats/") for _ in range(TABS)]
     assert asked == list(TOPICS)

@@ -13,20 +13,29 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import cancel_message, send_message
-from django_rmq.core.calls import ending, looking, people, taking
-from django_rmq.core.calls.holder import BrokerHolder
+from django_rmq import cancel_message, connections, send_message
+from django_rmq.conf import get_config
+from django_rmq.core import resharding
+from django_rmq.core.commands import (
+    ack,
+    fetch,
+    inspect,
+    operate,
+)
+from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.topics import reslotting
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Message
-from django_rmq.project import connections
-from django_rmq.project.listening import registry
-from django_rmq.project.settings import get_config
-from django_rmq.project.tasks import finding, frameworks, places, running
-from django_rmq.project.tasks.attempts import Attempt
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.message import Message
+from django_rmq.tasks import (
+    frameworks,
+    job_lookup,
+    result_lookup,
+    task_listeners,
+)
+from django_rmq.tasks.attempts import Attempt
 from django_rmq.testing import drain, memory_broker
+from django_rmq.worker import listener_registry
 from tests import errands
 
 FRAMEWORK = frameworks.framework()
@@ -41,7 +50,7 @@ Use = Callable[..., None]
 def using(request: pytest.FixtureRequest) -> Iterator[Use]:
     """Use these options of the topics of tasks, on a broker of each kind, until the test ends."""
     with ExitStack() as stack:
-        stack.enter_context(registry.isolated())
+        stack.enter_context(listener_registry.isolated())
 
         def use(rmq: dict[str, Any] | None = None, **topic: Any) -> None:
             options = {"TOPIC": {"SLOTS": 1, "MAX_RETRIES": 3, **topic}}
@@ -77,14 +86,14 @@ def take(key: str, name: str = "tasks.default") -> Message:
     """Take the task as a worker does."""
     topic, broker = get_config().topics[name], connections.get_broker()
     slot = slot_of(key.encode(), topic.slots)
-    prepared = broker.run(taking.prepare(topic, slot, "a worker", None, 1))
-    return Message(topic, slot, prepared.receipt, prepared.deliveries[0], BrokerHolder(broker))
+    prepared = broker.run(fetch.prepare(topic, slot, "a worker", None, 1))
+    return Message(topic, slot, prepared.receipt, prepared.deliveries[0], BrokerDeliveryControl(broker))
 
 
 def fail(message: Message, error: BaseException) -> None:
     """End the delivery as a worker does whose listener has raised ``error``."""
     failure = failure_of(message, error)
-    connections.get_broker().run(ending.rollback(message.topic, message.slot, message.receipt, [failure]))
+    connections.get_broker().run(ack.rollback(message.topic, message.slot, message.receipt, [failure]))
 
 
 @pytest.mark.parametrize("attempts_before", [0, 1])
@@ -97,7 +106,7 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
     def run_once() -> None:
         message = take(result.id)
         with pytest.raises(ValueError, match="this task failed") as raised:
-            running.run(message)
+            task_listeners.run(message)
         fail(message, raised.value)
 
     def look(*given: Any) -> Any:
@@ -105,11 +114,11 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
         monkeypatch.undo()
         for _ in range(2 - attempts_before):
             run_once()
-        return places.look(*given)
+        return job_lookup.look(*given)
 
     for _ in range(attempts_before):
         run_once()
-    monkeypatch.setattr(finding, "look", look)
+    monkeypatch.setattr(result_lookup, "look", look)
     result.refresh()
     assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 2, 2)
     assert {error.exception_class for error in result.errors} == {ValueError}
@@ -125,7 +134,7 @@ def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: li
     assert cancel_message("tasks.default", key=result.id) == "running"
     message.extend()
     with pytest.raises(ValueError, match="this task failed") as raised:
-        running.run(message)
+        task_listeners.run(message)
     fail(message, raised.value)
     result.refresh()
     assert (result.status, told) == (Status.FAILED, [Status.FAILED])
@@ -141,7 +150,7 @@ def test_a_task_whose_worker_did_not_hear_of_the_cancel_has_ended(using: Use) ->
     message = take(result.id)
     cancel_message("tasks.default", key=result.id)
     with pytest.raises(ValueError, match="this task failed") as raised:
-        running.run(message)
+        task_listeners.run(message)
     fail(message, raised.value)
     result.refresh()
     assert result.status == Status.FAILED
@@ -161,7 +170,7 @@ def test_a_coroutine_is_stopped_and_its_result_says_why(
     message = take(result.id, "tasks-async.default")
 
     async def cancel() -> BaseException:
-        call = asyncio.ensure_future(running.arun(message))
+        call = asyncio.ensure_future(task_listeners.arun(message))
         for _ in range(500):
             if str(tmp_path) in errands.together:
                 break
@@ -203,7 +212,7 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         nonlocal loop, call
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Attempt, slowed, slow)
-        call = asyncio.ensure_future(running.arun(message))
+        call = asyncio.ensure_future(task_listeners.arun(message))
         await asyncio.wait([call])
 
     asyncio.run(run())
@@ -361,7 +370,7 @@ def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.Log
     message.extend()
     with caplog.at_level(logging.INFO):
         with pytest.raises(ValueError, match="this task failed") as raised:
-            running.run(message)
+            task_listeners.run(message)
         fail(message, raised.value)
     line: Any
     (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
@@ -391,7 +400,7 @@ def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, t
     result = errands.returns.enqueue(1)
     message = take(result.id)
     failure = Failure(result.id.encode(), kind, None, text)
-    connections.get_broker().run(ending.rollback(message.topic, 0, message.receipt, [failure]))
+    connections.get_broker().run(ack.rollback(message.topic, 0, message.receipt, [failure]))
     result.refresh()
     assert result.status == Status.FAILED
     assert result.errors[-1].exception_class.__name__ == name
@@ -433,7 +442,7 @@ def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> No
     body = take(result.id).body
     send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
     message = take("again")
-    running.run(message)
+    task_listeners.run(message)
     found = errands.attempt.get_result("again")
     assert (found.return_value, len(found.worker_ids)) == (1, 1)
     second = message.delivery._replace(retries_left=1)
@@ -445,8 +454,8 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     using()
     result = errands.returns.enqueue(1)
     message = take(result.id)
-    running.run(message)
-    connections.get_broker().run(ending.commit(message.topic, 0, message.receipt, [result.id.encode()]))
+    task_listeners.run(message)
+    connections.get_broker().run(ack.commit(message.topic, 0, message.receipt, [result.id.encode()]))
     due = timezone.now() + timedelta(milliseconds=200)
     send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
     deadline = due + timedelta(seconds=60)
@@ -464,9 +473,9 @@ def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: U
     result, later = released_by_a_dying_worker()
     assert result.status == Status.READY
     assert cancel_message("tasks.default", key=result.id, on_commit=False) == "waiting"
-    running.release(later)
+    task_listeners.release(later)
     topic = get_config().topics["tasks.default"]
-    (looked,) = connections.get_broker().run(looking.look(topic, 0, [result.id.encode()]))
+    (looked,) = connections.get_broker().run(inspect.look(topic, 0, [result.id.encode()]))
     assert (looked.store, looked.prepare, looked.retry) == (None, None, None)
     with pytest.raises(FRAMEWORK.exceptions.TaskResultDoesNotExist):
         end_of_waiting(later, result)
@@ -475,9 +484,9 @@ def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: U
 def test_a_task_that_was_released_and_begins_counts_no_attempt_of_its_release(using: Use) -> None:
     using()
     result, later = released_by_a_dying_worker()
-    running.release(later)
+    task_listeners.release(later)
     drain("tasks.default", live=True)
-    running.release(later)
+    task_listeners.release(later)
     assert drain("tasks.default", live=True) == 0
     result.refresh()
     assert (result.return_value, result.attempts) == (1, 1)
@@ -489,17 +498,17 @@ def released_by_a_dying_worker() -> tuple[Any, Message]:
     result = errands.returns.using(run_after=due).enqueue(1)
     topic, broker = get_config().topics["tasks-later"], connections.get_broker()
     deadline = due + timedelta(seconds=60)
-    while (prepared := broker.run(taking.prepare(topic, 0, "dying", None, 1))).status != "ok":
+    while (prepared := broker.run(fetch.prepare(topic, 0, "dying", None, 1))).status != "ok":
         assert timezone.now() < deadline
     (delivery,) = prepared.deliveries
-    running.release(Message(topic, 0, prepared.receipt, delivery, BrokerHolder(broker)))
+    task_listeners.release(Message(topic, 0, prepared.receipt, delivery, BrokerDeliveryControl(broker)))
     again = delivery._replace(retries_left=delivery.retries_left - 1)
-    return result, Message(topic, 0, prepared.receipt, again, BrokerHolder(broker))
+    return result, Message(topic, 0, prepared.receipt, again, BrokerDeliveryControl(broker))
 
 
 def end_of_waiting(later: Message, result: Any) -> None:
     """Commit the message that waited, and refresh the result."""
-    call = ending.commit(later.topic, 0, later.receipt, [later.delivery.member])
+    call = ack.commit(later.topic, 0, later.receipt, [later.delivery.member])
     connections.get_broker().run(call)
     result.refresh()
 
@@ -527,7 +536,7 @@ def test_a_task_is_found_at_every_step_of_a_re_slotting(
     if state == "dead":
         for result in given:
             key = result.id.encode()
-            broker.run(people.bury(topic, slot_of(key, before), [key]))
+            broker.run(operate.bury(topic, slot_of(key, before), [key]))
     expected = Status.FAILED if state == "dead" else Status.READY
     for result in given:
         result.refresh()
@@ -538,10 +547,10 @@ def test_a_task_is_found_at_every_step_of_a_re_slotting(
             result.refresh()
             seen.setdefault(step, set()).add((result.status, result.finished_at is not None))
 
-    chosen = reslotting.begin(broker, topic, after)
+    chosen = resharding.begin(broker, topic, after)
     assert chosen is not None
-    reslotting.move(broker, chosen, report=note)
-    reslotting.finish(broker, chosen)
+    resharding.move(broker, chosen, report=note)
+    resharding.finish(broker, chosen)
     note("finished", None)
     assert {"shut", "moved_out", "moved_in", "reopened", "finished"} <= seen.keys()
     assert set().union(*seen.values()) == {(expected, state == "dead")}

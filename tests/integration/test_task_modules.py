@@ -17,15 +17,14 @@ import pytest
 from django.core import checks
 from django.test import modify_settings, override_settings
 
-from django_rmq import send_message
-from django_rmq.core.calls import ending, results, taking
-from django_rmq.core.words.failures import Failure
+from django_rmq import connections, send_message
+from django_rmq.conf import get_config
+from django_rmq.core.commands import ack, fetch, task_results
+from django_rmq.core.model.failure_records import Failure
 from django_rmq.exceptions import ConfigurationError, MessageGone, UnknownTask
-from django_rmq.project import connections
-from django_rmq.project.listening import registry, starting
-from django_rmq.project.settings import get_config
-from django_rmq.project.tasks import frameworks, modules
+from django_rmq.tasks import frameworks, task_modules
 from django_rmq.testing import drain, memory_broker
+from django_rmq.worker import listener_registry, startup
 from tests import errands
 
 FRAMEWORK = frameworks.framework()
@@ -41,7 +40,7 @@ Use = Callable[..., None]
 def using() -> Iterator[Use]:
     """Use these options of the backend until the test ends."""
     with ExitStack() as stack:
-        stack.enter_context(registry.isolated())
+        stack.enter_context(listener_registry.isolated())
 
         def use(**options: Any) -> None:
             topic: dict[str, Any] = {"TOPIC": {"SLOTS": 1, "MAX_RETRIES": 0}, "ON_COMMIT": False}
@@ -57,7 +56,7 @@ def using() -> Iterator[Use]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder from which modules are imported. What the test imports is forgotten."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(modules, "_imported", set())
+    monkeypatch.setattr(task_modules, "_imported", set())
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -101,7 +100,7 @@ def test_a_worker_imports_no_module_that_a_message_names(using: Use, uploaded: N
     enqueue_as_sender(f"{UPLOADED}.Boom")
     drain(raise_errors=False)
     assert UPLOADED not in sys.modules
-    kept = connections.get_broker().run(results.result("sent"))
+    kept = connections.get_broker().run(task_results.result("sent"))
     assert kept is not None
     (path, text) = json.loads(kept.record)["errors"][0]
     assert path == "django_rmq.exceptions.UnknownTask"
@@ -126,9 +125,9 @@ def test_the_class_of_an_error_is_never_imported(using: Use, uploaded: None) -> 
     using()
     result = errands.returns.enqueue(1)
     topic, broker = get_config().topics["tasks.default"], connections.get_broker()
-    prepared = broker.run(taking.prepare(topic, 0, "a consumer", None, 1))
+    prepared = broker.run(fetch.prepare(topic, 0, "a consumer", None, 1))
     failure = Failure(result.id.encode(), "failed", None, f"{UPLOADED}.Boom: no")
-    broker.run(ending.rollback(topic, 0, prepared.receipt, [failure]))
+    broker.run(ack.rollback(topic, 0, prepared.receipt, [failure]))
     result.refresh()
     (error,) = result.errors
     assert (error.exception_class, error.exception_class_path) == (Exception, f"{UPLOADED}.Boom")
@@ -141,7 +140,7 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
     using()
     result = errands.fails.enqueue()
     drain(raise_errors=False)
-    kept = connections.get_broker().run(results.result(result.id))
+    kept = connections.get_broker().run(task_results.result(result.id))
     assert kept is not None
     paths = {
         "builtins.ValueError": ValueError,
@@ -156,7 +155,7 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
         "." * 600: Exception,
     }
     record = {**json.loads(kept.record), "errors": [[path, "a traceback"] for path in paths]}
-    call = results.keep_result(
+    call = task_results.keep_result(
         result.id, kept.stamp + 1, 1_000_000, kept.job, json.dumps(record, separators=(",", ":")).encode()
     )
     assert connections.get_broker().run(call) == "ok"
@@ -179,9 +178,9 @@ def test_a_module_is_not_asked_for_what_it_does_not_have(monkeypatch: pytest.Mon
     module = ModuleType("a_lazy_module")
     module.__dict__.update(here=1, __getattr__=asked.append)
     monkeypatch.setitem(sys.modules, "a_lazy_module", module)
-    assert modules.imported("a_lazy_module.here") == 1
-    assert modules.imported("a_lazy_module.there") is None
-    assert modules.imported("a_lazy_module.here.real") is None
+    assert task_modules.imported("a_lazy_module.here") == 1
+    assert task_modules.imported("a_lazy_module.there") is None
+    assert task_modules.imported("a_lazy_module.here.real") is None
     assert asked == []
 
 
@@ -208,7 +207,7 @@ def app(folder: Path) -> Iterator[Path]:
 def test_a_worker_imports_the_tasks_of_every_app_at_its_start(using: Use, app: Path) -> None:
     (app / "tasks.py").write_text(TASK)
     using()
-    starting.chosen_topics()
+    startup.chosen_topics()
     assert "an_app.tasks" in sys.modules
 
 
@@ -225,7 +224,7 @@ def test_a_task_of_any_other_module_runs_once_its_module_is_imported_or_declared
 ) -> None:
     (app / "services.py").write_text(TASK)
     using()
-    starting.chosen_topics()
+    startup.chosen_topics()
     key = enqueue_as_sender("an_app.services.doubles")
     with pytest.raises(UnknownTask, match=r"'an_app\.services\.doubles'.*AppConfig\.ready"):
         FRAMEWORK.backends["default"].get_result(key)
@@ -241,7 +240,7 @@ def test_a_task_of_any_other_module_runs_once_its_module_is_imported_or_declared
 def test_a_module_that_the_settings_name_is_imported(using: Use, app: Path) -> None:
     (app / "services.py").write_text(TASK)
     using(MODULES=["an_app.services"])
-    starting.chosen_topics()
+    startup.chosen_topics()
     assert "an_app.services" in sys.modules
 
 
@@ -249,7 +248,7 @@ def test_a_module_that_the_settings_name_and_that_fails_stops_the_start(using: U
     (app / "services.py").write_text("import nothing_of_this_name")
     using(MODULES=["an_app.services"])
     with pytest.raises(ConfigurationError, match=r"an_app\.services.*nothing_of_this_name"):
-        starting.chosen_topics()
+        startup.chosen_topics()
     (problem,) = checks.run_checks(tags=["rmq"])
     assert problem.id == "django_rmq.E089"
     assert "nothing_of_this_name" in problem.msg
@@ -262,8 +261,8 @@ def test_tasks_of_an_app_that_cannot_be_imported_stop_nothing_else(
     (app / "tasks.py").write_text("import nothing_of_this_name")
     using()
     with caplog.at_level(logging.ERROR):
-        assert starting.chosen_topics()
-        assert starting.chosen_topics()
+        assert startup.chosen_topics()
+        assert startup.chosen_topics()
     (line,) = [record for record in caplog.records if record.name == "django_rmq.tasks"]
     assert "an_app.tasks" in line.getMessage()
     assert "nothing_of_this_name" in line.getMessage()

@@ -16,21 +16,20 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import remove_message
-from django_rmq.core.calls import looking, results, taking
-from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic
+from django_rmq import connections, remove_message
+from django_rmq.conf import get_config
+from django_rmq.core.commands import fetch, inspect, task_results
+from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
-from django_rmq.project import connections
-from django_rmq.project.listening import registry, starting
-from django_rmq.project.settings import get_config
-from django_rmq.project.tasks import frameworks
-from django_rmq.project.tasks.attempts import Attempt
-from django_rmq.project.tasks.jobs import place
-from django_rmq.project.tasks.running import release, run
+from django_rmq.tasks import frameworks
+from django_rmq.tasks.attempts import Attempt
+from django_rmq.tasks.jobs import place
+from django_rmq.tasks.task_listeners import release, run
 from django_rmq.testing import Clock, drain, memory_broker
+from django_rmq.worker import listener_registry, startup
 from tests import errands
 from tests.brokers import OracleBroker
 from tests.newsletter.tasks import count, publish
@@ -63,7 +62,7 @@ def settings(rmq: dict[str, Any] | None = None, declared: dict[str, Any] | None 
 def using(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     """Use these settings, on a broker of each kind, until the test ends."""
     with ExitStack() as stack:
-        stack.enter_context(registry.isolated())
+        stack.enter_context(listener_registry.isolated())
 
         def use(declared: dict[str, Any] | None = None, **rmq: Any) -> None:
             if request.param == "memory":
@@ -93,7 +92,7 @@ def topic(name: str = "tasks.default") -> Topic:
 
 
 def looked(key: str, name: str = "tasks.default") -> Any:
-    return connections.get_broker().run(looking.look(topic(name), 0, [key.encode()]))[0]
+    return connections.get_broker().run(inspect.look(topic(name), 0, [key.encode()]))[0]
 
 
 # --- enqueueing
@@ -233,8 +232,8 @@ def test_functions_and_coroutine_functions_have_topics_of_their_own(backend: Any
     one, other = errands.returns.enqueue(1), errands.areturns.enqueue(1)
     assert looked(one.id).store is not None
     assert looked(other.id, "tasks-async.default").store is not None
-    registry.autodiscover()
-    listeners = registry.listeners()
+    listener_registry.autodiscover()
+    listeners = listener_registry.listeners()
     assert {name for name, each in listeners.items() if each.coroutine} == {n for n in names if "async" in n}
 
 
@@ -298,7 +297,7 @@ def test_a_higher_priority_runs_first_and_of_equal_ones_what_waits_longer(backen
     with pytest.MonkeyPatch.context() as patch:
         for priority, minutes in chosen:
             now = start + timedelta(days=2000, minutes=minutes)
-            patch.setattr("django_rmq.project.tasks.backend.timezone.now", lambda now=now: now)
+            patch.setattr("django_rmq.tasks.backend.timezone.now", lambda now=now: now)
             errands.remembers.using(priority=priority).enqueue([priority, minutes])
     work()
     assert errands.ran == [[100, 1], [100, 4], [1, 9], [0, 1], [0, 2], [0, 3], [-99, 0], [-100, 0]]
@@ -315,7 +314,7 @@ def test_every_priority_and_time_has_a_place_that_topics_accept() -> None:
 def test_a_task_waits_for_its_time_and_then_runs_by_its_priority() -> None:
     # Whether a task is put off is decided by the time of the machine.
     clock = Clock(4_000_000_000_000)
-    with settings({"BROKER": "memory"}), memory_broker(clock), registry.isolated():
+    with settings({"BROKER": "memory"}), memory_broker(clock), listener_registry.isolated():
         errands.ran.clear()
         soon = datetime.fromtimestamp(clock() / 1e6, UTC) + timedelta(hours=1)
         low = errands.remembers.using(run_after=soon, priority=-5).enqueue("low")
@@ -345,7 +344,7 @@ def test_a_task_whose_time_comes_while_it_is_enqueued_runs(backend: Any) -> None
     before = timezone.now() - timedelta(hours=1)
     with pytest.MonkeyPatch.context() as patch:
         clock = iter([before - timedelta(seconds=1), timezone.now()])
-        patch.setattr("django_rmq.project.tasks.backend.timezone.now", lambda: next(clock))
+        patch.setattr("django_rmq.tasks.backend.timezone.now", lambda: next(clock))
         result = errands.returns.using(run_after=before).enqueue(1)
     assert looked(result.id).store is not None
     work()
@@ -365,7 +364,7 @@ def test_a_task_that_was_released_twice_runs_once(backend: Any) -> None:
     later = topic("tasks-later")
     slot = slot_of(result.id.encode(), later.slots)
     deadline = timezone.now() + timedelta(seconds=10)
-    while (prepared := broker.run(taking.prepare(later, slot, "dying", None, 1))).status != "ok":
+    while (prepared := broker.run(fetch.prepare(later, slot, "dying", None, 1))).status != "ok":
         assert timezone.now() < deadline
     (delivery,) = prepared.deliveries
     release(Message(later, slot, prepared.receipt, delivery))
@@ -420,7 +419,7 @@ def test_a_task_that_fails_is_tried_again_and_its_result_tells_each_attempt(
 def _wake(key: str, name: str) -> None:
     """Let what rests be tried now."""
     broker = connections.get_broker()
-    rest = broker.run(looking.look(topic(name), 0, [key.encode()]))[0].retry
+    rest = broker.run(inspect.look(topic(name), 0, [key.encode()]))[0].retry
     assert rest is not None
     if isinstance(broker, OracleBroker):
         waiting = broker.keyspace[slot_keys(broker.prefix, name, 0).retry]
@@ -492,7 +491,7 @@ def test_what_is_no_task_is_never_called(backend: Any) -> None:
 def test_a_task_in_the_hands_of_a_worker_is_ready_until_it_begins(backend: Any) -> None:
     result = errands.returns.enqueue(1)
     broker = connections.get_broker()
-    prepared = broker.run(taking.prepare(topic(), 0, "a worker", None, 1))
+    prepared = broker.run(fetch.prepare(topic(), 0, "a worker", None, 1))
     assert prepared.status == "ok"
     assert errands.returns.get_result(result.id).status == Status.READY
     attempt = Attempt(Message(topic(), 0, prepared.receipt, prepared.deliveries[0]))
@@ -528,7 +527,7 @@ def test_a_task_that_succeeded_but_was_not_committed_does_not_run_again(
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 3}))
     errands.ran.clear()
     errands.remembers.enqueue("x")
-    prepared = connections.get_broker().run(taking.prepare(topic(), 0, "a worker", None, 1))
+    prepared = connections.get_broker().run(fetch.prepare(topic(), 0, "a worker", None, 1))
     (delivery,) = prepared.deliveries
     run(Message(topic(), 0, prepared.receipt, delivery))
     run(Message(topic(), 0, prepared.receipt + 2, delivery._replace(retries_left=2)))
@@ -538,7 +537,7 @@ def test_a_task_that_succeeded_but_was_not_committed_does_not_run_again(
 def test_an_attempt_of_which_nothing_is_known_is_counted(using: Callable[..., None]) -> None:
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 3}))
     result = errands.attempt.enqueue()
-    prepared = connections.get_broker().run(taking.prepare(topic(), 0, "a worker", None, 1))
+    prepared = connections.get_broker().run(fetch.prepare(topic(), 0, "a worker", None, 1))
     run(Message(topic(), 0, prepared.receipt, prepared.deliveries[0]._replace(retries_left=1)))
     result.refresh()
     assert (result.return_value, result.worker_ids) == (3, ["lost", "lost", "-"])
@@ -548,7 +547,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None], request: py
     using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
-    kept = connections.get_broker().run(results.result(result.id))
+    kept = connections.get_broker().run(task_results.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
     if not isinstance(broker, OracleBroker):
@@ -705,15 +704,15 @@ def test_two_backends_share_nothing(using: Callable[..., None]) -> None:
 )
 def test_mistakes_in_the_settings_are_reported(declared: Any, number: str, text: str) -> None:
     topics = {"tasks.declared": {"TYPE": "fifo", "LISTENER": False}}
-    with settings({"BROKER": "memory", "TOPICS": topics}, declared), registry.isolated():
+    with settings({"BROKER": "memory", "TOPICS": topics}, declared), listener_registry.isolated():
         found = [each for each in checks.run_checks(tags=["rmq"]) if each.id != "django_rmq.W001"]
     assert {each.id for each in found} == {f"django_rmq.{number}"}
     assert any(text in each.msg for each in found)
 
 
 def test_a_backend_without_a_framework_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq.checks.tasks.is_installed", lambda package: False)
-    with settings({"BROKER": "memory"}), registry.isolated():
+    monkeypatch.setattr("django_rmq.checks.task_checks.is_installed", lambda package: False)
+    with settings({"BROKER": "memory"}), listener_registry.isolated():
         (found,) = checks.run_checks(tags=["rmq"])
     assert found.id == "django_rmq.E085"
     assert "django-redis-rmq[tasks]" in str(found.hint)
@@ -721,10 +720,10 @@ def test_a_backend_without_a_framework_is_reported(monkeypatch: pytest.MonkeyPat
 
 def test_other_backends_are_none_of_our_business() -> None:
     other = {"default": {"BACKEND": "somewhere.else.Backend", "QUEUES": 3}}
-    with settings({"BROKER": "memory"}, other), registry.isolated():
+    with settings({"BROKER": "memory"}, other), listener_registry.isolated():
         assert get_config().topics == {}
-        registry.autodiscover()
-        assert registry.listeners() == {}
+        listener_registry.autodiscover()
+        assert listener_registry.listeners() == {}
 
 
 def test_a_subclass_of_the_backend_is_refused_when_it_is_used(using: Callable[..., None]) -> None:
@@ -735,11 +734,11 @@ def test_a_subclass_of_the_backend_is_refused_when_it_is_used(using: Callable[..
 
 def test_workers_find_the_topics_of_tasks_with_nothing_else_declared(using: Callable[..., None]) -> None:
     using()
-    names = {found.name for found in starting.chosen_topics()}
+    names = {found.name for found in startup.chosen_topics()}
     assert names == {"tasks.default", "tasks-async.default", "tasks.mail", "tasks-async.mail", "tasks-later"}
-    assert [found.name for found in starting.chosen_topics(["tasks.mail"])] == ["tasks.mail"]
+    assert [found.name for found in startup.chosen_topics(["tasks.mail"])] == ["tasks.mail"]
     with override_settings(TASKS={}), pytest.raises(ConfigurationError, match="nothing to consume"):
-        starting.chosen_topics()
+        startup.chosen_topics()
 
 
 def test_an_app_that_knows_nothing_of_rmq_works_unchanged(backend: Any) -> None:

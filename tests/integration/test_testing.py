@@ -30,10 +30,9 @@ from django_rmq import (
     send_message,
     send_messages,
 )
-from django_rmq.core.calls import looking
-from django_rmq.project.connections import get_broker
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings import get_config
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.core.commands import inspect
 from django_rmq.testing import (
     Clock,
     RMQTestMixin,
@@ -45,6 +44,7 @@ from django_rmq.testing import (
     drain,
     memory_broker,
 )
+from django_rmq.worker.listener_registry import isolated
 from tests.brokers import direct
 
 ROOT = Path(__file__).parents[2]
@@ -353,7 +353,7 @@ class InTestCases(RMQTestMixin, TestCase):
 
     def test_each_test_begins_with_nothing(self) -> None:
         self.assertNoMessages()
-        assert self.rmq_broker.run(looking.count(get_config().topic("orders"), 0)).store == 0
+        assert self.rmq_broker.run(inspect.count(get_config().topic("orders"), 0)).store == 0
         with pytest.raises(AssertionError):
             self.assertMessageSent("orders")
 
@@ -377,7 +377,7 @@ def test_the_fixtures_are_found_by_pytest_itself(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_shop.py").write_text(
         "from django_rmq import listener, send_message\n"
-        "from django_rmq.project.listening.registry import isolated\n"
+        "from django_rmq.worker.listener_registry import isolated\n"
         "from django_rmq.testing import assert_message_sent\n"
         "\n"
         "def test_time_is_given(rmq, rmq_captured, rmq_drain):\n"

@@ -16,22 +16,27 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, Terms, lookout, notes
-from django_rmq.core.consumer.batches import Batch, Slice
-from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.crew import Crew
+from django_rmq.core.consumer import (
+    Dispatcher,
+    WorkerOptions,
+    progress,
+    watchdog,
+)
+from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.consumer.inbox import Overrun
-from django_rmq.core.consumer.listening import Listening
-from django_rmq.core.consumer.lookout import ThreadLost
-from django_rmq.core.consumer.notes import SPARE, Notes, mark_of
-from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
+from django_rmq.core.consumer.mailbox import Overrun
+from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
+from django_rmq.core.consumer.wakeup_subscriber import WakeupSubscriber
+from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
-from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
@@ -133,7 +138,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
         raise MemoryError
 
     monkeypatch.setattr(ExecutorThread, "_work_each", fail)
-    monkeypatch.setattr("django_rmq.core.consumer.threads.logger.exception", fail)
+    monkeypatch.setattr("django_rmq.core.consumer.thread_executor.logger.exception", fail)
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]
@@ -145,7 +150,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
     assert thread.is_dead
     assert thread.current is None
     found = inbox.get_nowait()
-    assert isinstance(found, Slice)
+    assert isinstance(found, BatchReport)
     assert (found.last, found.released) == (True, [b"1", b"2"]), "the first one counts as begun"
 
 
@@ -255,16 +260,16 @@ def test_a_dead_heartbeat_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPat
 
 def test_a_dead_wake_up_thread_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, died = Heard(), threading.Event()
-    run = Listening.run
+    run = WakeupSubscriber.run
 
-    def die(listening: Listening) -> None:
+    def die(listening: WakeupSubscriber) -> None:
         if not died.is_set():
             died.set()
             listening.subscribed.set()
             raise SystemExit
         run(listening)
 
-    monkeypatch.setattr(Listening, "run", die)
+    monkeypatch.setattr(WakeupSubscriber, "run", die)
     with Worker(broker, MERGE, heard, poll_seconds=60) as worker:
         worker.asleep()
         assert died.is_set()
@@ -300,8 +305,8 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
 def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(lookout, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "GIVE_UP_SECONDS", 0.5)
     send(broker, MERGE, range(40))
     died = dying_once(monkeypatch, 0)
     seen: list[bool] = []
@@ -335,9 +340,9 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
 def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "MARKS", 4)
+    monkeypatch.setattr(progress, "MARKS", 4)
     topic = replace(MERGE, slots=8, timeout=30, max_runtime=0.3, prefetch=1)
-    kept = Notes(1)
+    kept = SharedProgress(1)
     release, last_begun, end = threading.Event(), threading.Event(), threading.Event()
     order: list[Message] = []
 
@@ -374,8 +379,8 @@ def _committed(broker: Any, topic: Topic, message: Message) -> bool:
 def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = Notes(1)
-    crew = Crew(1, SimpleQueue(), NO_HOOKS, kept)
+    kept = SharedProgress(1)
+    crew = ExecutorPool(1, SimpleQueue(), NO_HOOKS, kept)
     hung: list[tuple[Any, threading.Event]] = []
     crew.threads[0].start()
 
@@ -423,7 +428,7 @@ def shut(broker: Any) -> Dispatcher:
     """A dispatcher whose threads do not run, with a slot in which a listener has begun and will not return."""
     topic = replace(MERGE, slots=1)
     made = Dispatcher(
-        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, Terms(threads=1)
+        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own([(topic.name, 0)])
     made._inbox.hear()
@@ -469,7 +474,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     [ledger] = audit(broker, batch.topic)
     assert (ledger.prepare, ledger.store, ledger["released"]) == (1, 1, 1)
     # When the listener returns at last, the slot goes on.
-    shut._feeding.finished(Slice(batch, [b'"hangs"'], [], [], 5.0, True))
+    shut._feeding.finished(BatchReport(batch, [b'"hangs"'], [], [], 5.0, True))
     settle(shut)
     [following] = shut._hand.batches.values()
     assert [message.body for message in following.messages] == ["next"]

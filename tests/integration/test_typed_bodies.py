@@ -25,18 +25,16 @@ from django_rmq import (
     Send,
     asend_message,
     asend_messages,
+    connections,
     listener,
     remove_message,
     send_message,
     send_messages,
 )
+from django_rmq.conf import get_config
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.project import connections
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.listening.starting import check_start
-from django_rmq.project.scheduling import conditions as scheduling
-from django_rmq.project.settings import get_config
+from django_rmq.schedules import schedule_requirements as scheduling
 from django_rmq.testing import (
     Clock,
     adrain,
@@ -46,6 +44,8 @@ from django_rmq.testing import (
     drain,
     memory_broker,
 )
+from django_rmq.worker.listener_registry import isolated
+from django_rmq.worker.startup import check_start
 from tests.brokers import direct
 from tests.typed_bodies import Line, Ordered, PriceChanged, Reason
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core.calls import ending
-from django_rmq.core.consumer import Dispatcher, Terms, Watching
-from django_rmq.core.consumer.batches import Batch, Slice
-from django_rmq.core.consumer.trips import Trip
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.commands import ack
+from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
+from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.round_trips import RoundTrip
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import (
     Broker,
@@ -60,7 +60,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def noted(name: str) -> Callable[..., Any]:
-        call = getattr(ending, name)
+        call = getattr(ack, name)
 
         def told(*args: Any) -> Any:
             found.append(name)
@@ -68,16 +68,18 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return told
 
-    monkeypatch.setattr(ending, "commit_all", noted("commit_all"))
+    monkeypatch.setattr(ack, "commit_all", noted("commit_all"))
     calls = {"committed": noted("commit"), "failures": noted("rollback"), "released": noted("release")}
-    monkeypatch.setattr("django_rmq.core.consumer.settling._CALLS", calls)
+    monkeypatch.setattr("django_rmq.core.consumer.acks._CALLS", calls)
     return found
 
 
 def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple[Dispatcher, Batch]:
     """A dispatcher whose threads do not run, and the batch that they would have."""
     listeners = {topic.name: Listener(topic.name, lambda message: None)}
-    dispatcher = Dispatcher(broker, [topic], listeners, Terms(threads=1), watching=Watching(watcher=watcher))
+    dispatcher = Dispatcher(
+        broker, [topic], listeners, WorkerOptions(threads=1), watching=WorkerCallbacks(watcher=watcher)
+    )
     dispatcher.own([(topic.name, 0)])
     dispatcher._inbox.hear()
     turn_until_idle(dispatcher)
@@ -86,7 +88,7 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
     return dispatcher, batch
 
 
-def sent(dispatcher: Dispatcher) -> Trip:
+def sent(dispatcher: Dispatcher) -> RoundTrip:
     trip = dispatcher._trips.send()
     assert trip is not None
     return trip
@@ -105,7 +107,9 @@ def end(dispatcher: Dispatcher, batch: Batch, *slices: slice) -> None:
     dispatcher._crew.threads[0].withdraw(batch)
     for some in slices or (slice(None),):
         ended = members(batch)[some]
-        dispatcher._feeding.finished(Slice(batch, ended, [], [], 0.001, ended[-1] == members(batch)[-1]))
+        dispatcher._feeding.finished(
+            BatchReport(batch, ended, [], [], 0.001, ended[-1] == members(batch)[-1])
+        )
 
 
 def all_committed(broker: Broker, dispatcher: Dispatcher, topic: Topic = LINE) -> bool:

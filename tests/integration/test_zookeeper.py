@@ -28,19 +28,24 @@ from django.test import override_settings
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
 from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT, MAX_NODE
-from django_rmq.core.coordination.zookeeper.session import Session
-from django_rmq.core.coordination.zookeeper.tree import unpack
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.coordination.zookeeper.node_tree import unpack
+from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, crew, figures
-from django_rmq.operations.health import Limits
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    topic_stats,
+    worker_list,
+)
+from django_rmq.operations.health import HealthThresholds
 from example_project.embedded_server import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
@@ -51,9 +56,9 @@ from tests.workers import LONG, eventually
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait longer for ZooKeeper than a deployment does: a busy machine can pause for some seconds."""
-    for function in (Session.open, check, end_session, survey):
+    for function in (ZooKeeperSession.open, check, end_session, survey):
         monkeypatch.setattr(function, "__defaults__", (LONG,))
-    monkeypatch.setattr(Session.ask, "__kwdefaults__", {"seconds": LONG})
+    monkeypatch.setattr(ZooKeeperSession.ask, "__kwdefaults__", {"seconds": LONG})
 
 
 def nothing_registered() -> dict[str, dict[str, Any]]:
@@ -905,21 +910,22 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
 
 def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
     """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
-    from django_rmq.core.coordination import Capacity, TopicSlots, assign
-    from django_rmq.core.coordination.zookeeper.tree import pack
+    from django_rmq.core.coordination import TopicSlots, WorkerCapacity, assign
+    from django_rmq.core.coordination.zookeeper.node_tree import pack
 
     chance = random.Random(1)
     topic = TopicSlots("million", 1 << 20)
     crew = [
-        Capacity(uuid.UUID(int=chance.getrandbits(128)).hex, 4, frozenset({"million"})) for _ in range(50)
+        WorkerCapacity(uuid.UUID(int=chance.getrandbits(128)).hex, 4, frozenset({"million"}))
+        for _ in range(50)
     ]
-    plan, largest = Plan({}), 0
+    plan, largest = AssignmentPlan({}), 0
     for step in range(60):
         if chance.random() < 0.5 and len(crew) > 20:
             crew.pop(chance.randrange(len(crew)))
         else:
             identity = uuid.UUID(int=chance.getrandbits(128)).hex
-            crew.append(Capacity(identity, chance.randint(1, 4), frozenset({"million"})))
+            crew.append(WorkerCapacity(identity, chance.randint(1, 4), frozenset({"million"})))
         plan = plan.renewed(assign([topic], crew, plan.runs()), 1_800_000_000 + step)
         largest = max(largest, len(pack("m", plan)))
     print(f"at most {largest} bytes")
@@ -930,7 +936,7 @@ def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit(
 
 
 def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
-    assert survey(party.ensemble) == ([], Plan({}))
+    assert survey(party.ensemble) == ([], AssignmentPlan({}))
     first = party.add(identity="1" * 32, threads=3)
     party.wait_until_shared_out()
     assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
@@ -960,24 +966,26 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ=rmq):
         broker = connections.get_broker()
         declared = get_config().topic("serial")
-        found = crew.workers(broker)
+        found = worker_list.workers(broker)
         assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
         assert {one.shared for one in found} == {("shared",)}
-        assert figures.overview(broker, [declared])[0].consumers == 2
-        assert {row.worker for row in figures.slots(broker, declared, range(64)).rows} == {
+        assert topic_stats.overview(broker, [declared])[0].consumers == 2
+        assert {row.worker for row in topic_stats.slots(broker, declared, range(64)).rows} == {
             first.id,
             second.id,
         }
-        told = {one.name: one for one in Operations(Actor("tester", "test")).health(Limits()).findings}
+        told = {
+            one.name: one for one in Operations(Actor("tester", "test")).health(HealthThresholds()).findings
+        }
         assert (told["coordinator"].is_well, told["workers"].is_well) == (True, True)
     with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
         broker = connections.get_broker()
         with pytest.raises(ServerUnavailable):
-            crew.workers(broker)
-        assert figures.overview(broker, [declared])[0].consumers == 0
+            worker_list.workers(broker)
+        assert topic_stats.overview(broker, [declared])[0].consumers == 0
         (found_wrong,) = (
             one
-            for one in Operations(Actor("tester", "test")).health(Limits()).findings
+            for one in Operations(Actor("tester", "test")).health(HealthThresholds()).findings
             if one.name == "coordinator"
         )
         assert "does not answer" in found_wrong.text

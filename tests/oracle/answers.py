@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_rmq.core.words.keys import answer_key
+from django_rmq.core.model.keys import answer_key
 from tests.oracle.keyspace import Memory
 
 

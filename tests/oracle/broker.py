@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from django_rmq.core.calls.call import Call, Command
-from django_rmq.core.calls.places import Named
-from django_rmq.core.scripts import SECOND
-from django_rmq.core.words.keys import events_channel, wake_channel, workers_channel
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_keys import Named
+from django_rmq.core.lua import SECOND
+from django_rmq.core.model.keys import events_channel, wake_channel, workers_channel
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.topic import Topic
 from tests.oracle import (
     answers,
     claims,
@@ -141,7 +141,7 @@ class OracleBroker(Memory):
 
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
-        if isinstance(call, Command) or call.script == "insert":
+        if isinstance(call, RedisCommand) or call.script == "insert":
             return cast("T", commands.run(self, call))
         place: Any = call.place
         at = (place.name,) if isinstance(place, Named) else place
@@ -173,7 +173,7 @@ class OracleBroker(Memory):
     def ping(self) -> None:
         """Do nothing: memory always answers."""
 
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerInfo]:
         """Return an empty list: there is no server."""
         return []
 

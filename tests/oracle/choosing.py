@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from django_rmq.core.words.bounds import (
+from django_rmq.core.model.limits import (
     BATCH,
     CLAIM_LARGE,
     CLAIM_LARGE_STEP_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.calls.call import Call
+from django_rmq.core.commands.script_call import Call
 from tests.oracle import inserting
 from tests.oracle.keyspace import Memory
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from django_rmq.core.words.answers import Counts
-from django_rmq.core.words.keys import history_keys, times_key
-from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED, Sample
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.history_samples import LATENESS_BUCKETS, SAMPLED, Sample
+from django_rmq.core.model.keys import history_keys, times_key
+from django_rmq.core.model.ledger import Ledger
+from django_rmq.core.model.replies import Counts
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.looking import audit, count

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.calls.inserting import RECEIPT
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.commands.insert import RECEIPT
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import WrongType
 from tests.oracle.keyspace import Memory
 from tests.oracle.scores import floor_priority, is_fresh

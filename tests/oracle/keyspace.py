@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from django_rmq.core.calls.call import Call
-from django_rmq.core.words.keys import check_prefix
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.keys import check_prefix
 from django_rmq.exceptions import WrongType
 from tests.oracle.channels import Channels
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from django_rmq.core.words.keys import bucket_key, limits_key
-from django_rmq.core.words.workers import Allowance
+from django_rmq.core.model.keys import bucket_key, limits_key
+from django_rmq.core.model.worker_records import Allowance
 from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.numbers import score_text
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from django_rmq.core.words.answers import Entry, Page
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Entry, Page
+from django_rmq.core.model.topic import Topic
 from tests.oracle.keyspace import Memory
 from tests.oracle.numbers import score_text
 from tests.oracle.ordering import cursor, is_behind

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from django_rmq.core.words import stored
-from django_rmq.core.words.answers import RECORDS, Counts, Found, Looked
-from django_rmq.core.words.bounds import GATE
-from django_rmq.core.words.failures import Death
-from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.ledger import Ledger
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model import stored_hashes
+from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.keys import SlotKeys, slot_keys
+from django_rmq.core.model.ledger import Ledger
+from django_rmq.core.model.limits import GATE
+from django_rmq.core.model.replies import (
+    RECORDS,
+    Counts,
+    DescribeReply,
+    FoundReply,
+)
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.holding import newest_claim
 from tests.oracle.keyspace import Hash, Memory, SortedSet
@@ -69,32 +74,32 @@ def _lapsed_claim(slot: Slot) -> list[float]:
 
 @on(*_LIVES, "stats")
 def audit(slot: Slot) -> Ledger:
-    counters = stored.counters(slot.keys.stats, slot.stats.items())
+    counters = stored_hashes.counters(slot.keys.stats, slot.stats.items())
     return Ledger(
         counters, len(slot.store), len(slot.prepare), len(slot.retry), len(slot.dead), len(slot.claim)
     )
 
 
 @on(*_LIVES, *RECORDS)
-def look(slot: Slot, *members: bytes) -> list[Looked]:
+def look(slot: Slot, *members: bytes) -> list[DescribeReply]:
     if len(members) > 100:
         raise ServerRefused("ERR too many members")
     names = (*_LIVES, *RECORDS)
-    return [Looked(*(getattr(slot, name).get(member) for name in names)) for member in members]
+    return [DescribeReply(*(getattr(slot, name).get(member) for name in names)) for member in members]
 
 
 @on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
-def status(slot: Slot, found: bytes, *members: bytes) -> Found:
+def status(slot: Slot, found: bytes, *members: bytes) -> FoundReply:
     outcome = None
     if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.outcome_retention_ms or 0):
         outcome = slot.outcomes.get(found)
     if not slot.topic.outcome_retention_ms:
         outcome = None
     if not members:
-        return Found(None, None, None, None, None, None, None, None, "", outcome)
+        return FoundReply(None, None, None, None, None, None, None, None, "", outcome)
     (member,) = members
     death = slot.deaths.get(member)
-    return Found(
+    return FoundReply(
         slot.store.get(member),
         slot.prepare.get(member),
         slot.retry.get(member),

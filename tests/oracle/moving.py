@@ -1,13 +1,13 @@
-"""Re-slotting of a single slot; ``topics.reslotting`` defines the order."""
+"""Re-slotting of a single slot; ``resharding`` defines the order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.words.answers import Handover, Row, Survey
-from django_rmq.core.words.failures import FailureRecord
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.failure_records import FailureRecord
+from django_rmq.core.model.replies import CopyReply, Handover, ReshardSurvey
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.collecting import collects, dead_body, join, joined_death
 from tests.oracle.failing import forget, supersede_resting
@@ -58,9 +58,9 @@ def reopen(slot: Slot, _: int, reslot: int, deliveries: int, paused: int) -> str
 
 
 @on("control", "prepare", "claimants", "stats", "leaving")
-def survey(slot: Slot) -> Survey:
+def survey(slot: Slot) -> ReshardSurvey:
     slots = slot.control.get(b"slots")
-    return Survey(
+    return ReshardSurvey(
         None if slots is None else int(slots),
         int(slot.control.get(b"reslot", 0)),
         b"moving" in slot.control,
@@ -97,17 +97,17 @@ def move_out(
     slot.leaving |= {b"ticket": b"%d" % ticket, b"target": b"%d" % target, b"rows": b"%d" % len(rows)}
     for n, row in enumerate(rows, 1):
         parts = (row.state.encode(), row.member, row.score.encode(), row.failure, row.rest)
-        for name, part in zip(Row._fields, parts, strict=True):
+        for name, part in zip(CopyReply._fields, parts, strict=True):
             slot.leaving[f"{name}{n}".encode()] = part
         take_out(slot, row.state, row.member)
     note_undrained(slot)
     return Handover("moved", ticket, target, rows)
 
 
-def staged_rows(slot: Slot) -> list[Row]:
+def staged_rows(slot: Slot) -> list[CopyReply]:
     """Return what left with the newest ticket."""
     return [
-        Row(
+        CopyReply(
             slot.leaving[b"state%d" % n].decode(),
             slot.leaving[b"member%d" % n],
             slot.leaving[b"score%d" % n].decode(),
@@ -118,9 +118,9 @@ def staged_rows(slot: Slot) -> list[Row]:
     ]
 
 
-def rows_of(slot: Slot, members: Sequence[tuple[Any, ...]], max_bytes: int) -> list[Row]:
+def rows_of(slot: Slot, members: Sequence[tuple[Any, ...]], max_bytes: int) -> list[CopyReply]:
     """Return the rows of ``members`` that are there, as they leave; at least one, whatever its size."""
-    rows: list[Row] = []
+    rows: list[CopyReply] = []
     size = 0
     for state, member in dict.fromkeys(members):
         score = slot.members(state).get(member)
@@ -128,7 +128,7 @@ def rows_of(slot: Slot, members: Sequence[tuple[Any, ...]], max_bytes: int) -> l
             continue
         failure = b"" if state == "dead" else slot.failures.get(member, b"")
         rest = (slot.deaths if state == "dead" else slot.body).get(member, b"")
-        rows.append(Row(state, member, score_text(score), failure, rest))
+        rows.append(CopyReply(state, member, score_text(score), failure, rest))
         size += len(member) + len(failure) + len(rest)
     return rows
 
@@ -146,7 +146,7 @@ def take_out(slot: Slot, state: str, member: bytes) -> None:
 
 @on("store", "retry", "dead", "deaths", "failures", "body", "stats", "control", "arrived")
 def move_in(slot: Slot, reslot: int, source: int, ticket: int, *rest: Any) -> str:
-    rows = [Row(*row) for row in grouped(rest, len(Row._fields))]
+    rows = [CopyReply(*row) for row in grouped(rest, len(CopyReply._fields))]
     if len(rows) > MOVED:
         raise ServerRefused("ERR too many members")
     if not is_shut_by(slot, reslot):
@@ -163,7 +163,7 @@ def move_in(slot: Slot, reslot: int, source: int, ticket: int, *rest: Any) -> st
     return "in"
 
 
-def take_in_dead(slot: Slot, row: Row) -> None:
+def take_in_dead(slot: Slot, row: CopyReply) -> None:
     """Take in dead messages; of two copies, the one that died last stays."""
     score, died = float(row.score), slot.dead.get(row.member)
     if died is not None:
@@ -179,7 +179,7 @@ def take_in_dead(slot: Slot, row: Row) -> None:
     slot.count("moved_dead_in")
 
 
-def take_in(slot: Slot, row: Row) -> None:
+def take_in(slot: Slot, row: CopyReply) -> None:
     """Take in waiting or resting messages. A message sent here since stays, and merges with an earlier time."""
     member, score, waiting = row.member, float(row.score), slot.store.get(row.member)
     fresh = row.state == "store" and not is_retry(slot, score)

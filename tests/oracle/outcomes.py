@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from django_rmq.core.words.failures import FailureRecord, error_class
-from django_rmq.core.words.outcomes import digest
+from django_rmq.core.model.failure_records import FailureRecord, error_class
+from django_rmq.core.model.outcome import digest
 from tests.oracle.slot import InFlight, Slot
 
 

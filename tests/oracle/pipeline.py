@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from django_rmq.core.calls.call import Answer, Call
-from django_rmq.core.words.results import Confirmed, Durability
+from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.words.bounds import BATCH, GATE
+from django_rmq.core.model.limits import BATCH, GATE
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from tests.oracle.scores import is_fresh
 from tests.oracle.slot import Slot

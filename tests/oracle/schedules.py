@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha1
 
-from django_rmq.core.words.keys import schedules_key
+from django_rmq.core.model.keys import schedules_key
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.keyspace import Memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha1
 from typing import Any
 
-from django_rmq.core.words.answers import Area, Sought
+from django_rmq.core.model.replies import Area, LocateReply
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.keyspace import SortedSet
 from tests.oracle.slot import Slot, grouped, on
@@ -36,7 +36,7 @@ class Grown:
 
 
 @on("store", "prepare", "retry", "dead", "claim")
-def seek(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> Sought:
+def seek(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> LocateReply:
     raw = bytes.fromhex(digests_hex)
     digests = [raw[i : i + 20] for i in range(0, len(raw), 20)]
     areas = [
@@ -65,4 +65,4 @@ def seek(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) ->
         room = (max_bytes - size) * entries // max(size, 1) // 2
         step = max(1, min(step * 2, 64, room))
     left = [area.asked._replace(looked=area.looked) if area.is_left else None for area in grown]
-    return Sought([found.get(digest) for digest in digests], left)
+    return LocateReply([found.get(digest) for digest in digests], left)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from django_rmq.core.words.answers import Sent
-from django_rmq.core.words.bounds import BATCH, GATE
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.limits import BATCH, GATE
+from django_rmq.core.model.replies import Sent
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.collecting import collect
 from tests.oracle.debouncing import first_due, prolonged

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
-from django_rmq.core.words.bounds import BATCH, GATE, NEVER
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.limits import BATCH, GATE, NEVER
+from django_rmq.core.model.replies import (
+    Acquired,
+    Delivery,
+    HeldReply,
+    Prepared,
+)
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import claim_shuts
@@ -67,7 +72,7 @@ def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
 
 
 @on("prepare", "inflight", "prepare_body", "control")
-def held(slot: Slot, owner: str, offset: int, limit: int) -> list[Held] | None:
+def held(slot: Slot, owner: str, offset: int, limit: int) -> list[HeldReply] | None:
     holder = slot.control.get(b"owner")
     if holder != owner.encode():
         return None if holder is not None and slot.prepare else []
@@ -75,7 +80,7 @@ def held(slot: Slot, owner: str, offset: int, limit: int) -> list[Held] | None:
     for member, score in slot.prepare.rows()[offset : offset + min(limit, BATCH)]:
         record = slot.flight(member)
         delivery = Delivery(member, record.score, int(score) % 1000, slot.prepare_body.get(member))
-        found.append(Held(delivery, record.receipt, bool(record.mark), record.timeout))
+        found.append(HeldReply(delivery, record.receipt, bool(record.mark), record.timeout))
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django_rmq.core.words.answers import RECORDS, Loose
-from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.wakeups import paused as paused_slot
+from django_rmq.core.model.keys import SlotKeys
+from django_rmq.core.model.replies import RECORDS, OrphansReply
+from django_rmq.core.model.wakeups import paused as paused_slot
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.scores import floor_priority
 from tests.oracle.slot import SETS, Slot, on
@@ -66,11 +66,11 @@ def retire(slot: Slot) -> str:
 
 
 @on("store", "prepare", "retry", "dead", "claim", *RECORDS)
-def loose(slot: Slot, kind: str, cursor: str, repair: int) -> Loose:
+def loose(slot: Slot, kind: str, cursor: str, repair: int) -> OrphansReply:
     homes = [slot.members(home) for home in _HOMES[kind]]
     records = slot.records(kind)
     scanned = len(records)
     found = [member for member in records if not any(member in home for home in homes)]
     for member in found if repair else ():
         del records[member]
-    return Loose("0", scanned, found)
+    return OrphansReply("0", scanned, found)

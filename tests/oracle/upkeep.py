@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from django_rmq.core.words.bounds import BATCH, MAX_RETRIES_LIMIT
+from django_rmq.core.model.limits import BATCH, MAX_RETRIES_LIMIT
 from tests.oracle.failing import end_failed, release_one
 from tests.oracle.holding import UPKEEP, expire_claim
 from tests.oracle.numbers import bounded

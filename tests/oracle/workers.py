@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from django_rmq.core.words.keys import worker_keys, workers_channel
-from django_rmq.core.words.workers import Beat, Roster, Session
+from django_rmq.core.model.keys import worker_keys, workers_channel
+from django_rmq.core.model.worker_records import Beat, Roster, WorkerSession
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 
 
@@ -139,7 +139,7 @@ def assign(memory: Memory, members: str, number: str, plan: str) -> str | None:
 def roster(memory: Memory) -> Roster:
     with _opened(memory) as found:
         rows = [
-            Session(worker.decode(), ends, found.records.get(worker, b""))
+            WorkerSession(worker.decode(), ends, found.records.get(worker, b""))
             for worker, ends in found.sessions.rows()[:2000]
         ]
         members, number, basis = (found.text(name) for name in (b"members", b"number", b"basis"))

@@ -3,7 +3,7 @@
     python -m tests.proof.mutants FILE...
 
 serves runs of the tests of these files (see `serve`). Nothing of this is in the package: the texts that
-`django_rmq.core.scripts` reads are changed on their way in.
+`django_rmq.core.lua` reads are changed on their way in.
 """
 
 from __future__ import annotations
@@ -2234,16 +2234,16 @@ MUTANTS: dict[str, Mutant] = {
 
 def switch_off(mutant: str) -> None:
     """Let this process, and no other, read the scripts with one rule switched off."""
-    from django_rmq.core import scripts
+    from django_rmq.core import lua
 
-    read = scripts._read
+    read = lua._read
 
     def read_mutated(name: str) -> str:
         return switched_off(mutant, read(name))
 
-    scripts._read = read_mutated
-    scripts.load.cache_clear()
-    scripts.declaration.cache_clear()
+    lua._read = read_mutated
+    lua.load.cache_clear()
+    lua.declaration.cache_clear()
 
 
 class Serving:

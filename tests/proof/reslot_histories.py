@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.topics import reslotting
-from django_rmq.core.words.bodies import decode_body
-from django_rmq.core.words.envelopes import decode_envelope
-from django_rmq.core.words.failures import Death, Failure
-from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core import resharding
+from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.failure_records import Death, Failure
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
@@ -233,7 +233,7 @@ class History:
             return
         self.depth = 2
         try:
-            found = reslotting.under_way(self.door(), self.topic)
+            found = resharding.under_way(self.door(), self.topic)
             if found is not None:
                 self.move(found)
         except (MoverDied, LostRace):
@@ -245,17 +245,17 @@ class History:
         """Return the broker as a mover sees it."""
         return Door(self.broker, self.happen)
 
-    def move(self, found: reslotting.Reslotting) -> None:
+    def move(self, found: resharding.Reslotting) -> None:
         door = self.door()
-        reslotting.move(door, found, at_once=self.random.choice([1, 8]), pause=lambda seconds: self.wait())
-        reslotting.finish(door, found)
+        resharding.move(door, found, at_once=self.random.choice([1, 8]), pause=lambda seconds: self.wait())
+        resharding.finish(door, found)
 
     def reslot(self, slots: int) -> None:
         """Re-slot, however often the mover dies."""
         while True:
             self.depth = 1
             try:
-                found = reslotting.begin(self.door(), self.topic, slots)
+                found = resharding.begin(self.door(), self.topic, slots)
                 if found is not None:
                     self.move(found)
                 return

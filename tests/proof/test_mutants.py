@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from django_rmq.core import scripts
+from django_rmq.core import lua
 from tests.proof.mutants import GONE, MUTANTS, As, If, Mutant, marks, switched_off
 from tests.servers import RedisServer
 
@@ -100,9 +100,9 @@ def test_a_rule_that_is_switched_off_is_noticed(name: str, killers: dict[str, Fu
 
 
 def texts() -> dict[str, str]:
-    folder = Path(scripts.__file__).parent
+    folder = Path(lua.__file__).parent
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")]
-    return {name: scripts._read(name.removeprefix("slot/")) for name in names}
+    return {name: lua._read(name.removeprefix("slot/")) for name in names}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -19,12 +19,12 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.spark.java import find_java, prepare_environment
-from django_rmq.spark.session import open_session
+from django_rmq.spark.spark_session import open_session
 from tests.brokers import Broker
 from tests.e2e.processes import environment_of
 from tests.servers import absent

@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from example_project.embedded_redis import start_redis
 from tests.brokers import Broker
 from tests.spark.clusters import Cluster

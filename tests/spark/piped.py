@@ -40,8 +40,8 @@ def rows(folder: Path) -> int:
 
 def reached(name: str) -> tuple[Any, Any]:
     """Return the broker, and a topic with its present slots."""
-    from django_rmq.project import connections
-    from django_rmq.project.settings import get_config
+    from django_rmq import connections
+    from django_rmq.conf import get_config
 
     broker = connections.get_broker("worker")
     return broker, connections.present(get_config().topic(name), broker)
@@ -54,10 +54,10 @@ class Project:
         self.folder = folder
 
     def count(self, name: str, state: str) -> int:
-        from django_rmq.core.calls import looking
+        from django_rmq.core.commands import inspect
 
         broker, topic = reached(name)
-        return sum(getattr(broker.run(looking.count(topic, slot)), state) for slot in range(topic.slots))
+        return sum(getattr(broker.run(inspect.count(topic, slot)), state) for slot in range(topic.slots))
 
     def ingest(self) -> int:
         source = self.folder / "rows.csv"
@@ -75,13 +75,13 @@ class Project:
 
     def deaths(self) -> int:
         from django_rmq import send_messages
-        from django_rmq.core.calls import looking, people
+        from django_rmq.core.commands import inspect, operate
 
         send_messages("old", list(range(DEAD)), priority=100)
         broker, topic = reached("old")
         for slot in range(SLOTS):
-            names = [entry.member for entry in broker.run(looking.peek(topic, slot, "store")).entries]
-            broker.run(people.bury(topic, slot, names, "by hand"))
+            names = [entry.member for entry in broker.run(inspect.peek(topic, slot, "store")).entries]
+            broker.run(operate.bury(topic, slot, names, "by hand"))
         return int(json.loads(run("deaths", "old", "--json"))[0]["messages"])
 
     def keep(self) -> int:
@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
     django.setup()
     import pyspark
 
-    from django_rmq.spark.session import open_session
+    from django_rmq.spark.spark_session import open_session
 
     open_session("piped", master="local[2]")
     project = Project(folder)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from django_rmq import send_messages
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.failures import Failure
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.failure_records import Failure
 from tests.brokers import Broker
 from tests.spark.conftest import Run, topic
 

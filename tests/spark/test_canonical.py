@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.bodies import encode_decoded, encode_json, exact_json
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.body_codec import encode_decoded, encode_json, exact_json
+from django_rmq.core.model.topic import TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.canonical import SAMPLE, canonical_rows, canonical_texts
-from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.writing import Writer
+from django_rmq.spark.canonical_json import SAMPLE, canonical_rows, canonical_texts
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.writer import Writer
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
@@ -255,7 +255,7 @@ def write(topic: Queue, batch: pa.RecordBatch, **options: str) -> None:
     fields = [
         StructField(name, from_arrow_type(batch.schema.field(name).type)) for name in batch.schema.names
     ]
-    given = Options({**topic.options, **options}, WRITE, "a test")
+    given = SourceOptions({**topic.options, **options}, WRITE, "a test")
     Writer(given, StructType(fields), overwrite=False).write(iter([batch]))
 
 

@@ -23,14 +23,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.producer.times import instant_ms
-from django_rmq.core.words.bodies import decode_json, encode_decoded, encode_json
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.body_codec import decode_json, encode_decoded, encode_json
+from django_rmq.core.model.topic import TopicType
+from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.times import instants_ms
-from django_rmq.spark.writing import Target, Writer
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.time_columns import instants_ms
+from django_rmq.spark.writer import Target, Writer
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
@@ -93,7 +93,7 @@ def writer(topic: Queue, columns: tuple[str, ...]) -> Writer:
     options = {**topic.options, **({"timeRange": f"{range_ms}ms"} if range_ms else {})}
     if topic.topic.default_priority:
         options["defaultPriority"] = str(topic.topic.default_priority)
-    return Writer(Options(options, WRITE, "a test"), schema, overwrite=False)
+    return Writer(SourceOptions(options, WRITE, "a test"), schema, overwrite=False)
 
 
 def stored(topic: Queue) -> dict[tuple[int, bytes], tuple[float, bytes | None]]:
@@ -252,7 +252,7 @@ def test_timestamps_of_spark_are_columns_too(queue: MakeQueue) -> None:
     batch = pa.RecordBatch.from_pydict(
         {"value": pa.array([b"a", b"b"]), "fixed_time": pa.array([at, at], pa.timestamp("us", tz="UTC"))}
     )
-    Writer(Options(topic.options, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
+    Writer(SourceOptions(topic.options, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
     exact = int(datetime(2040, 1, 1, tzinfo=UTC).timestamp()) * 1000 + 2
     assert {score for score, _ in stored(topic).values()} == {exact}
 

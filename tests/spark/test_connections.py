@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_rmq.project import connections
+from django_rmq import connections
 from tests.servers import RedisServer, TlsProxy, ask
 from tests.spark.conftest import TOPICS, run_pipeline, topic
 from tests.workers import total

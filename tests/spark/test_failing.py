@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.topics import BackOff
+from django_rmq.core.model.topic import BackOff
 from django_rmq.exceptions import ConfigurationError, LostRace
 from django_rmq.spark.failing import fail, fail_batch
 from tests.spark.conftest import Queue

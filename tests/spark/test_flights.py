@@ -13,8 +13,8 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from benchmarks.flights import TOPIC, TOPICS, Books, Difference, by_carrier, reconcile
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq import connections
+from django_rmq.conf import get_config
 from tests.brokers import Broker
 from tests.servers import absent
 from tests.workers import Worker, eventually

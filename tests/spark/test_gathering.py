@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from django_rmq.spark import gathering
-from django_rmq.spark.gathering import Gathering
+from django_rmq.spark import min_batch
+from django_rmq.spark.min_batch import MinBatch
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, reader, rows
 
@@ -66,8 +66,8 @@ def test_a_claim_that_a_dead_driver_has_left_waits_for_no_more(queue: MakeQueue)
 
 def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(gathering, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    found = Gathering(10, 60.0)
+    monkeypatch.setattr(min_batch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = MinBatch(10, 60.0)
 
     def at(seconds: float, due: int) -> bool:
         now[0] = seconds
@@ -77,7 +77,7 @@ def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) 
     assert [at(62, 1), at(100, 10), at(101, 1), at(150, 1), at(161, 1)] == [False, True, False, False, True]
     # Nothing is due: another consumer has it, and what comes next waits from then on.
     assert [at(200, 1), at(230, 0), at(261, 1), at(320, 1), at(321, 1)] == [False, False, False, False, True]
-    assert Gathering(0, 60.0).is_enough(lambda: pytest.fail("nobody needs the number"))
+    assert MinBatch(0, 60.0).is_enough(lambda: pytest.fail("nobody needs the number"))
 
 
 @pytest.mark.parametrize("options", [{}, {"identity": "key"}])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.topic import TopicType
 from tests.docs.modules import shown
 from tests.spark.conftest import Queue
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue
 from tests.spark.test_source import available
 

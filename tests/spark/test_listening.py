@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.calls.walk import walk
-from django_rmq.core.words.topics import TopicType
-from django_rmq.spark.ranges import ranges, slots_in
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.model.topic import TopicType
+from django_rmq.spark.slot_ranges import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader
 from tests.workers import Worker, eventually
@@ -77,7 +77,7 @@ def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
 def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     queue: MakeQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from django_rmq.spark.streaming import acknowledge
+    from django_rmq.spark.stream_reader import acknowledge
 
     topic = queue(slots=4)
     topic.send(list(range(100)))

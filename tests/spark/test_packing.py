@@ -16,20 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import TopicType
-from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.packing import CALL_BYTES, PAUSE, Bulk, Inserting, Rows, groups
-from django_rmq.spark.patience import Patience
-from django_rmq.spark.writing import CHUNK_BYTES, Writer, gathered
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import TopicType
+from django_rmq.core.producer.producer import Producer
+from django_rmq.spark.arrow_bulk import (
+    CALL_BYTES,
+    PAUSE,
+    ArrowBulk,
+    ArrowRows,
+    Inserting,
+    groups,
+)
+from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.writer import CHUNK_BYTES, Writer, gathered
 from tests.brokers import Broker
 from tests.servers import TcpProxy
 from tests.spark.conftest import Queue
 from tests.workers import client_of
 
 MakeQueue = Callable[..., Queue]
-NONE = Patience(0, "a test")
+NONE = RetryPolicy(0, "a test")
 
 bodies = st.lists(
     st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n", b"$1\r\n", b"\xff\x00"]), min_size=1
@@ -52,7 +59,7 @@ def test_what_is_packed_is_what_redis_py_would_write(
 ) -> None:
     scores = [score + n for n in range(len(members))] if scored else None
     envelopes = [b"0 {}\n" + member for member in members] if enveloped else None
-    rows = Rows(members, none_built, scores and pa.array(scores, pa.int64()), None, envelopes)
+    rows = ArrowRows(members, none_built, scores and pa.array(scores, pa.int64()), None, envelopes)
     seen: Counter[int] = Counter()
     for group in groups(rows, slots, 1_000):
         chosen = group.rows.to_pylist()
@@ -76,7 +83,7 @@ def test_what_is_packed_is_what_redis_py_would_write(
 )
 def test_rows_of_a_call_have_one_range_of_time(members: list[bytes], ranges: list[int]) -> None:
     given = [ranges[n % len(ranges)] for n in range(len(members))]
-    rows = Rows(members, none_built, ranges=pa.array(given, pa.int32()))
+    rows = ArrowRows(members, none_built, ranges=pa.array(given, pa.int32()))
     seen = [
         (members[row], group.slot, group.range_ms)
         for group in groups(rows, 4)
@@ -88,7 +95,7 @@ def test_rows_of_a_call_have_one_range_of_time(members: list[bytes], ranges: lis
 
 def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
     members = [b"%05d" % n + b"x" * 240_000 for n in range(50)] + [b"y" * 3_000_000, b"small"]
-    found = list(groups(Rows(members, none_built), 1))
+    found = list(groups(ArrowRows(members, none_built), 1))
     assert [row for group in found for row in group.rows.to_pylist()] == list(range(52))
     sizes = [(len(group.packed), sum(map(len, group.packed.data))) for group in found]
     assert all(size <= CALL_BYTES or count == 1 for count, size in sizes), sizes
@@ -98,18 +105,18 @@ def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
 def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes")
     writer = Writer(
-        Options({**topic.options, "timeRange": "1m"}, WRITE, "a test"),
+        SourceOptions({**topic.options, "timeRange": "1m"}, WRITE, "a test"),
         StructType([StructField("value", BinaryType())]),
         overwrite=False,
     )
     sent: list[int] = []
-    send = Bulk.send
+    send = ArrowBulk.send
 
-    def spied(bulk: Bulk, rows: Rows) -> None:
+    def spied(bulk: ArrowBulk, rows: ArrowRows) -> None:
         sent.append(sum(map(len, rows.members)))
         send(bulk, rows)
 
-    monkeypatch.setattr(Bulk, "send", spied)
+    monkeypatch.setattr(ArrowBulk, "send", spied)
     rows = pa.RecordBatch.from_pydict({"value": [b"%05d" % n + b"x" * 200_000 for n in range(200)]})
     writer.write(iter([rows]))
     assert topic.total("stored") == 200
@@ -123,10 +130,10 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
     )
     members = [b"%d" % (n % 3_000) for n in range(5_000)]
     priorities = None if kind is TopicType.RANGE_MERGE else pa.array(range(100, 5_100))
-    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
     for first in range(0, 5_000, 1_700):
         part = members[first : first + 1_700]
-        bulk.send(Rows(part, none_built, priorities and priorities.slice(first, 1_700)))
+        bulk.send(ArrowRows(part, none_built, priorities and priorities.slice(first, 1_700)))
     bulk.finish()
     met = "merged" if priorities is None else "replaced"
     assert bulk.counts == {"stored": 3_000, met: 2_000}
@@ -145,10 +152,10 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
     with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
         broker = Broker(client_of(proxy.url), topic.broker.prefix)
         broker.load_scripts()
-        bulk = Bulk(Producer(broker), topic.topic, NONE)
+        bulk = ArrowBulk(Producer(broker), topic.topic, NONE)
         for delay, priority in ((0.5, 50), (0, 60)):
             proxy.delay(delay)
-            bulk.send(Rows(members, none_built, pa.array([priority] * 100)))
+            bulk.send(ArrowRows(members, none_built, pa.array([priority] * 100)))
             time.sleep(0.1)
         bulk.finish()
         broker.close()
@@ -158,11 +165,11 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
 
 def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) -> None:
     topic = queue(slots=2, body="bytes")
-    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
     members = [b"%d" % n for n in range(100)]
     topic.broker.load_scripts()
     topic.broker.client.script_flush()
-    bulk.send(Rows(members, none_built, pa.array([50] * 100)))
+    bulk.send(ArrowRows(members, none_built, pa.array([50] * 100)))
     bulk.finish()
     assert bulk.counts == {"stored": 100} and topic.depth("store") == 100
 
@@ -171,13 +178,13 @@ def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQu
     topic = queue(slots=4, body="bytes")
     topic.each("configure")
     producer, known = Producer(topic.broker), replace(topic.topic, slots=2)
-    bulk = Bulk(producer, known, NONE)
+    bulk = ArrowBulk(producer, known, NONE)
     members = [b"%d" % n for n in range(100)]
 
     def build(chosen: list[int]) -> list[Any]:
         return [producer.build(known, members[row], priority=50) for row in chosen]
 
-    bulk.send(Rows(members, build, pa.array([50] * 100)))
+    bulk.send(ArrowRows(members, build, pa.array([50] * 100)))
     bulk.finish()
     assert bulk.counts == {"stored": 100}
     placed = {
@@ -186,9 +193,9 @@ def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQu
     assert placed == {member: crc32(member) % 4 for member in members}
 
 
-def send_all(bulk: Bulk, members: list[bytes], kind: TopicType) -> None:
+def send_all(bulk: ArrowBulk, members: list[bytes], kind: TopicType) -> None:
     priorities = pa.array([50] * len(members)) if kind is TopicType.PRIORITY else None
-    bulk.send(Rows(members, none_built, priorities))
+    bulk.send(ArrowRows(members, none_built, priorities))
     bulk.finish()
 
 
@@ -201,7 +208,7 @@ def test_where_messages_have_to_be_looked_at_a_bulk_sends_them_one_by_one(
 ) -> None:
     topic = queue(kind, slots=4, body="bytes", time_range_ms=60_000)
     members = [b"%d" % n for n in range(400)]
-    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
     if kind is TopicType.PRIORITY:
         topic.broker.send_replace(topic.topic, 0, [50], [b"resting"])
     else:
@@ -234,7 +241,7 @@ def test_a_server_that_has_lost_its_scripts_keeps_no_part_of_a_bulk(
     topic = queue(kind, slots=4, body="bytes", time_range_ms=60_000)
     topic.broker.load_scripts()
     topic.broker.client.script_flush()
-    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
+    bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
     send_all(bulk, [b"%d" % n for n in range(400)], kind)
     assert bulk.counts == {"stored": 400} and topic.total("stored") == topic.depth("store") == 400
     assert not topic.broker.client.keys(f"inserting_*{topic.broker.prefix}*")
@@ -247,7 +254,7 @@ def test_a_bulk_needs_no_transactions(queue: MakeQueue, kind: TopicType) -> None
     client.execute_command("ACL", "SETUSER", "single", "reset", "on", ">x", "~*", "&*", "+@all", "-multi")
     try:
         other = client_of(f"redis://single:x@127.0.0.1:{port}/0")
-        bulk = Bulk(Producer(Broker(other, topic.broker.prefix)), topic.topic, NONE)
+        bulk = ArrowBulk(Producer(Broker(other, topic.broker.prefix)), topic.topic, NONE)
         send_all(bulk, [b"%d" % n for n in range(400)], kind)
         other.close()
     finally:
@@ -260,7 +267,7 @@ def test_a_message_is_due_its_range_after_a_moment_within_its_send(queue: MakeQu
     topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes", time_range_ms=60_000)
     with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
         broker = Broker(client_of(proxy.url), topic.broker.prefix)
-        bulk = Bulk(Producer(broker), topic.topic, NONE)
+        bulk = ArrowBulk(Producer(broker), topic.topic, NONE)
         send_all(bulk, [b"first"], TopicType.RANGE_MERGE)
         proxy.delay(delay)
         before = topic.broker.now_ms()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.topics import TopicType
-from django_rmq.spark import paging
-from django_rmq.spark.paging import LiveRows, Place
-from django_rmq.spark.patience import Patience
+from django_rmq.core.model.topic import TopicType
+from django_rmq.spark import row_pages
+from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.row_pages import LiveRows, RowPosition
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
-NONE = Patience(0, "a test")
+NONE = RetryPolicy(0, "a test")
 
 
 def filled(queue: MakeQueue, count: int, *, scores: int = 3) -> Queue:
@@ -36,8 +36,8 @@ def read(topic: Queue, low: float = -math.inf, high: float = math.inf) -> list[b
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "FIRST_PAGE", 10)
-    monkeypatch.setattr(paging, "MOST_ROWS", 10)
+    monkeypatch.setattr(row_pages, "FIRST_PAGE", 10)
+    monkeypatch.setattr(row_pages, "MOST_ROWS", 10)
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 63, 64, 65, 400])
@@ -105,9 +105,13 @@ def test_scores_at_both_ends_of_what_there_is_are_read(queue: MakeQueue) -> None
 
 def test_a_place_is_behind_a_member_or_behind_a_score() -> None:
     rows = [b"a", b"1", b"b", b"1", b"c", b"2"]
-    assert [Place(1.0).passed(rows), Place(1.0, b"a").passed(rows), Place(0.5, b"z").passed(rows)] == [
+    assert [
+        RowPosition(1.0).passed(rows),
+        RowPosition(1.0, b"a").passed(rows),
+        RowPosition(0.5, b"z").passed(rows),
+    ] == [
         2,
         1,
         0,
     ]
-    assert Place(2.0, b"c").passed(rows) == 3
+    assert RowPosition(2.0, b"c").passed(rows) == 3

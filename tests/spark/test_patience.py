@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from django_rmq.core import scripts
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.spark import patience
-from django_rmq.spark.packing import Bulk, Rows
-from django_rmq.spark.patience import Patience
+from django_rmq.spark import retry_policy
+from django_rmq.spark.arrow_bulk import ArrowBulk, ArrowRows
+from django_rmq.spark.retry_policy import RetryPolicy
 from tests.brokers import Broker
 from tests.servers import RedisServer, TcpProxy
 from tests.spark.conftest import Queue
@@ -37,7 +37,7 @@ def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_an
     clock = SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
     )
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(retry_policy, "time", clock)
 
     def work() -> float:
         if now[0] < 1_035:
@@ -45,7 +45,7 @@ def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_an
         return now[0]
 
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
-        assert 1_035 <= Patience(60, "topic x")(work) <= 1_036
+        assert 1_035 <= RetryPolicy(60, "topic x")(work) <= 1_036
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(" (")[0] for line in lines[:-1]] == [
         f"topic x: Redis is unavailable for {seconds} s" for seconds in (0, 11, 21, 31)
@@ -53,7 +53,7 @@ def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_an
     assert "available again after 35" in lines[-1] or "available again after 36" in lines[-1]
     now[0] = 1_000.0
     with pytest.raises(ServerUnavailable):
-        Patience(30, "topic x")(work)
+        RetryPolicy(30, "topic x")(work)
     assert now[0] == pytest.approx(1_030)
 
     def refuse() -> None:
@@ -61,7 +61,7 @@ def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_an
         raise ServerRefused("no")
 
     with pytest.raises(ServerRefused):
-        Patience(60, "topic x")(refuse)
+        RetryPolicy(60, "topic x")(refuse)
     assert now[0] == pytest.approx(1_031)
 
 
@@ -129,7 +129,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(
         start = source.initialOffset()
         queue.broker.load_scripts()
         source._broker.load_scripts()
-        proxy.drop_reply(scripts.load(script).sha)
+        proxy.drop_reply(lua.load(script).sha)
         end_ = source.latestOffset(start, ALL)
         proxy.wait_for_drop()
         assert (end_["claim"], end_["rows"]) == (1, 100)
@@ -144,7 +144,7 @@ def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
     server, queue = lasting
     with TcpProxy(server.port) as proxy:
         broker = Broker(client_of(proxy.url))
-        bulk = Bulk(Producer(broker), queue.topic, Patience(20, "a test"))
+        bulk = ArrowBulk(Producer(broker), queue.topic, RetryPolicy(20, "a test"))
         broker.load_scripts()
         for turn in range(6):
             if turn == 3:
@@ -154,7 +154,7 @@ def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
                 threading.Timer(0.5, proxy.mend).start()
             members = [b"%d" % n for n in range(turn * 50, turn * 50 + 100)]
             priorities = pa.array([100 + turn] * 100)
-            bulk.send(Rows(members, lambda _: [], priorities))
+            bulk.send(ArrowRows(members, lambda _: [], priorities))
         bulk.finish()
         broker.close()
     found = {entry.member: entry.score for page in queue.each("peek", "store") for entry in page.entries}

@@ -14,11 +14,10 @@ import redis
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_rmq import send_message, send_messages
-from django_rmq.core.words.envelopes import decode_envelope
-from django_rmq.core.words.topics import Topic
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
+from django_rmq import connections, send_message, send_messages
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.topic import Topic
 from tests.brokers import Broker
 from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting

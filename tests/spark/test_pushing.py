@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
-from django_rmq.spark.entries import METADATA
-from django_rmq.spark.options import READ, Options
-from django_rmq.spark.pushing import PushingReader
+from django_rmq.spark.message_rows import METADATA
+from django_rmq.spark.pushdown import PushdownReader
+from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
@@ -23,8 +23,8 @@ PUSHED = "spark.sql.python.filterPushdown.enabled"
 
 def taken(queue: Queue, *filters: Filter, **options: str) -> Counter[tuple[int, float]]:
     """Return slot and score of all that is read from Redis, before Spark applies the filters."""
-    given = Options({**queue.options, "includeMetadata": "true", **options}, READ, "spark.read")
-    reader = PushingReader(given, METADATA)
+    given = SourceOptions({**queue.options, "includeMetadata": "true", **options}, READ, "spark.read")
+    reader = PushdownReader(given, METADATA)
     # Spark applies all of them, too.
     assert list(reader.pushFilters(list(filters))) == list(filters)
     found: Counter[tuple[int, float]] = Counter()
@@ -92,6 +92,6 @@ def test_a_query_has_the_same_rows_with_pushed_filters(spark: Any, filled: Queue
 
 
 def test_a_pyspark_without_filters_is_named() -> None:
-    code = "import pyspark.sql.datasource as source; del source.EqualTo; import django_rmq.spark.pushing"
+    code = "import pyspark.sql.datasource as source; del source.EqualTo; import django_rmq.spark.pushdown"
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert "ConfigurationError: pushed filters need PySpark 4.1, this is " in ran.stderr

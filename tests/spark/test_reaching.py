@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_rmq.core.producer.sending import Producer
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, TopicMismatch
-from django_rmq.pipelines.context import connection_options
-from django_rmq.spark.connection import broker_of
+from django_rmq.pipelines.pipeline_context import connection_options
+from django_rmq.spark.broker_connection import broker_of
 from django_rmq.spark.declaring import declare
-from django_rmq.spark.entries import COLUMNS
-from django_rmq.spark.options import CONNECTION, READ, Options
-from django_rmq.spark.reading import Reader
+from django_rmq.spark.message_rows import COLUMNS
+from django_rmq.spark.reader import Reader
+from django_rmq.spark.source_options import CONNECTION, READ, SourceOptions
 from tests.servers import RedisServer, SentinelGuard, ask
 
 USER, PASSWORD = "token", "renewed"
@@ -35,14 +35,14 @@ PROVIDER = f"{Provider.__module__}.{Provider.__name__}"
 
 def send(options: dict[str, str], count: int) -> None:
     topic = declare(options, "priority", slots=2)
-    producer = Producer(broker_of(Options(options, CONNECTION, "a test")))
+    producer = Producer(broker_of(SourceOptions(options, CONNECTION, "a test")))
     results = producer.send([producer.build(topic, n, priority=100) for n in range(count)])
     assert all(result.ok for result in results)
 
 
 def read(options: dict[str, str]) -> int:
     """Read a topic as a driver and its tasks do."""
-    reader = Reader(Options(options, READ, "a test"), COLUMNS)
+    reader = Reader(SourceOptions(options, READ, "a test"), COLUMNS)
     tasks = [pickle.loads(pickle.dumps((reader, task))) for task in reader.partitions()]
     return sum(batch.num_rows for executor, task in tasks for batch in executor.read(task))
 
@@ -85,7 +85,7 @@ def test_pipelines_pass_sentinels_on() -> None:
         told = connection_options()
     assert (told["url"], told["sentinels"]) == ("redis://rmq/3", "one:26379,two:26380")
     assert json.loads(told["secretSentinelOptions"]) == {"password": "secret"}
-    broker_of(Options({**told, "topic": "any"}, CONNECTION, "a test"))
+    broker_of(SourceOptions({**told, "topic": "any"}, CONNECTION, "a test"))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_pipelines_say_how_a_provider_reaches_tasks(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_cannot_be_used_names_its_option(options: dict[str, str], said: str) -> None:
-    given = Options({"url": "redis://rmq/0", "topic": "any", **options}, CONNECTION, "a test")
+    given = SourceOptions({"url": "redis://rmq/0", "topic": "any", **options}, CONNECTION, "a test")
     with pytest.raises(ConfigurationError, match=said):
         broker_of(given)
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_used_names_its_option(options: dict[str, str], said: str
 def test_a_topic_is_declared_without_a_project(redis_url: str, prefix: str) -> None:
     options = {"url": redis_url, "prefix": prefix, "topic": "declared"}
     topic = declare(options, "range_merge", slots=8, slot_basis="sku", timeout=60)
-    found = broker_of(Options(options, CONNECTION, "a test")).definitions()["declared"]
+    found = broker_of(SourceOptions(options, CONNECTION, "a test")).definitions()["declared"]
     assert found == topic.definition() and (found["slots"], found["slot_basis"]) == (8, "sku")
     # A program says it each time it begins.
     assert declare(options, "range_merge", slots=8, slot_basis="sku", timeout=60) == topic
@@ -171,4 +171,4 @@ def test_a_declaration_is_checked(redis_url: str, prefix: str, settings: dict[st
     options = {"url": redis_url, "prefix": prefix, "topic": "wrong"}
     with pytest.raises(ConfigurationError, match=said):
         declare(options, **{"type": "priority", **settings})
-    assert "wrong" not in broker_of(Options(options, CONNECTION, "a test")).definitions()
+    assert "wrong" not in broker_of(SourceOptions(options, CONNECTION, "a test")).definitions()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_rmq.core.words.keys import slot_of
+from django_rmq.core.model.keys import slot_of
 from django_rmq.pipelines.archive import YOUNGEST_MS
 from django_rmq.spark.java import spark_jars
 from example_project.embedded_server import free_port

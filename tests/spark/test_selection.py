@@ -12,8 +12,8 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq.core.words.topics import TopicType
-from django_rmq.project import connections
+from django_rmq import connections
+from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import drain
 from example_project.prices.models import Grade, Product, Shop
 from example_project.selection import changes, rules

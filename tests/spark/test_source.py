@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue, end
 from tests.workers import Heard, Worker, eventually
 
@@ -438,7 +438,7 @@ def test_a_wrong_option_is_an_error_on_the_driver(
 
 
 def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
-    from django_rmq.spark.reading import Reader
+    from django_rmq.spark.reader import Reader
     from django_rmq.spark.source import RmqDataSource
 
     class Probe(Reader):
@@ -468,7 +468,7 @@ def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
     told = [bytes(row.value).decode().split(",") for row in rows if row.topic == "modules"]
     assert len(rows) == 10 + len(told) and told
     for names in told:
-        assert "django_rmq.spark.reading" in names
+        assert "django_rmq.spark.reader" in names
         assert not [name for name in names if name.partition(".")[0] == "django"]
 
 

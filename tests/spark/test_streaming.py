@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.topics import reslotting
-from django_rmq.core.words.answers import Claimed, Counts
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core import resharding
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Claimed, Counts
+from django_rmq.core.model.topic import BackOff, TopicType
+from django_rmq.core.redis.connection import ServerConnection
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
-from django_rmq.spark.entries import COLUMNS, METADATA
+from django_rmq.spark.claim_reader import ClaimPart, split
 from django_rmq.spark.failing import fail_batch
-from django_rmq.spark.options import STREAM, Options
-from django_rmq.spark.paging import FIRST_PAGE
-from django_rmq.spark.streaming import StreamReader
-from django_rmq.spark.tasks import Piece, split
+from django_rmq.spark.message_rows import COLUMNS, METADATA
+from django_rmq.spark.row_pages import FIRST_PAGE
+from django_rmq.spark.source_options import STREAM, SourceOptions
+from django_rmq.spark.stream_reader import StreamReader
 from tests.spark.conftest import Queue
 from tests.workers import eventually
 
@@ -37,7 +37,7 @@ NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 def reader(queue: Queue, **options: str) -> StreamReader:
     """Make a driver's reader, as a started query does."""
     given = {**queue.options, "pollInterval": "0", **options}
-    return StreamReader(Options(given, STREAM, "spark.readStream"), COLUMNS)
+    return StreamReader(SourceOptions(given, STREAM, "spark.readStream"), COLUMNS)
 
 
 def plan(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
@@ -102,7 +102,7 @@ def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
     topic.broker.rollback(topic.topic, 0, answer.receipt, [failure])
     topic.send([{"n": 2}], key="sku-2")
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
-    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
     start = source.initialOffset()
     end = source.latestOffset(start, ALL)
     found = {row["key"]: row for row in told(source, start, end)}
@@ -119,7 +119,7 @@ def test_rows_with_metadata_are_those_of_the_claim_in_every_part(queue: MakeQueu
     topic = queue(slots=2, identity=identity)
     topic.send(list(range(5_000)))
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true", "minPartitions": "7"}
-    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
     start = source.initialOffset()
     end = source.latestOffset(start, ALL)
     first = Counter(row["value"] for row in told(source, start, end))
@@ -131,7 +131,7 @@ def test_a_claim_lost_between_pages_with_metadata_fails_the_task(queue: MakeQueu
     topic = queue(slots=1)
     topic.send(list(range(2_500)))
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
-    source = StreamReader(Options(given, STREAM, "spark.readStream"), METADATA)
+    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
     start = source.initialOffset()
     end = source.latestOffset(start, ALL)
     [(executor, task)] = plan(source, start, end)
@@ -560,10 +560,10 @@ def test_a_checkpoint_of_another_topic_is_refused(begun: Any, queue: MakeQueue) 
 def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
     begun: Any, monkeypatch: pytest.MonkeyPatch, left_over: bool
 ) -> None:
-    monkeypatch.setattr("django_rmq.spark.streaming.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("django_rmq.spark.stream_reader.LOOK_SECONDS", 0.0)
     topic, source, start = begun(40, slots=2)
     end = source.latestOffset(start, ReadMaxRows(20) if left_over else ALL)
-    change = reslotting.begin(topic.broker, topic.topic, 8)
+    change = resharding.begin(topic.broker, topic.topic, 8)
     assert change is not None
     waits: list[int] = []
 
@@ -575,9 +575,9 @@ def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
                 source.latestOffset(end, ALL)
             assert topic.depth("claimed") == 0
 
-    reslotting.move(topic.broker, change, pause=meanwhile)
+    resharding.move(topic.broker, change, pause=meanwhile)
     assert len(waits) >= 3
-    reslotting.finish(topic.broker, change)
+    resharding.finish(topic.broker, change)
     with pytest.raises(SlotMoved, match="new checkpoint"):
         source.latestOffset(end, ALL)
     moved = Queue(topic.broker, topic.url, change.topic)
@@ -613,19 +613,19 @@ def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
     ("sizes", "tasks", "parts"),
     [
         ({}, 1, []),
-        ({0: 10}, 1, [[Piece(0, 0, 10)]]),
-        ({0: 10, 3: 5}, 2, [[Piece(0, 0, 8)], [Piece(0, 8, 2), Piece(3, 0, 5)]]),
-        ({0: 3}, 5, [[Piece(0, 0, 1)], [Piece(0, 1, 1)], [Piece(0, 2, 1)]]),
+        ({0: 10}, 1, [[ClaimPart(0, 0, 10)]]),
+        ({0: 10, 3: 5}, 2, [[ClaimPart(0, 0, 8)], [ClaimPart(0, 8, 2), ClaimPart(3, 0, 5)]]),
+        ({0: 3}, 5, [[ClaimPart(0, 0, 1)], [ClaimPart(0, 1, 1)], [ClaimPart(0, 2, 1)]]),
     ],
 )
-def test_a_batch_is_split_into_tasks(sizes: dict[int, int], tasks: int, parts: list[list[Piece]]) -> None:
+def test_a_batch_is_split_into_tasks(sizes: dict[int, int], tasks: int, parts: list[list[ClaimPart]]) -> None:
     assert split(sizes, tasks) == parts
 
 
 def test_a_slot_of_a_fifo_topic_is_one_part_however_large_it_is() -> None:
     assert split({0: 5, 3: 1, 7: 1}, 3, whole=True) == [
-        [Piece(0, 0, 5)],
-        [Piece(3, 0, 1), Piece(7, 0, 1)],
+        [ClaimPart(0, 0, 5)],
+        [ClaimPart(3, 0, 1), ClaimPart(7, 0, 1)],
     ]
 
 
@@ -648,12 +648,12 @@ class ShiftedClock:
 @pytest.fixture
 def redis_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
     """The clock of all brokers that are made from now on."""
-    clock, make = ShiftedClock(), Exchange.__init__
+    clock, make = ShiftedClock(), ServerConnection.__init__
 
-    def with_clock(self: Exchange, client: Any, prefix: str, _: Any) -> None:
+    def with_clock(self: ServerConnection, client: Any, prefix: str, _: Any) -> None:
         make(self, client, prefix, clock)
 
-    monkeypatch.setattr(Exchange, "__init__", with_clock)
+    monkeypatch.setattr(ServerConnection, "__init__", with_clock)
     return clock
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.times import MARGIN_MS, in_milliseconds
-from django_rmq.spark.writing import Writer
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.time_columns import MARGIN_MS, in_milliseconds
+from django_rmq.spark.writer import Writer
 from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting
 
@@ -102,14 +102,14 @@ def test_a_due_time_that_is_not_a_timestamp_is_refused_before_anything_is_sent(
     with pytest.raises(
         ConfigurationError, match=rf"has the type {kind}, it must be a timestamp, such as timestamp_millis"
     ):
-        Writer(Options(topic.options, WRITE, "a test"), schema, overwrite=False)
+        Writer(SourceOptions(topic.options, WRITE, "a test"), schema, overwrite=False)
 
 
 @pytest.mark.parametrize("given", ["", "always"])
 def test_a_wrong_word_names_its_option(spark: Any, queue: MakeQueue, given: str) -> None:
     topic = queue(TopicType.FIXED_TIME)
     schema = spark.range(0).selectExpr("'' as value", "timestamp_millis(id) as fixed_time").schema
-    options = Options({**topic.options, "pastTimes": given}, WRITE, "a test")
+    options = SourceOptions({**topic.options, "pastTimes": given}, WRITE, "a test")
     if given:
         with pytest.raises(ConfigurationError, match="option pastTimes must be refuse or now, got 'always'"):
             Writer(options, schema, overwrite=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]

@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.envelopes import decode_envelope
-from django_rmq.core.words.topics import TopicType
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.topic import TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.options import WRITE, Options
-from django_rmq.spark.writing import Writer, Written
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.writer import Writer, Written
 from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting
 
@@ -51,7 +51,7 @@ def write(queue: Queue, batch: pa.RecordBatch, **options: str) -> dict[str, int]
     schema = StructType([StructField(field.name, SPARKS[field.type]) for field in batch.schema])
     given = {"timeRange": "1m", **queue.options, **options}
     given = {name: value for name, value in given.items() if value}
-    written = Writer(Options(given, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
+    written = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
     assert isinstance(written, Written)
     return written.counts
 
@@ -161,7 +161,7 @@ def test_what_a_write_cannot_use_is_told_on_the_driver(
     given = {name: value for name, value in {"timeRange": "1ms", **topic.options, **options}.items() if value}
     with pytest.raises(ConfigurationError) as raised:
         Writer(
-            Options(given, WRITE, "a test"),
+            SourceOptions(given, WRITE, "a test"),
             StructType([StructField(name, one) for name, one in columns.items()]),
             overwrite=False,
         )
@@ -243,7 +243,7 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
     batch = batch_of(value=(pa.string(), texts), key=(pa.string(), keys))
     schema = StructType([StructField("value", STRING), StructField("key", STRING)])
     given = {**topic.options, "timeRange": "1m", "badRows": str(tmp_path / "bad")}
-    writer = Writer(Options(given, WRITE, "a test"), schema, overwrite=False)
+    writer = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False)
     for again in (False, True):
         written = writer.write(iter([batch]))
         assert isinstance(written, Written)
@@ -269,7 +269,7 @@ def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path
     topic = queue(TopicType.RANGE_MERGE)
     schema = StructType([StructField("value", STRING)])
     given = {**topic.options, "timeRange": "1ms", "badRows": str(tmp_path)}
-    writer = Writer(Options(given, WRITE, "a test"), schema, overwrite=False)
+    writer = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False)
 
     def batches() -> Any:
         yield batch_of(value=(pa.string(), ["{"] * 64_000))

@@ -24,15 +24,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_rmq.core.calls import inserting
-from django_rmq.core.calls.broker import run_all
-from django_rmq.core.words.answers import Area, Delivery, Found, Looked, Page, Prepared, Sent
-from django_rmq.core.words.bounds import MAX_PRIORITY
-from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
-from django_rmq.core.words.failures import Death, Failure
-from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.outcomes import Outcome, parse
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.commands import insert as insert_commands
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
+from django_rmq.core.model.failure_records import Death, Failure
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.outcome import Outcome, parse
+from django_rmq.core.model.replies import (
+    Area,
+    Delivery,
+    DescribeReply,
+    FoundReply,
+    Page,
+    Prepared,
+    Sent,
+)
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
@@ -83,7 +91,7 @@ def comparable(answer: Any) -> Any:
         return type(answer).__name__
     if isinstance(answer, (Prepared, Page)) and answer.cursor is not None:
         answer = answer._replace(cursor=(float(answer.cursor[0]), answer.cursor[1]))  # type: ignore[arg-type]
-    if isinstance(answer, (Looked, Found)) and answer.in_flight is not None:
+    if isinstance(answer, (DescribeReply, FoundReply)) and answer.in_flight is not None:
         answer = answer._replace(in_flight=in_one_form(answer.in_flight))
     if isinstance(answer, tuple):
         return (type(answer).__name__, *map(comparable, answer))
@@ -410,11 +418,11 @@ class Lockstep(RuleBasedStateMachine):
             scores = [self.now_ms - late] * len(names)
 
         def inserted(broker: Any) -> Counter[str] | None:
-            calls = inserting.insert(topic, 0, scores, names)
+            calls = insert_commands.insert(topic, 0, scores, names)
             found = run_all(broker, calls)[-1]
             if found is None:
                 # The server may have lost its scripts: the end, called by itself, brings them back.
-                run_all(broker, [inserting.end_insertion(topic, 0)])
+                run_all(broker, [insert_commands.end_insertion(topic, 0)])
                 broker.load_scripts()
                 found = run_all(broker, calls)[-1]
             return cast("Counter[str] | None", found)

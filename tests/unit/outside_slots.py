@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
 from tests.brokers import Broker
 from tests.unit import test_lua as rules
 
@@ -33,7 +33,7 @@ def check_header(source: rules.Source, *, typed: bool = True) -> None:
 
 def check_bytecode(source: rules.Source, client: redis.Redis, also: frozenset[str] = frozenset()) -> None:
     """No unknown global is read, and Redis computes the same SHA."""
-    script = scripts.load(source.name)
+    script = lua.load(source.name)
     dump = client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
     assert isinstance(dump, bytes)
     chunk = rules.Bytecode(dump)

@@ -10,14 +10,14 @@ import pytest
 from django.core import checks
 from django.test import override_settings
 
-from django_rmq.core.words import addresses
-from django_rmq.core.words.addresses import UnreadableAddress
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.model import redis_url
+from django_rmq.core.model.redis_url import UnreadableAddress
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.pipelines.context import connection_options
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config
-from django_rmq.spark.connection import broker_of
-from django_rmq.spark.options import READ, Options
+from django_rmq.pipelines.pipeline_context import connection_options
+from django_rmq.spark.broker_connection import broker_of
+from django_rmq.spark.source_options import READ, SourceOptions
 from tests.brokers import direct
 
 SECRET = "S3CR3T"
@@ -173,18 +173,18 @@ def test_no_setting_shows_a_secret(name: str, caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_a_url_is_shown_as_scheme_host_port_and_database(url: str, wanted: str) -> None:
-    assert addresses.shown(url) == wanted
+    assert redis_url.shown(url) == wanted
 
 
 def test_a_url_that_cannot_be_read_is_refused_without_its_text() -> None:
     for url in ("redis://u:S3CR3T/x@h", "redis://u:S3CR3T[@h", "redis://u:1/S3CR3T@h"):
         with pytest.raises(UnreadableAddress) as caught:
-            addresses.parse(url)
+            redis_url.parse(url)
         assert "S3CR3T" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_several_urls_are_told_apart_though_a_password_holds_a_comma() -> None:
-    assert addresses.several("redis://:a,b@h/1, rediss://:c;d@i/2;unix:///x") == [
+    assert redis_url.several("redis://:a,b@h/1, rediss://:c;d@i/2;unix:///x") == [
         "redis://:a,b@h/1",
         "rediss://:c;d@i/2",
         "unix:///x",
@@ -234,7 +234,7 @@ def test_spark_is_told_secrets_by_options_that_it_hides(rmq: dict[str, Any], cac
         assert SECRET in "".join(told.values())
         assert [name for name, value in told.items() if SECRET in value and not hidden_by_spark(name)] == []
         # What a task makes of the options is what this process makes of the settings.
-        theirs = broker_of(Options(told, READ, "a read"))
+        theirs = broker_of(SourceOptions(told, READ, "a read"))
         ours = direct(connections.get_broker("web"))
         for name in ("username", "password", "ssl_password", "host", "port", "db"):
             assert _option(theirs, name) == _option(ours, name), name
@@ -256,5 +256,5 @@ def test_sparks_own_options_are_refused_without_their_values() -> None:
         {"url": "redis://:S3CR3T@h:x", "cluster": "true"},
     ):
         with pytest.raises(ConfigurationError) as caught:
-            broker_of(Options(given, READ, "a read"))
+            broker_of(SourceOptions(given, READ, "a read"))
         assert "S3CR3T" not in "".join(traceback.format_exception(caught.value))

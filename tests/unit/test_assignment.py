@@ -14,8 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_rmq.core.coordination import Worker, less
-from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign, moved
-from django_rmq.core.coordination.plan import MAX_SPANS, Plan, Span
+from django_rmq.core.coordination.assignment import (
+    Assignment,
+    SlotRun,
+    TopicSlots,
+    WorkerCapacity,
+    assign,
+    moved,
+)
+from django_rmq.core.coordination.plan import MAX_SPANS, AssignmentPlan, Span
 
 NAMES = ["a", "b", "c", "d"]
 WORKERS = ["u", "v", "w", "x", "y", "z"]
@@ -26,31 +33,31 @@ def topics(max_size: int = 4, max_slots: int = 40) -> st.SearchStrategy[list[Top
     return st.lists(one, max_size=max_size, unique_by=lambda topic: topic.name)
 
 
-def crews(max_size: int = 6) -> st.SearchStrategy[list[Capacity]]:
+def crews(max_size: int = 6) -> st.SearchStrategy[list[WorkerCapacity]]:
     served = st.frozensets(st.sampled_from(NAMES))
     full = st.frozensets(st.sampled_from(NAMES), max_size=2)
-    one = st.builds(Capacity, st.sampled_from(WORKERS), st.integers(1, 5), served, full)
+    one = st.builds(WorkerCapacity, st.sampled_from(WORKERS), st.integers(1, 5), served, full)
     return st.lists(one, max_size=max_size, unique_by=lambda worker: worker.worker)
 
 
-def anything(max_slots: int = 50) -> st.SearchStrategy[dict[str, list[Run]]]:
+def anything(max_slots: int = 50) -> st.SearchStrategy[dict[str, list[SlotRun]]]:
     """Runs as nobody would have written them: over each other, beyond the end, of workers that never were."""
     bound = st.integers(-2, max_slots)
-    run = st.builds(Run, bound, bound, st.sampled_from([*WORKERS, "gone"]))
+    run = st.builds(SlotRun, bound, bound, st.sampled_from([*WORKERS, "gone"]))
     return st.dictionaries(st.sampled_from([*NAMES, "dropped"]), st.lists(run, max_size=8))
 
 
-def owners(runs: tuple[Run, ...] | list[Run]) -> list[str]:
+def owners(runs: tuple[SlotRun, ...] | list[SlotRun]) -> list[str]:
     return [run.worker for run in runs for _ in range(run.start, run.stop)]
 
 
-def serving(topic: str, crew: list[Capacity]) -> list[Capacity]:
+def serving(topic: str, crew: list[WorkerCapacity]) -> list[WorkerCapacity]:
     """Return those that should own slots of a topic: the ones with room for it, unless there are none."""
     found = [worker for worker in crew if topic in worker.topics]
     return [worker for worker in found if topic not in worker.full] or found
 
 
-def quotas(wanted: list[TopicSlots], crew: list[Capacity]) -> dict[tuple[str, str], Fraction]:
+def quotas(wanted: list[TopicSlots], crew: list[WorkerCapacity]) -> dict[tuple[str, str], Fraction]:
     quotas = {}
     for topic in wanted:
         found = serving(topic.name, crew)
@@ -64,7 +71,9 @@ def counts(assignment: Assignment) -> Counter[tuple[str, str]]:
     return Counter((name, owner) for name, runs in assignment.items() for owner in owners(runs))
 
 
-def held(wanted: list[TopicSlots], crew: list[Capacity], previous: Assignment) -> Counter[tuple[str, str]]:
+def held(
+    wanted: list[TopicSlots], crew: list[WorkerCapacity], previous: Assignment
+) -> Counter[tuple[str, str]]:
     """Return how many slots each worker may keep of a previous assignment without overlaps."""
     slots = {topic.name: topic.slots for topic in wanted}
     may = {(name, worker.worker) for name in slots for worker in serving(name, crew)}
@@ -87,7 +96,7 @@ def movement(wanted: list[TopicSlots], previous: Assignment, now: Assignment) ->
     return total
 
 
-def assert_valid(wanted: list[TopicSlots], crew: list[Capacity], assignment: Assignment) -> None:
+def assert_valid(wanted: list[TopicSlots], crew: list[WorkerCapacity], assignment: Assignment) -> None:
     served = {topic.name for topic in wanted if any(topic.name in worker.topics for worker in crew)}
     assert set(assignment) == served
     for topic in wanted:
@@ -102,7 +111,7 @@ def assert_valid(wanted: list[TopicSlots], crew: list[Capacity], assignment: Ass
             assert {run.worker for run in runs} <= {one.worker for one in serving(topic.name, crew)}
 
 
-def assert_balanced(wanted: list[TopicSlots], crew: list[Capacity], assignment: Assignment) -> None:
+def assert_balanced(wanted: list[TopicSlots], crew: list[WorkerCapacity], assignment: Assignment) -> None:
     quota, count = quotas(wanted, crew), counts(assignment)
     for key, exact in quota.items():
         assert floor(exact) <= count[key] <= ceil(exact)
@@ -114,7 +123,7 @@ def assert_balanced(wanted: list[TopicSlots], crew: list[Capacity], assignment: 
 
 @given(topics(), crews(), anything())
 def test_every_slot_is_owned_once_by_a_worker_that_serves_it_and_all_is_balanced(
-    wanted: list[TopicSlots], crew: list[Capacity], previous: dict[str, list[Run]]
+    wanted: list[TopicSlots], crew: list[WorkerCapacity], previous: dict[str, list[SlotRun]]
 ) -> None:
     assignment = assign(wanted, crew, previous)
     assert_valid(wanted, crew, assignment)
@@ -123,7 +132,7 @@ def test_every_slot_is_owned_once_by_a_worker_that_serves_it_and_all_is_balanced
 
 @given(topics(), crews(), anything())
 def test_a_balanced_assignment_stays_as_it_is(
-    wanted: list[TopicSlots], crew: list[Capacity], previous: dict[str, list[Run]]
+    wanted: list[TopicSlots], crew: list[WorkerCapacity], previous: dict[str, list[SlotRun]]
 ) -> None:
     assignment = assign(wanted, crew, previous)
     assert assign(wanted, crew, assignment) == assignment
@@ -131,7 +140,10 @@ def test_a_balanced_assignment_stays_as_it_is(
 
 @given(topics(), crews(), anything(), st.randoms())
 def test_the_order_of_what_is_given_changes_nothing(
-    wanted: list[TopicSlots], crew: list[Capacity], previous: dict[str, list[Run]], chance: random.Random
+    wanted: list[TopicSlots],
+    crew: list[WorkerCapacity],
+    previous: dict[str, list[SlotRun]],
+    chance: random.Random,
 ) -> None:
     assignment = assign(wanted, crew, previous)
     topics_, crew_ = chance.sample(wanted, len(wanted)), chance.sample(crew, len(crew))
@@ -140,7 +152,7 @@ def test_the_order_of_what_is_given_changes_nothing(
     assert assign(topics_, crew_, runs) == assignment
 
 
-def cheapest(wanted: list[TopicSlots], crew: list[Capacity], had: Counter[tuple[str, str]]) -> int:
+def cheapest(wanted: list[TopicSlots], crew: list[WorkerCapacity], had: Counter[tuple[str, str]]) -> int:
     """Return, by trying all of them, the fewest moves to any balanced assignment."""
     quota = quotas(wanted, crew)
     keys = sorted(quota)
@@ -169,15 +181,15 @@ def any_owners() -> st.SearchStrategy[Assignment]:
     return st.dictionaries(st.sampled_from(NAMES[:3]), whose.map(runs_of))
 
 
-def runs_of(whose: list[str]) -> tuple[Run, ...]:
-    return tuple(Run(slot, slot + 1, owner) for slot, owner in enumerate(whose))
+def runs_of(whose: list[str]) -> tuple[SlotRun, ...]:
+    return tuple(SlotRun(slot, slot + 1, owner) for slot, owner in enumerate(whose))
 
 
-def three_for_one(threads: int) -> tuple[list[TopicSlots], list[Capacity], Assignment]:
+def three_for_one(threads: int) -> tuple[list[TopicSlots], list[WorkerCapacity], Assignment]:
     """One worker has the only slot of three topics: by each alone it might keep it."""
     wanted = [TopicSlots(name, 1) for name in "abc"]
-    crew = [Capacity(worker, threads, frozenset("abc")) for worker in "uvw"]
-    return wanted, crew, dict.fromkeys("abc", (Run(0, 1, "u"),))
+    crew = [WorkerCapacity(worker, threads, frozenset("abc")) for worker in "uvw"]
+    return wanted, crew, dict.fromkeys("abc", (SlotRun(0, 1, "u"),))
 
 
 @settings(max_examples=400)
@@ -186,19 +198,19 @@ def three_for_one(threads: int) -> tuple[list[TopicSlots], list[Capacity], Assig
 @example(  # the way round over who may keep its own is the cheaper one
     [TopicSlots("a", 3), TopicSlots("b", 1)],
     [
-        Capacity("u", 1, frozenset("a")),
-        Capacity("v", 1, frozenset("ab")),
-        Capacity("w", 2, frozenset("ab")),
+        WorkerCapacity("u", 1, frozenset("a")),
+        WorkerCapacity("v", 1, frozenset("ab")),
+        WorkerCapacity("w", 2, frozenset("ab")),
     ],
     {"a": runs_of(["gone", "gone", "u"]), "b": runs_of(["w"])},
 )
 @example(  # one who has no more than its share must give way, for another lacks its own
     [TopicSlots("a", 1), TopicSlots("b", 1)],
-    [Capacity(worker, threads, frozenset("ab")) for worker, threads in (("u", 1), ("v", 2), ("w", 1))],
+    [WorkerCapacity(worker, threads, frozenset("ab")) for worker, threads in (("u", 1), ("v", 2), ("w", 1))],
     {"a": runs_of(["u"]), "b": runs_of(["w"])},
 )
 def test_no_balanced_assignment_moves_fewer_slots(
-    wanted: list[TopicSlots], crew: list[Capacity], previous: Assignment
+    wanted: list[TopicSlots], crew: list[WorkerCapacity], previous: Assignment
 ) -> None:
     now = assign(wanted, crew, previous)
     assert_valid(wanted, crew, now)
@@ -211,9 +223,9 @@ def test_no_balanced_assignment_moves_fewer_slots(
 @given(topics(3, 9), crews(4), topics(3, 9), crews(4))
 def test_a_change_of_anything_moves_no_more_than_it_must(
     wanted: list[TopicSlots],
-    crew: list[Capacity],
+    crew: list[WorkerCapacity],
     wanted_before: list[TopicSlots],
-    crew_before: list[Capacity],
+    crew_before: list[WorkerCapacity],
 ) -> None:
     """Whatever came, went or changed: workers, threads, what they serve, the slots of a topic."""
     previous = assign(wanted_before, crew_before, {})
@@ -226,7 +238,7 @@ def test_with_one_topic_and_equal_threads_only_the_slots_of_who_leaves_or_joins_
     slots: int, count: int, which: int
 ) -> None:
     wanted = [TopicSlots("a", slots)]
-    crew = [Capacity(f"w{i}", 4, frozenset("a")) for i in range(count)]
+    crew = [WorkerCapacity(f"w{i}", 4, frozenset("a")) for i in range(count)]
     less_one = [worker for i, worker in enumerate(crew) if i != which % count]
     whole = assign(wanted, crew, {})
     without = assign(wanted, less_one, whole)
@@ -239,7 +251,7 @@ def test_with_one_topic_and_equal_threads_only_the_slots_of_who_leaves_or_joins_
 @given(st.integers(1, 200), st.integers(2, 8), st.integers(1, 9))
 def test_a_worker_with_more_threads_only_gains(slots: int, count: int, threads: int) -> None:
     wanted = [TopicSlots("a", slots)]
-    crew = [Capacity(f"w{i}", 4, frozenset("a")) for i in range(count)]
+    crew = [WorkerCapacity(f"w{i}", 4, frozenset("a")) for i in range(count)]
     before = assign(wanted, crew, {})
     now = assign(wanted, [crew[0]._replace(threads=4 + threads), *crew[1:]], before)
     gained = owners(now["a"]).count("w0") - owners(before["a"]).count("w0")
@@ -250,8 +262,8 @@ def test_a_worker_with_more_threads_only_gains(slots: int, count: int, threads: 
 
 def test_a_topic_goes_to_those_that_are_not_full_for_it_unless_all_are() -> None:
     wanted = [TopicSlots("a", 8), TopicSlots("b", 8)]
-    free = Capacity("u", 1, frozenset("ab"))
-    full = Capacity("v", 3, frozenset("ab"), frozenset("a"))
+    free = WorkerCapacity("u", 1, frozenset("ab"))
+    full = WorkerCapacity("v", 3, frozenset("ab"), frozenset("a"))
     found = assign(wanted, [free, full], {})
     assert counts(found) == {("a", "u"): 8, ("b", "u"): 2, ("b", "v"): 6}
     all_full = [free._replace(full=frozenset("a")), full]
@@ -266,7 +278,7 @@ def test_a_topic_goes_to_those_that_are_not_full_for_it_unless_all_are() -> None
 def test_topics_of_one_slot_are_spread_over_all_workers() -> None:
     """Each by itself could go to the same worker: the sum of its quotas forbids it."""
     wanted = [TopicSlots(f"t{i}", 1) for i in range(100)]
-    crew = [Capacity(f"w{i:02}", 2, frozenset(topic.name for topic in wanted)) for i in range(50)]
+    crew = [WorkerCapacity(f"w{i:02}", 2, frozenset(topic.name for topic in wanted)) for i in range(50)]
     load = Counter(owner for runs in assign(wanted, crew, {}).values() for owner in owners(runs))
     assert set(load.values()) == {2}
     assert len(load) == 50
@@ -274,9 +286,9 @@ def test_topics_of_one_slot_are_spread_over_all_workers() -> None:
 
 def test_topics_that_are_shared_or_served_by_nobody_are_left_out() -> None:
     wanted = [TopicSlots("a", 4, serial=False), TopicSlots("b", 4), TopicSlots("c", 4)]
-    crew = [Capacity("w", 1, frozenset("ac"))]
-    assert assign(wanted, crew, {}) == {"c": (Run(0, 4, "w"),)}
-    assert assign(wanted, [], {"c": [Run(0, 4, "w")]}) == {}
+    crew = [WorkerCapacity("w", 1, frozenset("ac"))]
+    assert assign(wanted, crew, {}) == {"c": (SlotRun(0, 4, "w"),)}
+    assert assign(wanted, [], {"c": [SlotRun(0, 4, "w")]}) == {}
 
 
 @pytest.mark.parametrize(
@@ -284,11 +296,11 @@ def test_topics_that_are_shared_or_served_by_nobody_are_left_out() -> None:
     [
         ([TopicSlots("a", 1), TopicSlots("a", 2)], []),
         ([TopicSlots("a", 0)], []),
-        ([], [Capacity("w", 1, frozenset()), Capacity("w", 2, frozenset())]),
-        ([], [Capacity("w", 0, frozenset())]),
+        ([], [WorkerCapacity("w", 1, frozenset()), WorkerCapacity("w", 2, frozenset())]),
+        ([], [WorkerCapacity("w", 0, frozenset())]),
     ],
 )
-def test_what_makes_no_sense_is_refused(wanted: list[TopicSlots], crew: list[Capacity]) -> None:
+def test_what_makes_no_sense_is_refused(wanted: list[TopicSlots], crew: list[WorkerCapacity]) -> None:
     with pytest.raises(ValueError, match=r"is listed 2 times|has 0"):
         assign(wanted, crew, {})
 
@@ -298,18 +310,18 @@ def test_many_slots_are_assigned_in_no_time_and_little_space(slots: int) -> None
     """The goal is a second for 2**20 slots and 50 workers, after hundreds of them came and went."""
     chance = random.Random(7)
     wanted = [TopicSlots("a", slots)]
-    crew = [Capacity(f"{i:032x}", 1 + i % 4, frozenset("a")) for i in range(50)]
+    crew = [WorkerCapacity(f"{i:032x}", 1 + i % 4, frozenset("a")) for i in range(50)]
     started = time.thread_time()
     assignment = assign(wanted, crew, {})
     fresh = time.thread_time() - started
-    plan = Plan({}).renewed(assignment, 1_800_000_000)
+    plan = AssignmentPlan({}).renewed(assignment, 1_800_000_000)
     fresh_bytes = len(plan.encode())
     slowest = longest = 0.0
     for number in range(50, 150):
         if len(crew) > 40 and chance.random() < 0.5:
             crew.pop(chance.randrange(len(crew)))
         else:
-            crew.append(Capacity(f"{number:032x}", 1 + number % 4, frozenset("a")))
+            crew.append(WorkerCapacity(f"{number:032x}", 1 + number % 4, frozenset("a")))
         started = time.thread_time()
         assignment = assign(wanted, crew, assignment)
         slowest = max(slowest, time.thread_time() - started)
@@ -342,15 +354,15 @@ def laid_out(rows: list[tuple[int, str, int]]) -> tuple[Span, ...]:
 
 @given(st.dictionaries(st.sampled_from(NAMES), SPANS.map(laid_out)))
 def test_what_is_stored_is_read_again(found: dict[str, tuple[Span, ...]]) -> None:
-    plan = Plan(found)
-    assert Plan.decode(plan.encode().encode()) == plan
+    plan = AssignmentPlan(found)
+    assert AssignmentPlan.decode(plan.encode().encode()) == plan
 
 
 @given(SPANS.map(laid_out), topics(1), crews(), st.integers(6, 9))
 def test_an_owner_that_stays_keeps_the_time_since_when(
-    before: tuple[Span, ...], wanted: list[TopicSlots], crew: list[Capacity], now: int
+    before: tuple[Span, ...], wanted: list[TopicSlots], crew: list[WorkerCapacity], now: int
 ) -> None:
-    old = Plan({"a": before})
+    old = AssignmentPlan({"a": before})
     wanted = [topic for topic in wanted if topic.name == "a"]
     plan = old.renewed(assign(wanted, crew, old.runs()), now)
     assert plan.runs() == assign(wanted, crew, old.runs())
@@ -363,7 +375,7 @@ def test_an_owner_that_stays_keeps_the_time_since_when(
 
 def test_a_plan_that_crumbles_forgets_times_before_it_grows_without_end() -> None:
     spans = laid_out([(1, "w", i % 2) for i in range(MAX_SPANS + 2)])
-    kept = Plan({"a": spans}).renewed({"a": (Run(0, MAX_SPANS + 2, "w"),)}, 9)
+    kept = AssignmentPlan({"a": spans}).renewed({"a": (SlotRun(0, MAX_SPANS + 2, "w"),)}, 9)
     assert kept.topics["a"] == (Span(0, MAX_SPANS + 2, "w", 1),)
 
 
@@ -386,17 +398,19 @@ def test_a_plan_that_crumbles_forgets_times_before_it_grows_without_end() -> Non
 )
 def test_what_is_no_plan_is_a_value_error(raw: bytes) -> None:
     with pytest.raises(ValueError):
-        Plan.decode(raw)
+        AssignmentPlan.decode(raw)
 
 
 def test_a_plan_names_its_flaw() -> None:
     worker = Worker("w", "host", 1, 0.0, 1, (TopicSlots("a", 4), TopicSlots("b", 2, serial=False)))
     crew = {"w": worker}
-    assert Plan({"a": laid_out([(4, "w", 0)])}).flaw(crew) == ""
-    assert "topic a is not assigned" in Plan({}).flaw(crew)
-    assert "gone, which does not serve it" in Plan({"a": laid_out([(3, "w", 0), (1, "gone", 0)])}).flaw(crew)
-    assert "up to slot 3 only" in Plan({"a": laid_out([(3, "w", 0)])}).flaw(crew)
-    assert "which does not serve it" in Plan({"a": laid_out([(4, "w", 0)])}).flaw({})
+    assert AssignmentPlan({"a": laid_out([(4, "w", 0)])}).flaw(crew) == ""
+    assert "topic a is not assigned" in AssignmentPlan({}).flaw(crew)
+    assert "gone, which does not serve it" in AssignmentPlan(
+        {"a": laid_out([(3, "w", 0), (1, "gone", 0)])}
+    ).flaw(crew)
+    assert "up to slot 3 only" in AssignmentPlan({"a": laid_out([(3, "w", 0)])}).flaw(crew)
+    assert "which does not serve it" in AssignmentPlan({"a": laid_out([(4, "w", 0)])}).flaw({})
 
 
 # --- ranges

@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.producer.checks import (
+from django_rmq.core.model import limits
+from django_rmq.core.model.keys import check_slots
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.validation import (
     check_durability,
     check_fixed_time,
     check_priority,
     check_time_range,
 )
-from django_rmq.core.producer.times import instant_ms
-from django_rmq.core.words import bounds
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.keys import check_slots
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.durations import InvalidDuration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits
-from django_rmq.operations.deliveries import Deliveries, Outcome, Settled
+from django_rmq.operations.consumption import Deliveries, SettledDelivery, SettlementOutcome
 from tests.brokers import OracleBroker
 
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
@@ -52,7 +52,7 @@ HOSTILE: list[Any] = [
 ]
 CONSUMER = UUID(int=1)
 HUNDRED_YEARS_MS = 36_525 * 86_400_000
-each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: bounds.shown(value)[:20])
+each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: limits.shown(value)[:20])
 anything = st.one_of(
     st.integers(),
     st.integers(-20, 20).map(lambda n: n * 10**400),
@@ -83,7 +83,9 @@ REFUSALS: dict[str, Any] = {
     "rate": lambda value: Limits(rate=value).check(),
     "max": lambda value: consumed().take(CONSUMER, value),
     "wait": lambda value: consumed().take(CONSUMER, 1, value),
-    "delay": lambda value: consumed().rollback([Settled("0.MQ", "1.x")], [Outcome(delay_ms=value)]),
+    "delay": lambda value: consumed().rollback(
+        [SettledDelivery("0.MQ", "1.x")], [SettlementOutcome(delay_ms=value)]
+    ),
 }
 
 
@@ -101,7 +103,7 @@ def test_a_number_out_of_bounds_is_refused_with_a_sentence(name: str, value: Any
 def test_no_number_whatever_is_another_error(value: Any) -> None:
     for name, check in REFUSALS.items():
         # A wait that is allowed would be waited for.
-        if name in ("wait", "max") and bounds.is_number(value) and 0 <= value <= 1000:
+        if name in ("wait", "max") and limits.is_number(value) and 0 <= value <= 1000:
             continue
         try:
             check(value)
@@ -111,11 +113,11 @@ def test_no_number_whatever_is_another_error(value: Any) -> None:
 
 @given(anything)
 def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) -> None:
-    assert len(bounds.shown(value)) <= 80
-    if bounds.is_number(value):
+    assert len(limits.shown(value)) <= 80
+    if limits.is_number(value):
         assert float(value) == value
         assert str(round(value))
-    assert bounds.is_whole(value) == (bounds.is_number(value) and isinstance(value, int))
+    assert limits.is_whole(value) == (limits.is_number(value) and isinstance(value, int))
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,13 @@ def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) 
     ],
 )
 def test_the_result_of_a_back_off_function_is_limited(seconds: Any, ms: int) -> None:
-    assert bounds.delay_ms(seconds) == ms
+    assert limits.delay_ms(seconds) == ms
 
 
 @pytest.mark.parametrize("seconds", [math.nan, "soon", object(), Decimal("1.5"), True])
 def test_what_is_no_delay_is_an_error_of_the_listener(seconds: Any) -> None:
     with pytest.raises(ValueError, match="a delay must be seconds, a timedelta or text such as"):
-        bounds.delay_ms(seconds)
+        limits.delay_ms(seconds)
     with pytest.raises(
         ValueError, match=r"message\.retry\(delay=\) must be seconds, a timedelta or text such as"
     ):
@@ -147,9 +149,9 @@ def test_what_is_no_delay_is_an_error_of_the_listener(seconds: Any) -> None:
 
 
 def test_the_bounds_themselves_are_taken() -> None:
-    assert check_time_range(bounds.MAX_DURATION_MS) == bounds.MAX_DURATION_MS
-    assert check_fixed_time(bounds.MAX_INSTANT_MS) == bounds.MAX_INSTANT_MS
-    latest = datetime.fromtimestamp(bounds.MAX_INSTANT_MS / 1000, UTC)
-    assert instant_ms("fixed_time", latest) == bounds.MAX_INSTANT_MS
-    Filter(older_than=bounds.MAX_AGE, newer_than=0).check(TIMED, "dead")
-    Limits(messages=1, seconds=0.001, rate=bounds.LARGEST).check()
+    assert check_time_range(limits.MAX_DURATION_MS) == limits.MAX_DURATION_MS
+    assert check_fixed_time(limits.MAX_INSTANT_MS) == limits.MAX_INSTANT_MS
+    latest = datetime.fromtimestamp(limits.MAX_INSTANT_MS / 1000, UTC)
+    assert instant_ms("fixed_time", latest) == limits.MAX_INSTANT_MS
+    Filter(older_than=limits.MAX_AGE, newer_than=0).check(TIMED, "dead")
+    Limits(messages=1, seconds=0.001, rate=limits.LARGEST).check()

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 from mypy import api
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import ending, looking, sending, topics, workers
-from django_rmq.core.calls.call import Answer
-from django_rmq.core.calls.headers import signature
-from django_rmq.core.calls.places import AtSlot
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands import (
+    ack,
+    inspect,
+    send,
+    topic_records,
+    worker_registry,
+)
+from django_rmq.core.commands.script_call import Answer
+from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_signature import signature
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.brokers import Broker
 
@@ -21,25 +27,25 @@ TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 
 
 def test_a_call_says_its_script_its_place_and_its_arguments() -> None:
-    call = ending.commit(TOPIC, 3, 7, [b"m"])
+    call = ack.commit(TOPIC, 3, 7, [b"m"])
     assert (call.script, call.place, call.own) == ("commit", AtSlot(TOPIC, 3), (7, b"m"))
-    call_of_workers = workers.leave("w", "t")
+    call_of_workers = worker_registry.leave("w", "t")
     assert (call_of_workers.script, call_of_workers.own) == ("workers/leave", ("w", "t"))
 
 
 def test_a_call_knows_its_keys_below_any_prefix() -> None:
-    call = looking.audit(TOPIC, 2)
+    call = inspect.audit(TOPIC, 2)
     assert call.keys("")[0] == b"t_2" and call.keys("p:")[0] == b"p:t_2"
-    assert topics.redefine("t", b"", "{}").keys("p:") == (b"p:rmq:topics",)
+    assert topic_records.redefine("t", b"", "{}").keys("p:") == (b"p:rmq:topics",)
 
 
 def test_a_call_of_many_slots_has_a_part_for_each() -> None:
-    call = looking.heads(TOPIC, [0, 3])
+    call = inspect.heads(TOPIC, [0, 3])
     assert [key for part in call.parts() for key in part.keys("p:")] == call.keys("p:")
-    assert looking.count(TOPIC, 1).parts() == [looking.count(TOPIC, 1)]
+    assert inspect.count(TOPIC, 1).parts() == [inspect.count(TOPIC, 1)]
 
 
-@pytest.mark.parametrize("name", scripts.all_names())
+@pytest.mark.parametrize("name", lua.all_names())
 def test_every_header_can_be_read(name: str) -> None:
     assert signature(name).keys
 
@@ -60,23 +66,23 @@ def test_an_answer_is_there_once_the_pipeline_has_run() -> None:
 def test_a_pipeline_answers_what_was_added(redis_client: Any, prefix: str) -> None:
     broker = Broker(redis_client, prefix)
     pipeline = broker.pipeline()
-    sent = pipeline.add(sending.send_merge(TOPIC, 0, 0, [b"a"]))
-    moved = pipeline.add(sending.ensure(Topic("t", TopicType.RANGE_MERGE, slots=8), 0, [0], [b"b"]))
-    counts = pipeline.add(looking.count(TOPIC, 0))
+    sent = pipeline.add(send.send_merge(TOPIC, 0, 0, [b"a"]))
+    moved = pipeline.add(send.ensure(Topic("t", TopicType.RANGE_MERGE, slots=8), 0, [0], [b"b"]))
+    counts = pipeline.add(inspect.count(TOPIC, 0))
     with pytest.raises(RuntimeError):
         counts.get()
     assert pipeline.execute() == [sent.result(), moved.result(), counts.result()]
     assert sent.get()[0].status == "stored"
     assert isinstance(moved.result(), SlotMoved)
-    assert counts.get().store == broker.run(looking.count(TOPIC, 0)).store == 1
+    assert counts.get().store == broker.run(inspect.count(TOPIC, 0)).store == 1
 
 
 MISUSE = """
-from django_rmq.core.calls.ending import commit
-from django_rmq.core.calls.taking import prepare
+from django_rmq.core.commands.ack import commit
+from django_rmq.core.commands.fetch import prepare
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.words.answers import Prepared
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.replies import Prepared
+from django_rmq.core.model.topic import Topic
 
 
 def use(broker: RedisBroker, topic: Topic) -> None:

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.batches import Batch
-from django_rmq.core.consumer.cells import Cells
-from django_rmq.core.consumer.notes import BEGUN, DONE, MARKS, Notes, mark_of
-from django_rmq.core.consumer.turns import Turns
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.fair_queue import FairQueue
+from django_rmq.core.consumer.progress import (
+    BEGUN,
+    DONE,
+    MARKS,
+    SharedProgress,
+    mark_of,
+)
+from django_rmq.core.consumer.progress_cells import ProgressCells
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.workers import Listener
 
 SERIAL = Topic("serial", TopicType.RANGE_MERGE)
@@ -20,8 +26,8 @@ PRIORITY = Topic("priority", TopicType.PRIORITY)
 
 
 def test_what_ran_while_many_others_came_and_went_is_known_after_a_death() -> None:
-    notes = Notes(1)
-    cells = Cells(notes.thread(0))
+    notes = SharedProgress(1)
+    cells = ProgressCells(notes.thread(0))
     long = cells.take("t", 0, 1, [b"long"])
     long.note(0, bytes([BEGUN]))
     for receipt in range(2, MARKS // 100):
@@ -36,8 +42,8 @@ def test_what_ran_while_many_others_came_and_went_is_known_after_a_death() -> No
 
 
 def test_what_is_done_stays_known_until_the_other_cells_were_used() -> None:
-    notes = Notes(1)
-    cells = Cells(notes.thread(0))
+    notes = SharedProgress(1)
+    cells = ProgressCells(notes.thread(0))
     done = cells.take("t", 0, 1, [b"done"])
     done.note(0, bytes([DONE]))
     done.end()
@@ -47,15 +53,15 @@ def test_what_is_done_stays_known_until_the_other_cells_were_used() -> None:
 
 
 def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
-    notes = Notes(1)
-    cells = Cells(notes.thread(0))
+    notes = SharedProgress(1)
+    cells = ProgressCells(notes.thread(0))
     all_of_them = cells.take("t", 0, 1, [b"%d" % n for n in range(MARKS)])
     all_of_them.note(0, bytes([BEGUN]) * MARKS)
     more = cells.take("t", 1, 2, [b"more"])
     more.note(0, bytes([DONE]))
     more.end()
     assert set(notes.begun().values()) == {False}
-    nowhere = Cells(None).take("t", 0, 1, [b"a"])
+    nowhere = ProgressCells(None).take("t", 0, 1, [b"a"])
     nowhere.note(0, bytes([BEGUN]))
     nowhere.end()
 
@@ -73,11 +79,11 @@ def batch(topic: Topic, place: Place, score: float = 1.0, receipt: int = 1) -> B
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns({"serial": 2, "priority": 1})
+def turns() -> FairQueue:
+    return FairQueue({"serial": 2, "priority": 1})
 
 
-def test_a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts(turns: Turns) -> None:
+def test_a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts(turns: FairQueue) -> None:
     place = Place()
     first, second, third = (batch(SERIAL, place, receipt=receipt) for receipt in (1, 2, 3))
     for each in (first, second, third):
@@ -92,7 +98,7 @@ def test_a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts(turns: Turns
     assert not turns
 
 
-def test_what_is_taken_back_lets_the_next_of_its_slot_go_on(turns: Turns) -> None:
+def test_what_is_taken_back_lets_the_next_of_its_slot_go_on(turns: FairQueue) -> None:
     place = Place()
     first, second = batch(SERIAL, place), batch(SERIAL, place, receipt=2)
     turns.add(first)
@@ -103,7 +109,7 @@ def test_what_is_taken_back_lets_the_next_of_its_slot_go_on(turns: Turns) -> Non
     assert not turns.remove(second), "it runs"
 
 
-def test_the_highest_priority_has_the_next_turn(turns: Turns) -> None:
+def test_the_highest_priority_has_the_next_turn(turns: FairQueue) -> None:
     batches: list[Any] = [batch(PRIORITY, Place(), score) for score in (20.0, 40.0, 30.0)]
     for each in batches:
         turns.add(each)
@@ -112,7 +118,7 @@ def test_the_highest_priority_has_the_next_turn(turns: Turns) -> None:
     assert turns.take() == [batches[2]]
 
 
-def test_topics_do_not_wait_for_each_other(turns: Turns) -> None:
+def test_topics_do_not_wait_for_each_other(turns: FairQueue) -> None:
     for _ in range(3):
         turns.add(batch(SERIAL, Place()))
         turns.add(batch(PRIORITY, Place()))

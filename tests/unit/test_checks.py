@@ -14,10 +14,10 @@ from django.test import override_settings
 
 from django_rmq import listener, schedule
 from django_rmq.checks import check_identity, check_listeners, check_package, check_settings, check_zookeeper
-from django_rmq.checks.reports import sentence
+from django_rmq.checks.check_messages import sentence
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.listening import registry
-from django_rmq.project.listening.registry import FailedModule, isolated
+from django_rmq.worker import listener_registry
+from django_rmq.worker.listener_registry import FailedModule, isolated
 from example_project.embedded_server import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}
@@ -26,7 +26,7 @@ ORDERS = {"orders": {"TYPE": "fixed_time"}}
 @pytest.fixture(autouse=True)
 def _no_listeners(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with isolated():
-        monkeypatch.setattr(registry, "discover", list)
+        monkeypatch.setattr(listener_registry, "discover", list)
         yield
 
 
@@ -165,7 +165,7 @@ def test_a_project_whose_only_topics_belong_to_schedules_is_sound(monkeypatch: p
         schedule("nightly", every="1d")(handle)
         return []
 
-    monkeypatch.setattr(registry, "discover", import_listeners)
+    monkeypatch.setattr(listener_registry, "discover", import_listeners)
     assert told(check_settings) == []
     assert told(check_listeners) == []
 
@@ -243,7 +243,7 @@ def test_listeners_that_do_not_load_are_told_apart(monkeypatch: pytest.MonkeyPat
                 found.append(FailedModule(f"app{i}.listeners", error))
         return found
 
-    monkeypatch.setattr(registry, "discover", failures)
+    monkeypatch.setattr(listener_registry, "discover", failures)
     found = told(check_listeners, TOPICS={**ORDERS, "others": {"TYPE": "priority"}})
     assert ids(found) == ["django_rmq.E020", "django_rmq.E021", "django_rmq.E022"]
     for i, message in enumerate(found):
@@ -258,7 +258,7 @@ def test_the_example_project_passes_its_checks_and_loads_listeners_only_then(
     code = (
         "import django, sys; django.setup()\n"
         "names = ['example_project.orders.listeners', 'example_project.prices.listeners']\n"
-        "names.append('django_rmq.project.listening.registry')\n"
+        "names.append('django_rmq.worker.listener_registry')\n"
         "print([name in sys.modules for name in names[:2]])\n"
         "from django.core.checks import run_checks\n"
         "print(run_checks(tags=['rmq']))\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.logs import complaints
-from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.log import throttle
+from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 
 AWAY = ServerUnavailable("connection refused")
@@ -23,17 +23,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
             return self.now
 
     found = Clock()
-    monkeypatch.setattr(complaints, "time", found)
+    monkeypatch.setattr(throttle, "time", found)
     return found
 
 
 @pytest.fixture
-def complain() -> Complaints:
-    return Complaints(logging.getLogger("tests.complaints"))
+def complain() -> LogThrottle:
+    return LogThrottle(logging.getLogger("tests.complaints"))
 
 
 def test_ten_minutes_of_trouble_are_a_handful_of_lines_that_count_the_rest(
-    complain: Complaints, clock: Any, caplog: pytest.LogCaptureFixture
+    complain: LogThrottle, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10 * 60 * 10):
         complain("redis", "Redis is unavailable: %s", AWAY)
@@ -47,44 +47,44 @@ def test_ten_minutes_of_trouble_are_a_handful_of_lines_that_count_the_rest(
 
 
 def test_trouble_that_was_over_is_logged_at_once_when_it_comes_back(
-    complain: Complaints, clock: Any, caplog: pytest.LogCaptureFixture
+    complain: LogThrottle, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(300):
         complain("redis", "unavailable: %s", AWAY)
         clock.now += 0.1
     caplog.clear()
-    clock.now += 2 * complaints.LONGEST_SECONDS
+    clock.now += 2 * throttle.LONGEST_SECONDS
     complain("redis", "unavailable: %s", AWAY)  # stands for those that were still left out
-    clock.now += 2 * complaints.LONGEST_SECONDS
+    clock.now += 2 * throttle.LONGEST_SECONDS
     complain("redis", "unavailable: %s", AWAY)
-    clock.now += complaints.FIRST_SECONDS + 0.1
+    clock.now += throttle.FIRST_SECONDS + 0.1
     complain("redis", "unavailable: %s", AWAY)
     assert len(caplog.records) == 3
     assert caplog.messages[1:] == ["unavailable: connection refused"] * 2
 
 
 def test_kinds_do_not_hide_each_other_and_are_not_remembered_without_end(
-    complain: Complaints, clock: Any, monkeypatch: pytest.MonkeyPatch
+    complain: LogThrottle, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complaints, "KINDS", 3)
+    monkeypatch.setattr(throttle, "KINDS", 3)
     assert [complain.admit(kind) for kind in "abcd"] == [0, 0, 0, 0]
     assert complain.admit("d") is None
     assert complain.admit("a") == 0
 
 
 def test_what_passes_by_itself_is_a_warning_and_only_the_first_line_has_a_traceback(
-    complain: Complaints, clock: Any, caplog: pytest.LogCaptureFixture
+    complain: LogThrottle, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for error in (AWAY, ServerRefused("NOPERM"), ValueError("a bug")):
         for _ in range(3):
             complain(error.args, "failed: %s", error, exc_info=True)
-        clock.now += complaints.FIRST_SECONDS
+        clock.now += throttle.FIRST_SECONDS
         complain(error.args, "failed: %s", error, exc_info=True)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2 + ["ERROR"] * 4
     assert [record.exc_info is not None for record in caplog.records] == [True, False] * 3
 
 
-def test_threads_share_one_count(complain: Complaints) -> None:
+def test_threads_share_one_count(complain: LogThrottle) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:

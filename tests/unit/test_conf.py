@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_rmq import checks
-from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq import checks, conf
+from django_rmq.conf import (
+    Config,
+    SettingsProblem,
+    get_config,
+    read_settings,
+)
+from django_rmq.core.model.limits import shown
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.project import settings
-from django_rmq.project.listening import conditions
-from django_rmq.project.scheduling import conditions as of_schedules
-from django_rmq.project.settings import Config, Problem, get_config, read_settings
-from django_rmq.project.validating import conditions as of_bodies
-from django_rmq.project.validating import declared
+from django_rmq.schedules import schedule_requirements as of_schedules
+from django_rmq.typed_bodies import declared_body
+from django_rmq.typed_bodies import typed_body_requirements as of_bodies
+from django_rmq.worker import once_requirements
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
@@ -31,14 +35,14 @@ def redis_cache(location: str, **options: Any) -> dict[str, Any]:
     return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
 
 
-def read(caches: dict[str, Any] | None = None, **rmq: Any) -> tuple[Config | None, list[Problem]]:
+def read(caches: dict[str, Any] | None = None, **rmq: Any) -> tuple[Config | None, list[SettingsProblem]]:
     """What becomes of these settings, with a broker in memory unless REDIS is among them."""
     given = rmq if "REDIS" in rmq or "BROKER" in rmq else {"BROKER": "memory", **rmq}
     with override_settings(RMQ=given, CACHES={"default": LOCMEM, **(caches or {})}):
         return read_settings()
 
 
-def problems(caches: dict[str, Any] | None = None, **rmq: Any) -> list[Problem]:
+def problems(caches: dict[str, Any] | None = None, **rmq: Any) -> list[SettingsProblem]:
     config, found = read(caches, **rmq)
     assert (config is None) == bool(found)
     return found
@@ -51,7 +55,7 @@ def config(caches: dict[str, Any] | None = None, **rmq: Any) -> Config:
     return found
 
 
-def topic_problems(**options: Any) -> list[Problem]:
+def topic_problems(**options: Any) -> list[SettingsProblem]:
     return problems(TOPICS={"orders": {"TYPE": "range_merge", **options}})
 
 
@@ -68,14 +72,14 @@ def test_a_path_as_body_is_a_type_whose_bodies_are_json() -> None:
         }
     ).topic("prices")
     assert (topic.body, topic.slot_basis) == ("json", "shop")
-    assert topic.typed == declared.DeclaredBody(path, "tests.typed_bodies.upcast")
+    assert topic.typed == declared_body.DeclaredBody(path, "tests.typed_bodies.upcast")
 
 
 def test_a_type_of_all_topics_may_be_a_default() -> None:
     own = {"typed": {"TYPE": "fixed_time"}, "text": {"TYPE": "fixed_time", "BODY": "text"}}
     defaults = {"BODY": "tests.typed_bodies.Viewed", "UPCAST": "tests.typed_bodies.upcast"}
     found = config(TOPICS=own, TOPIC_DEFAULTS=defaults)
-    assert found.topic("typed").typed == declared.DeclaredBody(*defaults.values())
+    assert found.topic("typed").typed == declared_body.DeclaredBody(*defaults.values())
     assert (found.topic("text").body, found.topic("text").typed) == ("text", None)
 
 
@@ -910,9 +914,11 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
 
 def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
-    folders = [Path(str(module.__file__)).parent for module in (checks, settings)]
+    folders = [Path(str(module.__file__)).parent for module in (checks, conf)]
     files = [file for folder in folders for file in folder.glob("*.py")]
-    files += [Path(str(module.__file__)) for module in (conditions, of_schedules, of_bodies, declared)]
+    files += [
+        Path(str(module.__file__)) for module in (once_requirements, of_schedules, of_bodies, declared_body)
+    ]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EWI]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15

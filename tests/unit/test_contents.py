@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.contents import (
+from django_rmq.core.model.envelope import (
+    Envelope,
+    body_of,
+    decode_envelope,
+    encode_envelope,
+)
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.message_content import (
     LARGEST_HELD,
     MARK,
     WIDTH,
@@ -24,9 +28,10 @@ from django_rmq.core.words.contents import (
     raw_body,
     stored_basis,
 )
-from django_rmq.core.words.envelopes import Envelope, body_of, decode_envelope, encode_envelope
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.producer import Producer
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 

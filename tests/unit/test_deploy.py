@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from django_rmq.core.consumer.notes import SERVER, USAGE, WATCHDOG
+from django_rmq.conf.config import Consumer
+from django_rmq.core.consumer.progress import SERVER, USAGE, WATCHDOG
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
-from django_rmq.operations.deliveries import LONGEST_WAIT
-from django_rmq.project.settings.config import Consumer
+from django_rmq.operations.consumption import LONGEST_WAIT
 from tests.servers import absent
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from django_rmq import Retry, Send, ensure_message, schedule, send_message, send_messages
 from django_rmq.admin.forms import DurationField
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.conf import read_settings
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import (
     LONGEST,
     AmbiguousDuration,
@@ -31,8 +32,7 @@ from django_rmq.durations import (
 )
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.management import duration
-from django_rmq.project.settings import read_settings
-from django_rmq.spark.options import STREAM, Options
+from django_rmq.spark.source_options import STREAM, SourceOptions
 from django_rmq.testing import Clock, RMQTestMixin, assert_message_sent, captured_messages, memory_broker
 
 TOPICS = {
@@ -177,7 +177,9 @@ def retry_of_a_batch(value: Any) -> None:
 
 
 def option_of_spark(value: Any) -> None:
-    _ = Options({"url": "redis://rmq", "topic": "any", "claimTimeout": value}, STREAM, "a test").lease_ms
+    _ = SourceOptions(
+        {"url": "redis://rmq", "topic": "any", "claimTimeout": value}, STREAM, "a test"
+    ).lease_ms
 
 
 def in_the_admin(value: Any) -> None:

@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.words.bodies import (
+from django_rmq.core.model.body_codec import (
     DEEPEST,
-    Number,
+    ExactNumber,
     decode_body,
     dumps,
     encode_decoded,
@@ -27,8 +27,8 @@ from django_rmq.core.words.bodies import (
     is_deeper,
     stored_number,
 )
-from django_rmq.core.words.envelopes import basis_bytes
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.envelope import basis_bytes
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 
 
@@ -141,18 +141,18 @@ def test_a_stored_number_without_a_float_is_written_as_a_number() -> None:
 
 
 def test_a_text_that_looks_like_a_number_stays_a_text() -> None:
-    body = {"a": Number("1.50"), "b": "1.50", "c": repr(Number("1.50"))}
+    body = {"a": ExactNumber("1.50"), "b": "1.50", "c": repr(ExactNumber("1.50"))}
     assert encode_json(body) == b'{"a":1.50,"b":"1.50","c":"1.50"}'
 
 
 def test_a_slot_basis_is_the_float_that_a_listener_reads() -> None:
-    assert basis_bytes(Number("1.50")) == basis_bytes(1.5) == b"1.5"
+    assert basis_bytes(ExactNumber("1.50")) == basis_bytes(1.5) == b"1.5"
 
 
 def test_numbers_outside_of_bodies_are_floats() -> None:
     read = exact_json('{"rate": 0.50, "messages": [{"body": {"rate": 0.50}, "at": 1.0e3}]}')
     found = floats_beside_bodies(read)
-    assert found == {"rate": 0.5, "messages": [{"body": {"rate": Number("0.50")}, "at": 1000.0}]}
+    assert found == {"rate": 0.5, "messages": [{"body": {"rate": ExactNumber("0.50")}, "at": 1000.0}]}
 
 
 # --- durations

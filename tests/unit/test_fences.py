@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.consumer.fences import Fences
-from django_rmq.core.consumer.slots import Place
+from django_rmq.core.consumer.fenced_slots import FencedSlots
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.slots import SlotState
 from django_rmq.core.coordination import StaticCoordinator, Worker
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import OracleBroker
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 
 
-def fences() -> Fences:
+def fences() -> FencedSlots:
     broker: Any = OracleBroker()
-    return Fences(broker, "me", lambda: float("-inf"))
+    return FencedSlots(broker, "me", lambda: float("-inf"))
 
 
 def test_only_a_later_question_gives_a_fenced_slot_back() -> None:
     fenced = fences()
-    before, place = uptime(), Place(TOPIC, 0, 0)
+    before, place = uptime(), SlotState(TOPIC, 0, 0)
     fenced.add(place)
     assert fenced and place.fenced_at >= before
     assert fenced.ours_at(before) == fenced.ours_at(float("-inf")) == []

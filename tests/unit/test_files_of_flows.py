@@ -65,10 +65,10 @@ def main() -> None:
     from fakeredis import FakeStrictRedis
 
     from django_rmq import Reject, listener, send_message
+    from django_rmq.conf import get_config
+    from django_rmq.connections import replaced_broker
     from django_rmq.core.redis.broker import RedisBroker
-    from django_rmq.project.connections import replaced_broker
-    from django_rmq.project.listening.worker import Options, WorkerProcess
-    from django_rmq.project.settings import get_config
+    from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 
     @listener("urgent")
     def handle(message: Any) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
             send_message("merged", "body")
 
     def consume() -> None:
-        WorkerProcess([get_config().topic("urgent")], Options(threads=1, burst=True)).run()
+        WorkerProcess([get_config().topic("urgent")], ProcessOptions(threads=1, burst=True)).run()
 
     def replay() -> None:
         answer = browser.post(f"{page}act/", {"act": "replay", "state": "dead", "id": dead})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq.core.consumer.flow import Flow
+from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
 
 
 class Backend:
@@ -40,7 +40,7 @@ class Backend:
 class Simulation:
     """A worker that always has something to do and begins as many calls as its flow allows."""
 
-    def __init__(self, backend: Backend, flow: Flow) -> None:
+    def __init__(self, backend: Backend, flow: AdaptiveConcurrency) -> None:
         self.backend, self.flow = backend, flow
         self.running: list[tuple[float, float]] = []
         self.done = 0
@@ -89,7 +89,7 @@ class Unfair(Simulation):
             self.flow.note(backend.now - begun, 1, in_use, backend.now)
             seen(self.flow.limit)
 
-    def __init__(self, backend: Backend, flow: Flow) -> None:
+    def __init__(self, backend: Backend, flow: AdaptiveConcurrency) -> None:
         super().__init__(backend, flow)
         self.waiting: list[float] = []
 
@@ -101,21 +101,21 @@ class Unfair(Simulation):
 def test_it_settles_within_a_quarter_of_the_capacity(
     capacity: int, seconds: float, noise: float, kind: type[Simulation]
 ) -> None:
-    simulation = kind(Backend(capacity, seconds, noise), Flow(64))
+    simulation = kind(Backend(capacity, seconds, noise), AdaptiveConcurrency(64))
     simulation.run(40 * seconds + 5)
     limit = settled(simulation, 400 * seconds + 20)
     assert is_near(limit, capacity), limit
 
 
 def test_without_a_bottleneck_it_takes_all_there_is() -> None:
-    simulation = Simulation(Backend(1000, 0.5), Flow(16))
+    simulation = Simulation(Backend(1000, 0.5), AdaptiveConcurrency(16))
     simulation.run(15)
     assert simulation.flow.limit == 16
 
 
 @pytest.mark.parametrize("capacity", [2, 4, 8])
 def test_a_listener_that_becomes_a_hundred_times_slower_is_measured_anew(capacity: int) -> None:
-    simulation = Simulation(Backend(capacity, 0.005), Flow(16))
+    simulation = Simulation(Backend(capacity, 0.005), AdaptiveConcurrency(16))
     simulation.run(5)
     simulation.backend.seconds = 0.5
     simulation.run(25)
@@ -126,7 +126,7 @@ def test_a_listener_that_becomes_a_hundred_times_slower_is_measured_anew(capacit
 
 
 def test_a_bottleneck_that_narrows_and_widens_is_followed() -> None:
-    simulation = Simulation(Backend(16, 0.05), Flow(64))
+    simulation = Simulation(Backend(16, 0.05), AdaptiveConcurrency(64))
     simulation.run(20)
     for capacity in (4, 12, 2, 16):
         simulation.backend.resize(capacity)
@@ -136,7 +136,10 @@ def test_a_bottleneck_that_narrows_and_widens_is_followed() -> None:
 
 def test_what_it_costs_to_look_is_little() -> None:
     """Against the best fixed limit, in calls done."""
-    flowing, fixed = Simulation(Backend(8, 0.05), Flow(64)), Simulation(Backend(8, 0.05), Flow(64))
+    flowing, fixed = (
+        Simulation(Backend(8, 0.05), AdaptiveConcurrency(64)),
+        Simulation(Backend(8, 0.05), AdaptiveConcurrency(64)),
+    )
     fixed.flow.limit = 8
     fixed.flow.note = lambda *args: None  # type: ignore[method-assign]
     for simulation in (flowing, fixed):
@@ -147,7 +150,7 @@ def test_what_it_costs_to_look_is_little() -> None:
 
 
 def test_little_to_do_teaches_nothing_and_changes_nothing() -> None:
-    simulation = Simulation(Backend(64, 0.01), Flow(64))
+    simulation = Simulation(Backend(64, 0.01), AdaptiveConcurrency(64))
     simulation.run(5)
     assert simulation.flow.limit == 64
     before = simulation.flow.limit
@@ -157,7 +160,7 @@ def test_little_to_do_teaches_nothing_and_changes_nothing() -> None:
 
 
 def test_what_began_under_another_limit_is_not_counted() -> None:
-    flow = Flow(8)
+    flow = AdaptiveConcurrency(8)
     for at in range(4):
         flow.note(1.0, 1, 1, 10.0 + at)
     assert flow.limit == 2
@@ -179,7 +182,7 @@ def test_what_began_under_another_limit_is_not_counted() -> None:
 def test_whatever_it_is_told_the_limit_stays_in_its_bounds(
     most: int, notes: list[tuple[float, int, int, float]]
 ) -> None:
-    flow, now = Flow(most), 0.0
+    flow, now = AdaptiveConcurrency(most), 0.0
     for seconds, messages, in_use, passed in notes:
         now += passed
         flow.note(seconds, messages, in_use, now)
@@ -197,7 +200,7 @@ def test_whatever_it_is_told_the_limit_stays_in_its_bounds(
 def test_it_settles_wherever_the_bottleneck_is(
     capacity: int, seconds: float, noise: float, seed: int
 ) -> None:
-    simulation = Simulation(Backend(capacity, seconds, noise, seed), Flow(64))
+    simulation = Simulation(Backend(capacity, seconds, noise, seed), AdaptiveConcurrency(64))
     simulation.run(150 * seconds + 3)
     limit = settled(simulation, 1200 * seconds + 3)
     assert is_near(limit, capacity), limit

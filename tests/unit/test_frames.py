@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from hiredis import pack_command
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import sending
-from django_rmq.core.calls.call import Call
+from django_rmq.core import lua
+from django_rmq.core.commands import send
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.replies import Sent
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.words.answers import Sent
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.redis.connection import ServerConnection
 
 
-class Told(Exchange):
+class Told(ServerConnection):
     """Notes what would go over the wire."""
 
     told: bytes
@@ -41,8 +41,8 @@ MEMBERS = [b"m", b"", b"\r\n$1\r\n", "é".encode(), b"x" * 70_000]
 def sent(topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Call[list[Sent]]:
     envelopes = [envelope] if topic.keyed else []
     if topic.type is TopicType.RANGE_MERGE:
-        return sending.send_merge(topic, slot, score, [member], envelopes)
-    return sending.send_replace(topic, slot, [score], [member], envelopes)
+        return send.send_merge(topic, slot, score, [member], envelopes)
+    return send.send_replace(topic, slot, [score], [member], envelopes)
 
 
 @pytest.mark.parametrize("room", [1, 10_000])
@@ -55,7 +55,7 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
                 for score, member in enumerate(MEMBERS, 1_000):
                     call = sent(topic, slot, score, member, b"{}\n" + member)
                     found = told.run(call)
-                    sha = scripts.load(call.script).sha
+                    sha = lua.load(call.script).sha
                     assert told.told == pack_command(
                         ("EVALSHA", sha, 5, *call.keys("p:"), *call.arguments("p:"), b"")
                     )
@@ -66,7 +66,7 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
 def test_what_is_sent_with_and_without_an_envelope_has_a_frame_each() -> None:
     told, topic = Told(None, "", None), Topic("t", TopicType.PRIORITY, identity="key")
     for envelopes in ([b"{}"], [], [b"{}"]):
-        told.run(sending.send_replace(topic, 0, [1_000], [b"m"], envelopes))
+        told.run(send.send_replace(topic, 0, [1_000], [b"m"], envelopes))
         assert int(told.told[1 : told.told.index(b"\r")]) == told.told.count(b"\r\n$"), (
             "as many arguments as it says"
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.consumer.garbage import THRESHOLD, collect_less
-from django_rmq.project.listening import worker
+from django_rmq.core.consumer.garbage_collection import THRESHOLD, collect_less
+from django_rmq.worker import worker_process
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +46,9 @@ def test_a_worker_does_so_before_it_starts_anything(monkeypatch: pytest.MonkeyPa
     def collected() -> None:
         raise Collected
 
-    monkeypatch.setattr(worker, "collect_less", collected)
-    monkeypatch.setattr(worker.WorkerProcess, "_beat", lambda _: None)
+    monkeypatch.setattr(worker_process, "collect_less", collected)
+    monkeypatch.setattr(worker_process.WorkerProcess, "_beat", lambda _: None)
     # Nothing of it is there yet that could be started.
-    process = object.__new__(worker.WorkerProcess)
+    process = object.__new__(worker_process.WorkerProcess)
     with pytest.raises(Collected):
         process.run()

@@ -22,12 +22,12 @@ from django_rmq import (
     send_message,
     send_messages,
 )
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings import read_settings
+from django_rmq.conf import read_settings
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import captured_messages, memory_broker
+from django_rmq.worker.listener_registry import isolated
 
 TOPICS: dict[str, dict[str, Any]] = {
     "merged": {"TYPE": "range_merge", "TIME_RANGE": "2s"},

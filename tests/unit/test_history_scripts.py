@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
-from django_rmq.core.telling.history import EDGES_MS
-from django_rmq.core.words.keys import HistoryKeys, history_keys, times_key
-from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.history_samples import LATENESS_BUCKETS, SAMPLED
+from django_rmq.core.model.keys import HistoryKeys, history_keys, times_key
+from django_rmq.core.monitoring.history import EDGES_MS
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
 
-FOLDER = Path(scripts.__file__).parent / "history"
+FOLDER = Path(lua.__file__).parent / "history"
 NAMES = sorted(f"history/{path.stem}" for path in FOLDER.glob("*.lua"))
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)

@@ -14,11 +14,11 @@ import django_rmq
 WITHOUT_DJANGO = [
     "django_rmq",
     "django_rmq.exceptions",
-    "django_rmq.core.words.messages",
-    "django_rmq.core.words.keys",
-    "django_rmq.core.scripts",
+    "django_rmq.core.model.message",
+    "django_rmq.core.model.keys",
+    "django_rmq.core.lua",
     "django_rmq.core.redis.broker",
-    "django_rmq.core.producer.sending",
+    "django_rmq.core.producer.producer",
     "django_rmq.core.consumer",
     "django_rmq.core.coordination",
     "django_rmq.testing",
@@ -51,7 +51,7 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
     code = (
         "import os, django, sys; os.environ['DJANGO_SETTINGS_MODULE'] = 'example_project.settings'; django.setup();"
         "from django.urls import get_resolver; get_resolver().url_patterns;"
-        "from django_rmq.project.listening import registry; registry.autodiscover();"
+        "from django_rmq.worker import listener_registry as registry; registry.autodiscover();"
         "import django_rmq.management.commands.runrmqconsumers;"
         "print([name for name in sys.modules if name.startswith(('django_rmq.pipelines', 'django_rmq.spark', 'pyspark'))])"
     )
@@ -60,7 +60,7 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
 
 
 def test_the_worker_is_imported_without_models() -> None:
-    assert "django" in modules_loaded_by("import django_rmq.project.listening.processes")
+    assert "django" in modules_loaded_by("import django_rmq.worker.prefork")
 
 
 @pytest.mark.parametrize("name", django_rmq.__all__)
@@ -105,22 +105,22 @@ ALLOWED = {
         "import_string": THE_SETTINGS,
         "locate": "a file of a distribution, and no import",
     },
-    "core/consumer/overlapping.py": {"import_module": OURS},
+    "core/consumer/async_executor.py": {"import_module": OURS},
     "core/redis/in_memory.py": {"eval": "a script of ours, for tests", "find_spec": OURS},
-    "operations/redaction.py": {"import_string": THE_SETTINGS},
+    "operations/body_redaction.py": {"import_string": THE_SETTINGS},
     "pipelines/__init__.py": {"import_module": THE_PROJECT},
     "pipelines/consume.py": {"import_string": "the command line names it"},
-    "project/connections/coordinators.py": {"import_string": THE_SETTINGS},
-    "project/scheduling/conditions.py": {"find_spec": OURS},
-    "project/settings/redis.py": {"import_string": THE_SETTINGS},
-    "project/settings/topics.py": {"import_string": THE_SETTINGS},
-    "project/settings/values.py": {"find_spec": OURS},
-    "project/tasks/frameworks.py": {"find_spec": OURS, "import_module": OURS},
-    "project/tasks/modules.py": {"import_module": THE_PROJECT},
-    "project/validating/declared.py": {"import_string": THE_SETTINGS},
-    "spark/connection.py": {"import_module": "an option of the Spark job names it"},
+    "connections/coordinators.py": {"import_string": THE_SETTINGS},
+    "schedules/schedule_requirements.py": {"find_spec": OURS},
+    "conf/redis_settings.py": {"import_string": THE_SETTINGS},
+    "conf/topic_settings.py": {"import_string": THE_SETTINGS},
+    "conf/values.py": {"find_spec": OURS},
+    "tasks/frameworks.py": {"find_spec": OURS, "import_module": OURS},
+    "tasks/task_modules.py": {"import_module": THE_PROJECT},
+    "typed_bodies/declared_body.py": {"import_string": THE_SETTINGS},
+    "spark/broker_connection.py": {"import_module": "an option of the Spark job names it"},
     "spark/java.py": {"find_spec": OURS},
-    "spark/session.py": {"find_spec": OURS},
+    "spark/spark_session.py": {"find_spec": OURS},
 }
 """File -> what it uses to import by a name -> where the name comes from. It never comes from Redis."""
 

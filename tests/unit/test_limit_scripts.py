@@ -9,8 +9,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.words.keys import limits_key
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.keys import limits_key
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.unit import outside_slots

@@ -12,23 +12,33 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.calls import claims, ending, inserting, looking, moving, people, sending, taking, ticks
-from django_rmq.core.calls.call import Call
-from django_rmq.core.words.answers import Area, Row
-from django_rmq.core.words.failures import Failure
-from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands import (
+    ack,
+    claims,
+    fetch,
+    insert,
+    inspect,
+    operate,
+    reshard,
+    schedule_ticks,
+    send,
+)
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.keys import SlotKeys, slot_keys
+from django_rmq.core.model.replies import Area, CopyReply
+from django_rmq.core.model.topic import Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.brokers import Methods
 from tests.servers import RedisServer
 
-FOLDER = Path(scripts.__file__).parent
+FOLDER = Path(lua.__file__).parent
 FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
-READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
+READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 OF_MANY_SLOTS = {"heads", "acquire_all"}
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
@@ -90,7 +100,7 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = scripts._read(name)
+        self.text = lua._read(name)
         lines = self.text.split("\n")
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
@@ -137,7 +147,7 @@ def joined(code: str) -> Iterator[str]:
             yield after[: after.index(")") + 1]
 
 
-SCRIPTS = {name: Source(name) for name in scripts.names()}
+SCRIPTS = {name: Source(name) for name in lua.names()}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS.keys())
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -157,7 +167,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
         ask.send_fifo(TOPIC, 0, 50, members, [b"x", b"y"], ensure=True),
         ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
-        inserting.end_insertion(TOPIC, 0),
+        insert.end_insertion(TOPIC, 0),
         ask.tick(TOPIC, 0, "nightly", 1, 50, b"a", b"x"),
         ask.retract(TOPIC, 0, "nightly", 2, 50, b"a"),
         ask.acquire(TOPIC, 0),
@@ -203,7 +213,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.reopen(TOPIC, 0, 1),
         ask.survey(TOPIC, 0),
         ask.move_out(TOPIC, 0, 1, 0, [("store", b"a")]),
-        ask.move_in(TOPIC, 0, 1, 0, 1, [Row("store", b"a", "50")]),
+        ask.move_in(TOPIC, 0, 1, 0, 1, [CopyReply("store", b"a", "50")]),
     ]
     return {call.script: call for call in calls}
 
@@ -214,14 +224,14 @@ CALLS = calls_of_every_script()
 def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script() -> None:
     functions = {
         name
-        for module in (sending, taking, ending, claims, people, moving, looking, ticks)
+        for module in (send, fetch, ack, claims, operate, reshard, inspect, schedule_ticks)
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }
     # What is written already is sent by the scripts of other sends, `remove` cancels, and what reads past the
     # scripts has none. `insert` is a part of a transaction.
     functions = functions - {"any_in_use", "send_packed", "cancel", "rank", "rows"} | {"insert"}
-    assert functions == set(scripts.names()) == set(CALLS)
+    assert functions == set(lua.names()) == set(CALLS)
 
 
 # --- headers
@@ -280,7 +290,7 @@ def test_keys_and_fixed_arguments_are_read_by_their_names_only(source: Source) -
 
 @each_script
 def test_every_declared_key_and_argument_is_used(source: Source) -> None:
-    bindings, _, code = scripts.load(source.name).text.decode().partition("\n")
+    bindings, _, code = lua.load(source.name).text.decode().partition("\n")
     names = re.findall(r"\w+", bindings.partition(" = ")[0].removeprefix("local "))
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} <= {"first", "last", "now"}
 
@@ -316,7 +326,7 @@ def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> 
 
 @each_script
 def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source: Source) -> None:
-    text = scripts.load(source.name).text.decode()
+    text = lua.load(source.name).text.decode()
     checked: dict[str, str] = {}
     for wanted, names in re.findall(r"mistyped\('(zset|hash)', ([^)]*)\)", text):
         checked |= dict.fromkeys(names.split(", "), wanted.upper())
@@ -338,7 +348,7 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
 
 def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
     for name in ("send_merge", "send_replace"):
-        text = scripts.load(name).text.decode()
+        text = lua.load(name).text.decode()
         before, short, _ = text.partition("redis.pcall('ZADD', store, 'NX'")
         assert short, "ZADD itself changes nothing where Store is no ZSET or the member waits"
         assert set(re.findall(r"redis\.call\('(\w+)'", before)) <= {"TIME"}
@@ -372,10 +382,10 @@ def test_commands_are_named_literally_and_known_to_redis_6_2(path: Path) -> None
 
 def test_scripts_that_look_write_nothing_and_the_others_do() -> None:
     writing = set()
-    for name in scripts.names():
-        if set(re.findall(r"redis\.p?call\('([A-Z]+)'", scripts.load(name).text.decode())) & WRITES:
+    for name in lua.names():
+        if set(re.findall(r"redis\.p?call\('([A-Z]+)'", lua.load(name).text.decode())) & WRITES:
             writing.add(name)
-    assert writing == set(scripts.names()) - READ_ONLY
+    assert writing == set(lua.names()) - READ_ONLY
 
 
 @each_file
@@ -424,7 +434,7 @@ def test_fragments_exist_are_used_and_include_no_others() -> None:
 
 @each_script
 def test_a_loaded_script_holds_each_fragment_once_and_no_comment(source: Source) -> None:
-    text = scripts.load(source.name).text.decode()
+    text = lua.load(source.name).text.decode()
     assert "--" not in text
     assert len(source.includes) == len(set(source.includes))
     for name in source.includes:
@@ -433,8 +443,8 @@ def test_a_loaded_script_holds_each_fragment_once_and_no_comment(source: Source)
 
 
 def test_the_sha_is_the_one_that_redis_computes(redis_client: redis.Redis) -> None:
-    for name in scripts.names():
-        script = scripts.load(name)
+    for name in lua.names():
+        script = lua.load(name)
         assert redis_client.script_load(script.text).encode() == script.sha
 
 
@@ -497,7 +507,7 @@ class Bytecode:
 
 @each_script
 def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_client: redis.Redis) -> None:
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, scripts.load(source.name).text)
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(source.name).text)
     assert isinstance(dump, bytes)
     chunk = Bytecode(dump)
     assert chunk.at == len(dump)
@@ -519,14 +529,14 @@ def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
     assert Bytecode(dump).read - KNOWN_GLOBALS == set(needs)
 
 
-SECOND_FORMS = [name for name in scripts.all_names() if name.endswith(scripts.SECOND)]
+SECOND_FORMS = [name for name in lua.all_names() if name.endswith(lua.SECOND)]
 
 
 @pytest.mark.parametrize("name", SECOND_FORMS)
 def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
     name: str, redis_client: redis.Redis
 ) -> None:
-    first, second = scripts.declaration(name.removesuffix(scripts.SECOND)), scripts.declaration(name)
+    first, second = lua.declaration(name.removesuffix(lua.SECOND)), lua.declaration(name)
     assert [key.name for key in second.keys] == [
         *(key.name for key in first.keys),
         "outcomes",
@@ -536,10 +546,10 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
         "outcome_retention_ms",
         *(each.name for each in first.arguments),
     ]
-    text = scripts.load(name).text.decode()
+    text = lua.load(name).text.decode()
     assert "mistyped('zset', " in text
     assert re.search(r"mistyped\('zset', [^)]*outcome_times\)", text)
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, scripts.load(name).text)
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(name).text)
     assert isinstance(dump, bytes)
     assert Bytecode(dump).read <= KNOWN_GLOBALS
     assert Bytecode(dump).written == set()
@@ -547,12 +557,12 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
 
 @pytest.mark.parametrize("name", SECOND_FORMS)
 def test_the_first_form_of_a_script_touches_no_key_of_the_second(name: str) -> None:
-    text = scripts.load(name.removesuffix(scripts.SECOND)).text.decode()
+    text = lua.load(name.removesuffix(lua.SECOND)).text.decode()
     assert not re.search(r"\b(outcomes|outcome_times|outcome_retention_ms|sha1hex|PEXPIRE)\b", text)
 
 
 def test_a_topic_without_outcome_retention_uses_the_first_forms() -> None:
-    assert not any(call.script.endswith(scripts.SECOND) for call in CALLS.values())
+    assert not any(call.script.endswith(lua.SECOND) for call in CALLS.values())
 
 
 def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
@@ -567,6 +577,6 @@ def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
 @pytest.mark.parametrize("binary", redis_server_binaries(), ids=str)
 def test_every_server_of_this_machine_loads_every_script(binary: Path) -> None:
     with RedisServer(binary=binary) as server, redis.Redis(port=server.port) as client:
-        for name in scripts.names():
-            script = scripts.load(name)
+        for name in lua.names():
+            script = lua.load(name)
             assert client.script_load(script.text).encode() == script.sha

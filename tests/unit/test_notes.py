@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from django_rmq.core.consumer.notes import (
+from django_rmq.core.consumer.progress import (
     BEGUN,
     DIED,
     DONE,
@@ -17,18 +17,18 @@ from django_rmq.core.consumer.notes import (
     MOST_NAMED,
     SPARE,
     Ending,
-    Notes,
-    Settled,
+    RecoveryResult,
+    SharedProgress,
     mark_of,
     settle,
 )
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.failures import FailureRecord
-from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.project.listening import processes
-from django_rmq.project.sealing import sealed_id
+from django_rmq.core.model.failure_records import FailureRecord
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.producer import Producer
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock
+from django_rmq.worker import prefork
 from tests.brokers import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
@@ -36,8 +36,8 @@ OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes(2)
+def notes() -> SharedProgress:
+    return SharedProgress(2)
 
 
 def in_a_child(work: object) -> None:
@@ -49,7 +49,7 @@ def in_a_child(work: object) -> None:
     os.waitpid(pid, 0)
 
 
-def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: Notes) -> None:
+def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: SharedProgress) -> None:
     def work() -> None:
         notes.owner = "a" * 32
         notes.beat(7, True)
@@ -67,17 +67,17 @@ def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: Notes) -> N
     }
 
 
-def test_nothing_is_begun_by_taking_a_batch(notes: Notes) -> None:
+def test_nothing_is_begun_by_taking_a_batch(notes: SharedProgress) -> None:
     notes.thread(0).take("plain", 1, 5, [b"x"])
     assert notes.begun() == {}
 
 
-def ends(settled: Settled) -> dict[str, int]:
+def ends(settled: RecoveryResult) -> dict[str, int]:
     """How many messages ended in which way."""
     return {end: count for end in get_args(Ending) if (count := settled.count(end))}
 
 
-def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: Notes) -> None:
+def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: SharedProgress) -> None:
     notes.thread(1).take("other", 0, 9, [b"of another thread"])[0] = BEGUN
     for receipt in range(100):
         members = [f"{receipt} {i}".encode() for i in range(BATCH)]
@@ -92,7 +92,7 @@ def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes
     assert MARKS - 2 * BATCH < len(begun) <= MARKS + 1
 
 
-def test_a_new_child_begins_with_nothing_and_another_token(notes: Notes) -> None:
+def test_a_new_child_begins_with_nothing_and_another_token(notes: SharedProgress) -> None:
     notes.owner = "a" * 32
     notes.beat(3, True)
     notes.thread(0).take("plain", 1, 5, [b"x"])[0] = DONE
@@ -104,7 +104,7 @@ def test_a_new_child_begins_with_nothing_and_another_token(notes: Notes) -> None
 
 
 def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_is_given_back(
-    notes: Notes,
+    notes: SharedProgress,
 ) -> None:
     clock = Clock(1_000_000)
     broker = OracleBroker("", clock)
@@ -135,7 +135,9 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
 
 
-def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(notes: Notes) -> None:
+def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(
+    notes: SharedProgress,
+) -> None:
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
     producer = Producer(broker)
@@ -160,7 +162,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
 
 
 def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    notes: SharedProgress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
@@ -179,13 +181,13 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
                     bytes([BEGUN]) * begun
                 )
     settled = settle(broker, [OTHER, PLAIN], notes)
-    monkeypatch.setattr(processes, "settle", lambda *_: settled)
-    monkeypatch.setattr(processes, "return_permits", lambda *_: None)
+    monkeypatch.setattr(prefork, "settle", lambda *_: settled)
+    monkeypatch.setattr(prefork, "return_permits", lambda *_: None)
     monkeypatch.setattr(
-        processes, "connections", SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None)
+        prefork, "connections", SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None)
     )
     with caplog.at_level("INFO", "django_rmq.consumer"):
-        assert processes._settle_for([], notes) == 8
+        assert prefork._settle_for([], notes) == 8
     other, plain = caplog.records
     first = sealed_id("other", *settled.named("charged", "other")[0])
     text = other.getMessage()
@@ -200,7 +202,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     assert '"n"' not in caplog.text
 
 
-def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Notes) -> None:
+def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: SharedProgress) -> None:
     topic = replace(OTHER, max_retries=0)
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
@@ -215,7 +217,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Not
     assert entry.record.startswith(b"timed_out 1 ")
 
 
-def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
+def test_nothing_of_another_owner_is_given_back(notes: SharedProgress) -> None:
     clock = Clock(1_000_000)
     broker = OracleBroker("", clock)
     producer = Producer(broker)
@@ -228,7 +230,7 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     assert broker.audit(OTHER, 0).prepare == 1
 
 
-def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: Notes) -> None:
+def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: SharedProgress) -> None:
     def work() -> None:
         notes.beat(1, True)
         notes.unready()

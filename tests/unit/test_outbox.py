@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.contents import draw_members
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.message_content import draw_members
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge, TopicFull, UnknownTopic
-from django_rmq.project.outbox.folding import (
+from django_rmq.outbox.coalesce import (
     LONGEST_REST_MS,
     REFUSALS,
     Stored,
@@ -25,7 +25,7 @@ from django_rmq.project.outbox.folding import (
     next_attempt,
     outgoing,
 )
-from django_rmq.project.outbox.rows import identity_of
+from django_rmq.outbox.storage import identity_of
 from tests.brokers import OracleBroker, direct
 
 NOW = 1_790_000_000_000

@@ -15,7 +15,7 @@ from django.test import override_settings
 import django_rmq
 from django_rmq import signals
 from django_rmq.api import urls
-from django_rmq.project.settings import reader
+from django_rmq.conf import settings_reader
 from docs.site import reference
 from docs.site import settings as table
 
@@ -58,7 +58,7 @@ def test_the_tables_of_rooms_are_the_contracts(after: str, container: str) -> No
 def test_paths_that_a_page_names_exist(page: str) -> None:
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / page).read_text())
     assert named
-    homes = (ROOT, PACKAGE, PACKAGE / "core", PACKAGE / "project", ROOT / "tests")
+    homes = (ROOT, PACKAGE, PACKAGE / "core", ROOT / "tests")
     made = ("build/",)
     missing = [
         path
@@ -69,8 +69,19 @@ def test_paths_that_a_page_names_exist(page: str) -> None:
 
 
 def test_every_folder_of_the_queue_says_what_it_is() -> None:
-    for folder in (PACKAGE / "core", PACKAGE / "project"):
-        for init in folder.rglob("__init__.py"):
+    for folder in (
+        "conf",
+        "connections",
+        "core",
+        "observability",
+        "outbox",
+        "schedules",
+        "sending",
+        "tasks",
+        "typed_bodies",
+        "worker",
+    ):
+        for init in (PACKAGE / folder).rglob("__init__.py"):
             assert init.read_text().startswith('"""'), init
 
 
@@ -127,7 +138,7 @@ def settings_with(heading: str, example: str) -> tuple[dict[str, object], dict[s
     if section:
         hosts = {"HOSTS": "zk1:2181"} if section == "ZOOKEEPER" else {}
         return {**rmq, section: {**hosts, **value}}, {}
-    if key in reader.RMQ_KEYS:
+    if key in settings_reader.RMQ_KEYS:
         return {**rmq, **value}, {}
     return {**rmq, "TOPICS": {"orders": value}}, {}
 
@@ -140,14 +151,14 @@ def test_the_settings_are_read_with_each_example_and_none_is_missing() -> None:
     for heading, example in examples.items():
         rmq, tasks = settings_with(heading, example)
         with override_settings(RMQ=rmq, TASKS=tasks):
-            config, problems = reader.read_settings()
+            config, problems = settings_reader.read_settings()
         assert config is not None and not problems, (heading, [problem.message for problem in problems])
 
 
 def test_an_example_that_the_settings_refuse_is_found() -> None:
     rmq, tasks = settings_with("SLOTS", '"SLOTS": 3')
     with override_settings(RMQ=rmq, TASKS=tasks):
-        assert reader.read_settings()[0] is None
+        assert settings_reader.read_settings()[0] is None
 
 
 def test_each_duration_and_size_of_the_settings_has_a_unit() -> None:

@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.pipelines import BUILT_IN, Pipeline, pipelines, register
-from django_rmq.pipelines.context import Context, connection_options
+from django_rmq.pipelines.pipeline_context import Context, connection_options
 
 TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
 
@@ -48,7 +48,7 @@ def test_what_is_typed_wrongly_is_told(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_without_pyspark_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "django_rmq.spark.session.find_spec", lambda name: None if name == missing else object()
+        "django_rmq.spark.spark_session.find_spec", lambda name: None if name == missing else object()
     )
     with pytest.raises(CommandError, match=rf"Spark needs {missing}.*pip install") as caught:
         call_command("runrmqpipeline", "report")
@@ -59,7 +59,7 @@ def test_without_the_client_of_a_connect_server_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "django_rmq.spark.session.find_spec", lambda name: None if name == "grpc" else object()
+        "django_rmq.spark.spark_session.find_spec", lambda name: None if name == "grpc" else object()
     )
     with pytest.raises(CommandError, match=r"needs grpc.*django-redis-rmq\[connect\]") as caught:
         call_command("runrmqpipeline", "report", "--remote", "sc://127.0.0.1:1")
@@ -68,7 +68,7 @@ def test_without_the_client_of_a_connect_server_it_says_what_to_install(
 
 def test_without_a_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_rmq.spark.java.find_java", lambda: None)
-    monkeypatch.setattr("django_rmq.spark.session.find_spec", lambda name: object())
+    monkeypatch.setattr("django_rmq.spark.spark_session.find_spec", lambda name: object())
     with pytest.raises(CommandError, match="Spark needs Java 17") as caught:
         call_command("runrmqpipeline", "report")
     assert caught.value.returncode == 2

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.producer.sending import Producer
-from django_rmq.core.producer.times import instant_ms
-from django_rmq.core.producer.trips import ROUND_TRIP, TRIP_BYTES, batched
-from django_rmq.core.words.envelopes import Envelope, basis_bytes, decode_envelope
-from django_rmq.core.words.results import SendResults
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.envelope import Envelope, basis_bytes, decode_envelope
+from django_rmq.core.model.send_results import SendResults
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.send_trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,

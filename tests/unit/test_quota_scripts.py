@@ -10,10 +10,16 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
-from django_rmq.core.words.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.keys import (
+    answer_key,
+    bucket_key,
+    consumer_key,
+    limits_key,
+    result_key,
+)
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
 from tests.unit import test_lua as rules
@@ -93,7 +99,7 @@ def test_header_bindings_and_code_keep_to_the_rules(source: rules.Source) -> Non
 def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(
     source: rules.Source, redis_client: redis.Redis
 ) -> None:
-    script = scripts.load(source.name)
+    script = lua.load(source.name)
     dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
     assert isinstance(dump, bytes)
     chunk = rules.Bytecode(dump)

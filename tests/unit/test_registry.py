@@ -16,8 +16,8 @@ from django.test import override_settings
 
 from django_rmq import listener
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.listening import registry
-from django_rmq.project.listening.registry import DuplicateListener, isolated, listeners
+from django_rmq.worker import listener_registry
+from django_rmq.worker.listener_registry import DuplicateListener, isolated, listeners
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_listeners_of_installed_apps_are_found(tmp_path: Path, monkeypatch: pyte
         "from django_rmq import listener\n@listener('x')\ndef handle(message): ...\n",
     )
     monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
-    registry.autodiscover()
+    listener_registry.autodiscover()
     assert listeners()["x"].name == "found_shop.listeners.handle"
 
 
@@ -192,11 +192,11 @@ def test_one_module_that_fails_does_not_hide_the_others(
         ),
     ]
     monkeypatch.setattr(apps, "get_app_configs", lambda: installed)
-    ((module, error),) = registry.discover()
+    ((module, error),) = listener_registry.discover()
     assert (module, type(error)) == ("broken_shop.listeners", ModuleNotFoundError)
     assert list(listeners()) == ["y"]
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        registry.autodiscover()
+        listener_registry.autodiscover()
 
 
 def test_listeners_first_imported_in_isolation_are_not_lost(
@@ -210,7 +210,7 @@ def test_listeners_first_imported_in_isolation_are_not_lost(
     )
     monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
     with isolated():
-        registry.autodiscover()
+        listener_registry.autodiscover()
         assert listeners() == {}
     assert list(listeners()) == ["z"]
 
@@ -218,4 +218,4 @@ def test_listeners_first_imported_in_isolation_are_not_lost(
 def test_without_a_module_name_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "get_app_configs", lambda: pytest.fail("looked for listeners"))
     with override_settings(RMQ={"BROKER": "memory", "AUTODISCOVER": None}):
-        assert registry.discover() == []
+        assert listener_registry.discover() == []

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.retries import due_of, priority_of, retries_left
-from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.retry_scores import due_of, priority_of, retries_left
+from django_rmq.core.model.topic import Topic, TopicType
 
 MERGE = Topic("m", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, identity="key", max_retries=5)
 PRIORITY = Topic("p", TopicType.PRIORITY, slots=1, identity="key", max_retries=5)

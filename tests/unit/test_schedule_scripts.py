@@ -10,9 +10,14 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core import scripts
-from django_rmq.core.words.keys import schedules_key
-from django_rmq.core.words.schedules import Record, Schedule, Wall, walls_text
+from django_rmq.core import lua
+from django_rmq.core.model.keys import schedules_key
+from django_rmq.core.model.schedule import (
+    Schedule,
+    ScheduleRecord,
+    Wall,
+    walls_text,
+)
 from django_rmq.exceptions import ServerRefused, Unreadable
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker
@@ -20,7 +25,7 @@ from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
 
-SCRIPTS = {name: rules.Source(name) for name in scripts.names("schedules")}
+SCRIPTS = {name: rules.Source(name) for name in lua.names("schedules")}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
 KEY = schedules_key("alike:")
 SPEC = Schedule("s", "reports", cron="0 3 * * *").text
@@ -142,18 +147,18 @@ def broker(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Any:
     return broker
 
 
-def record(broker: Any) -> Record:
+def record(broker: Any) -> ScheduleRecord:
     (found,) = broker.read_schedules()
-    assert isinstance(found, Record)
+    assert isinstance(found, ScheduleRecord)
     return found
 
 
-def declared(broker: Any) -> Record:
+def declared(broker: Any) -> ScheduleRecord:
     assert broker.change_schedule("s", "spec", SPEC) == "changed"
     return record(broker)
 
 
-def written(broker: Any, ahead_ms: int = 5_000) -> Record:
+def written(broker: Any, ahead_ms: int = 5_000) -> ScheduleRecord:
     found = declared(broker)
     instant = found.at + ahead_ms
     assert broker.plan_tick("s", found.generation, found.at, instant, "reports", 7) == "planned"

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.schedules import timing
-from django_rmq.core.schedules.timing import last_tick, next_instant, next_tick
-from django_rmq.core.words.schedules import Schedule, instant_text
+from django_rmq.core.model.schedule import Schedule, instant_text
+from django_rmq.core.schedules import tick_times
+from django_rmq.core.schedules.tick_times import last_tick, next_instant, next_tick
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.scheduling import conditions
+from django_rmq.schedules import schedule_requirements
 
 CRONS = [
     "0 3 * * *",
@@ -56,7 +56,7 @@ def ms(text: str) -> int:
 
 def berlin(cron: str, after: str, count: int = 3) -> list[str]:
     schedule = Schedule("a", "t", cron=cron, timezone="Europe/Berlin")
-    return [instant_text(tick) for tick in islice(timing._ticks(schedule, ms(after)), count)]
+    return [instant_text(tick) for tick in islice(tick_times._ticks(schedule, ms(after)), count)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_cron_expression_follows_the_clock_of_its_zone(cron: str, after: str, 
 
 @given(schedules, instants)
 def test_ticks_rise_and_the_last_one_is_one_of_them(schedule: Schedule, after: int) -> None:
-    first, second = islice(timing._ticks(schedule, after), 2)
+    first, second = islice(tick_times._ticks(schedule, after), 2)
     assert after < first < second
     assert next_tick(schedule, first) == second
     assert next_tick(schedule, first - 1) == first
@@ -123,19 +123,19 @@ def test_an_expression_that_is_never_due_again_has_no_next_tick() -> None:
     schedule = Schedule("a", "t", cron="0 0 29 2 *")
     assert next_tick(schedule, ms("2096-03-01T00:00:00Z")) == ms("2104-02-29T00:00:00Z")
     with pytest.raises(ConfigurationError, match="not a cron expression"):
-        timing.check("0 0 31 4 *", "UTC")
+        tick_times.check("0 0 31 4 *", "UTC")
 
 
 @pytest.mark.parametrize("cron", ["", "* * * *", "* * * * * *", "@daily", "0 25 * * *", "x * * * *"])
 def test_what_is_no_expression_is_refused(cron: str) -> None:
     with pytest.raises(ConfigurationError):
-        timing.check(cron, "UTC")
+        tick_times.check(cron, "UTC")
 
 
 @pytest.mark.parametrize("zone", ["", "Europe/Atlantis", "/etc/passwd", "../UTC", "\0"])
 def test_what_is_no_zone_is_refused(zone: str) -> None:
     with pytest.raises(ConfigurationError, match="not a time zone"):
-        timing.check("* * * * *", zone)
+        tick_times.check("* * * * *", zone)
 
 
 def test_an_expression_without_cronsim_says_so_and_an_interval_needs_none() -> None:
@@ -169,14 +169,14 @@ def without_time_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_an_image_without_time_zones_is_told_apart_from_a_wrong_name(without_time_zones: None) -> None:
     with pytest.raises(ConfigurationError, match="no time zones: install the package tzdata"):
-        timing.check("0 3 * * *", "Europe/Berlin")
+        tick_times.check("0 3 * * *", "Europe/Berlin")
     noon = ms("2026-05-05T12:00:00Z")
     assert next_tick(Schedule("a", "t", cron="0 3 * * *"), noon) == ms("2026-05-06T03:00:00Z")
-    (found,) = conditions.of_timing(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
+    (found,) = schedule_requirements.of_timing(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
     assert (found.id, "tzdata" in found.message) == ("E071", True)
-    assert list(conditions.of_timing(Schedule("a", "t", every=60))) == []
+    assert list(schedule_requirements.of_timing(Schedule("a", "t", every=60))) == []
 
 
 def test_a_wrong_name_of_a_time_zone_is_named() -> None:
     with pytest.raises(ConfigurationError, match="'Europe/Bern' is not a time zone; the name of one is like"):
-        timing.zone("Europe/Bern")
+        tick_times.zone("Europe/Bern")

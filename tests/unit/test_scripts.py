@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from django_rmq.core import scripts
-from django_rmq.core.scripts import Argument, HeaderError, Key
-from django_rmq.core.scripts.header import parse
+from django_rmq.core import lua
+from django_rmq.core.lua import Argument, HeaderError, Key
+from django_rmq.core.lua.header import parse
 
 HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
 
@@ -17,9 +17,9 @@ HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The Lua files, by name."""
     found: dict[str, str] = {"_types": "-- Types.\nlocal function mistyped() end\n"}
-    monkeypatch.setattr(scripts, "_read", found.__getitem__)
-    monkeypatch.setattr(scripts, "load", scripts.load.__wrapped__)
-    monkeypatch.setattr(scripts, "declaration", scripts.declaration.__wrapped__)
+    monkeypatch.setattr(lua, "_read", found.__getitem__)
+    monkeypatch.setattr(lua, "load", lua.load.__wrapped__)
+    monkeypatch.setattr(lua, "declaration", lua.declaration.__wrapped__)
     return found
 
 
@@ -28,7 +28,7 @@ def script(*code: str) -> str:
 
 
 def test_a_header_tells_keys_and_arguments() -> None:
-    declared = scripts.declaration("rollback")
+    declared = lua.declaration("rollback")
     assert declared.script == "rollback"
     assert declared.keys[:3] == (Key("store", "ZSET"), Key("prepare", "ZSET"), Key("inflight", "HASH"))
     assert declared.arguments[:3] == (Argument("channel"), Argument("room", "NUMBER"), Argument("kind"))
@@ -36,16 +36,16 @@ def test_a_header_tells_keys_and_arguments() -> None:
 
 
 def test_a_header_tells_keys_that_are_chosen_by_state_and_keys_of_many_slots() -> None:
-    assert scripts.declaration("between").keys == (Key("set", "ZSET", by_state=True),)
-    heads = scripts.declaration("heads")
+    assert lua.declaration("between").keys == (Key("set", "ZSET", by_state=True),)
+    heads = lua.declaration("heads")
     assert heads.many_slots
     assert [key.name for key in heads.keys] == ["store", "retry", "prepare", "control", "claimants"]
     assert {key.name for key in heads.keys if key.type == "HASH"} == {"control"}
 
 
 def test_every_script_has_a_declaration() -> None:
-    for name in scripts.all_names():
-        assert scripts.declaration(name).keys
+    for name in lua.all_names():
+        assert lua.declaration(name).keys
 
 
 def test_keys_and_arguments_become_locals() -> None:
@@ -83,9 +83,9 @@ def test_a_fragment_is_refused_where_what_it_needs_is_not_bound_before(files: di
     files["_write"] = "-- Write.\n--\n-- needs: store clock\nlocal function write() return store, clock end\n"
     files["early"] = script("-- include: _write", "local clock = 1")
     with pytest.raises(HeaderError, match=r"early\.lua: _write needs clock, bound before it is included"):
-        scripts.load("early")
+        lua.load("early")
     files["right"] = script("local clock = 1", "-- include: _write")
-    assert b"function write()" in scripts.load("right").text
+    assert b"function write()" in lua.load("right").text
 
 
 def test_what_a_fragment_may_do_without_is_nil(files: dict[str, str]) -> None:
@@ -94,13 +94,13 @@ def test_what_a_fragment_may_do_without_is_nil(files: dict[str, str]) -> None:
     )
     files["without"] = script("-- include: _write")
     files["with"] = script("local claim = 1", "-- include: _write")
-    assert b"\nlocal claim\nlocal function write()" in scripts.load("without").text
-    assert b"\nlocal claim\n" not in scripts.load("with").text
+    assert b"\nlocal claim\nlocal function write()" in lua.load("without").text
+    assert b"\nlocal claim\n" not in lua.load("with").text
 
 
 def test_redis_gets_no_comments(files: dict[str, str]) -> None:
     files["x"] = script("", "-- Why.", "return store -- rule: which", "  -- Because.")
-    loaded = scripts.load("x")
+    loaded = lua.load("x")
     assert loaded.text == b"local store, now = KEYS[1], ARGV[#ARGV]\nreturn store"
     assert loaded.sha == hashlib.sha1(loaded.text).hexdigest().encode()
 
@@ -109,5 +109,5 @@ def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str
     header = "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- ARGV[1] now\n\n"
     files["all"] = f"{header}-- check: types\n"
     files["but"] = f"{header}-- check: types but body\n"
-    assert b"local wrong = mistyped('zset', store) or mistyped('hash', body)\n" in scripts.load("all").text
-    assert b"local wrong = mistyped('zset', store)\n" in scripts.load("but").text
+    assert b"local wrong = mistyped('zset', store) or mistyped('hash', body)\n" in lua.load("all").text
+    assert b"local wrong = mistyped('zset', store)\n" in lua.load("but").text

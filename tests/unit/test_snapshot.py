@@ -34,17 +34,17 @@ from django.test import override_settings
 
 import pyspark_rmq
 from django_rmq import pytest_plugin, send_message, signals, templatetags
-from django_rmq.core import scripts
-from django_rmq.core.calls import ending, taking
-from django_rmq.core.words import keys
-from django_rmq.core.words.failures import Failure
+from django_rmq.conf import get_config
+from django_rmq.core import lua
+from django_rmq.core.commands import ack, fetch
+from django_rmq.core.model import keys
+from django_rmq.core.model.failure_records import Failure
 from django_rmq.metrics import RmqCollector
 from django_rmq.models import Topic
 from django_rmq.pipelines import pipelines as registered
-from django_rmq.project.settings import get_config
 from django_rmq.spark.columns import OPTION_COLUMNS
-from django_rmq.spark.entries import METADATA
-from django_rmq.spark.options import READ, STREAM, WRITE
+from django_rmq.spark.message_rows import METADATA
+from django_rmq.spark.source_options import READ, STREAM, WRITE
 from django_rmq.testing import clock_from_now, memory_broker
 
 SNAPSHOT = Path(__file__).with_name("snapshot.txt")
@@ -185,12 +185,12 @@ def keys_of_types() -> Iterator[str]:
             clock.advance("30000d")
             topic = get_config().topic(name)
             for kind in ("done", "rejected", "failed"):
-                taken = broker.run(taking.prepare(topic, 0, "worker", None, 1))
+                taken = broker.run(fetch.prepare(topic, 0, "worker", None, 1))
                 (member,) = [each.member for each in taken.deliveries]
                 failures = [Failure(member, kind, None, "Error: text")]
-                end = ending.commit(topic, 0, taken.receipt, [member]) if kind == "done" else None
-                broker.run(end or ending.rollback(topic, 0, taken.receipt, failures))
-            broker.run(taking.prepare(topic, 0, "worker", None, 1))
+                end = ack.commit(topic, 0, taken.receipt, [member]) if kind == "done" else None
+                broker.run(end or ack.rollback(topic, 0, taken.receipt, failures))
+            broker.run(fetch.prepare(topic, 0, "worker", None, 1))
             for key in broker.client.scan_iter():
                 yield f"{name}: {broker.client.type(key).decode()} {key.decode()}"
 
@@ -235,7 +235,7 @@ def snapshot() -> str:
     made = (keys_of_code, keys_of_types, metrics, arguments_of_signals, tables)
     shown = (distribution, fixtures, options_of_pipelines, pages_of_the_admin, spark, tags_of_templates)
     parts = {part.__name__.replace("_", " "): part() for part in (*made, *shown)}
-    parts["names of scripts"] = iter(scripts.all_names())
+    parts["names of scripts"] = iter(lua.all_names())
     for name, names in PUBLIC.items():
         parts[f"django_rmq.{name}"] = exported(import_module(f"django_rmq.{name}"), names)
     return "\n".join(

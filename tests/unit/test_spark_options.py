@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.options import STREAM, Options, gathering
+from django_rmq.spark.source_options import STREAM, SourceOptions, gathering
 
 
-def given(**options: str) -> Options:
-    return Options({"url": "redis://rmq/0", "topic": "any", **options}, STREAM, "a test")
+def given(**options: str) -> SourceOptions:
+    return SourceOptions({"url": "redis://rmq/0", "topic": "any", **options}, STREAM, "a test")
 
 
 @pytest.mark.parametrize(

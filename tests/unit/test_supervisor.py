@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import children, forks, supervisor
-from django_rmq.core.consumer.children import Child
-from django_rmq.core.consumer.notes import RECYCLE, SERVER, Notes
+from django_rmq.core.consumer import child_processes, fork_guard, supervisor
+from django_rmq.core.consumer.child_processes import ChildProcess
+from django_rmq.core.consumer.progress import RECYCLE, SERVER, SharedProgress
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.embedded_server import free_port
@@ -83,12 +83,12 @@ def until_sigterm(code: int = RECYCLE) -> int:
     return 1
 
 
-def supervise(child: Callable[[Notes], int], processes: int = 1, **options: Any) -> Supervisor:
-    return Supervisor(child, processes, lambda: Notes(1), **options)
+def supervise(child: Callable[[SharedProgress], int], processes: int = 1, **options: Any) -> Supervisor:
+    return Supervisor(child, processes, lambda: SharedProgress(1), **options)
 
 
 def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         notes.beat(5, True)
         diary.write()
         return 0
@@ -103,14 +103,14 @@ def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
 def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> None:
     shown: list[str] = []
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         assert notes.owner == ""
         notes.owner = f"owner-{diary.text}"
         if diary.write() < 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    def died(notes: Notes) -> int:
+    def died(notes: SharedProgress) -> int:
         shown.append(notes.owner)
         return 1
 
@@ -121,7 +121,7 @@ def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> 
 
 
 def test_a_child_that_raises_or_fails_is_replaced(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         if diary.write() == 0:
             raise ValueError("no")
         if diary.text.count("s") == 2:
@@ -135,11 +135,11 @@ def test_a_child_that_raises_or_fails_is_replaced(diary: Diary) -> None:
 def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None:
     died = []
 
-    def note(notes: Notes) -> int:
+    def note(notes: SharedProgress) -> int:
         died.append(notes)
         return 0
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         return RECYCLE if diary.write() < 20 else 0
 
     began = time.monotonic()
@@ -155,13 +155,13 @@ def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None
 def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code(
     diary: Diary, leave: Callable[[int], None], code: int, processes: int
 ) -> None:
-    died: list[Notes] = []
+    died: list[SharedProgress] = []
 
-    def note(notes: Notes) -> int:
+    def note(notes: SharedProgress) -> int:
         died.append(notes)
         return 0
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         if diary.write() < processes:
             leave(code)
         return 0
@@ -175,7 +175,7 @@ def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code
 def test_a_process_that_dies_with_a_meaningful_code_while_all_are_ending_is_a_forced_end(
     diary: Diary, code: int
 ) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         until_sigterm()
         os._exit(code)
@@ -184,10 +184,10 @@ def test_a_process_that_dies_with_a_meaningful_code_while_all_are_ending_is_a_fo
 
 
 def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         return 0 if diary.write() else 1
 
-    def died(notes: Notes) -> int:
+    def died(notes: SharedProgress) -> int:
         raise ServerUnavailable("away")
 
     assert supervise(child, died=died).run() == 0
@@ -195,7 +195,7 @@ def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary
 
 
 def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         return 2 if diary.write() == 0 else until_sigterm()
 
     assert supervise(child, 2).run() == 2
@@ -203,7 +203,7 @@ def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         if diary.write() == 1:
             os.kill(os.getppid(), number)
         return until_sigterm()
@@ -213,7 +213,7 @@ def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
 
 
 def test_a_second_signal_kills_them(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         def ignore(number: int, frame: object) -> None:
             os.kill(os.getppid(), signal.SIGTERM)
 
@@ -227,7 +227,7 @@ def test_a_second_signal_kills_them(diary: Diary) -> None:
 
 
 def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
         return 0
@@ -236,7 +236,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: 
 
 
 def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         return until_sigterm(3)
 
@@ -244,7 +244,7 @@ def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diar
 
 
 def test_sighup_replaces_all_children(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         seen = diary.write()
         if seen == 1:
             os.kill(os.getppid(), signal.SIGHUP)
@@ -257,7 +257,7 @@ def test_sighup_replaces_all_children(diary: Diary) -> None:
 
 
 def test_a_child_heeds_neither_ctrl_c_nor_a_lost_terminal(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -272,7 +272,7 @@ def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
     handled = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         return until_sigterm()
 
@@ -287,7 +287,7 @@ def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
 
 
 def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         atexit.register(diary.write, "e")
         return RECYCLE if diary.write() < 2 else 0
 
@@ -298,11 +298,11 @@ def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None
 def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
     diary: Diary, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(children, "FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(child_processes, "FINISH_SECONDS", 1.0)
     said = logging.StreamHandler()
     logging.getLogger("django_rmq.consumer").addHandler(said)
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         atexit.register(time.sleep, 600)
         diary.write()
         return 0
@@ -318,9 +318,9 @@ def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
 def test_a_thread_that_does_not_end_keeps_no_exit_handler_from_running(
     diary: Diary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(child_processes, "JOIN_SECONDS", 0.5)
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         threading.Thread(target=time.sleep, args=(600,)).start()
         atexit.register(diary.write, "e")
         return 0
@@ -351,8 +351,8 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
         diary.write()
         time.sleep(600)
 
-    def child(notes: Notes) -> int:
-        forks.handle_signal(signal.SIGTERM, lambda number, frame: None)
+    def child(notes: SharedProgress) -> int:
+        fork_guard.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         process = multiprocessing.get_context("fork").Process(target=works_on, daemon=is_daemon)
         process.start()
@@ -361,7 +361,7 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
             time.sleep(0.01)
         return 0
 
-    kept = Notes(1)
+    kept = SharedProgress(1)
     parent = supervise(child)
     parent.make_notes = lambda: kept
     assert parent.run() == 0
@@ -369,9 +369,9 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
 
 
 def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> None:
-    kept = Notes(1)
+    kept = SharedProgress(1)
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
         notes.owner = str(executor.submit(os.getpid).result())
         return 0
@@ -383,8 +383,8 @@ def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> No
 
 
 def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
-        forks.handle_signal(signal.SIGTERM, lambda number, frame: None)
+    def child(notes: SharedProgress) -> int:
+        fork_guard.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
@@ -405,8 +405,8 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
     if pid == 0:
         status = 1
         try:
-            forks._note_fork()
-            forks._let_signals_in()
+            fork_guard._note_fork()
+            fork_guard._let_signals_in()
             status = int(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before)
         finally:
             os._exit(status)
@@ -417,7 +417,7 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
 
 
 def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         diary.write()
         notes.beat(0, True)
         time.sleep(60)
@@ -428,7 +428,7 @@ def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> Non
 
 
 def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary) -> None:
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         is_first = diary.write() == 0
         notes.beat(0, True)
         if is_first:
@@ -447,7 +447,7 @@ def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary
 
 def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = supervise(lambda notes: 1)
-    child = Child(Notes(1))
+    child = ChildProcess(SharedProgress(1))
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0)
     waits = []
     for _ in range(12):
@@ -468,7 +468,7 @@ def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.M
 def test_the_heartbeat_file_is_touched_and_must_be_touchable(diary: Diary, tmp_path: Path) -> None:
     beat = tmp_path / "beat"
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         for _ in range(200):
             if beat.exists():
                 return 0
@@ -493,7 +493,7 @@ def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> Non
                 answer += more
             return answer
 
-    def child(notes: Notes) -> int:
+    def child(notes: SharedProgress) -> int:
         if not ask(b"GET /ready HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503"):
             return 2
         notes.beat(3, True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.project.tasks import together
-from django_rmq.project.tasks.together import Together
+from django_rmq.tasks import write_batching
+from django_rmq.tasks.write_batching import WriteBatching
 
 
 class Trips:
@@ -34,12 +34,12 @@ class Trips:
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     found = Trips()
-    monkeypatch.setattr(together, "run_all", found)
+    monkeypatch.setattr(write_batching, "run_all", found)
     return found
 
 
-def shared() -> Together:
-    return Together(lambda: None)  # type: ignore[arg-type, return-value]
+def shared() -> WriteBatching:
+    return WriteBatching(lambda: None)  # type: ignore[arg-type, return-value]
 
 
 def until(condition: Any) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
-from django_rmq.core.words.keys import topics_key
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.keys import topics_key
 from tests.brokers import Broker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 
-SCRIPTS = {name: rules.Source(name) for name in scripts.names("topics")}
+SCRIPTS = {name: rules.Source(name) for name in lua.names("topics")}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
 
 

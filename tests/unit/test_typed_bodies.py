@@ -16,14 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message
-from django_rmq.core.consumer.calling import Group, run
-from django_rmq.core.producer.bulk import _each
-from django_rmq.core.producer.placing import basis_of
-from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.bodies import decode_body, encode_body, exact_json
-from django_rmq.core.words.topics import Topic, TopicType
-from django_rmq.project.validating import conditions
-from django_rmq.project.validating.declared import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
+from django_rmq.core.consumer.invoke import CallGroup, run
+from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.bulk_send import _each
+from django_rmq.core.producer.placement import basis_of
+from django_rmq.typed_bodies import typed_body_requirements
+from django_rmq.typed_bodies.declared_body import (
+    MOST_ERRORS,
+    DeclaredBody,
+    Unusable,
+    adapter_of,
+    place,
+)
 from tests.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
 
 ROOT = Path(__file__).parents[2]
@@ -359,39 +365,39 @@ def test_a_type_that_cannot_be_used_says_why(path: str, check: str, why: str) ->
 
 @pytest.mark.parametrize("name", ["missing", "NOT_A_FUNCTION"])
 def test_an_upcast_that_is_no_function_is_a_problem(name: str) -> None:
-    (found,) = conditions.problems(typed("Viewed", name))
+    (found,) = typed_body_requirements.problems(typed("Viewed", name))
     assert found.id == "E103"
 
 
 def test_options_that_do_not_fit_the_type_are_problems() -> None:
-    assert not list(conditions.problems(typed("PriceChanged", "upcast", slot_basis="shop")))
-    (basis,) = conditions.problems(typed("PriceChanged", slot_basis="store"))
+    assert not list(typed_body_requirements.problems(typed("PriceChanged", "upcast", slot_basis="shop")))
+    (basis,) = typed_body_requirements.problems(typed("PriceChanged", slot_basis="store"))
     assert basis.id == "E104"
     assert "It has: at, batch, extra, lines, note, reason, shop." in basis.message
-    (tags,) = conditions.problems(typed("Tagged"))
+    (tags,) = typed_body_requirements.problems(typed("Tagged"))
     assert tags.id == "E104"
-    assert not list(conditions.problems(typed("Tagged", identity="key")))
-    (secret,) = conditions.problems(typed("Secretive", identity="key"))
+    assert not list(typed_body_requirements.problems(typed("Tagged", identity="key")))
+    (secret,) = typed_body_requirements.problems(typed("Secretive", identity="key"))
     assert secret.id == "E104"
     assert encode_body(typed("Tagged"), Tagged(tags=frozenset({"a"}))) == b'{"tags":["a"]}'
-    assert not list(conditions.problems(Topic("plain", TopicType.FIXED_TIME)))
+    assert not list(typed_body_requirements.problems(Topic("plain", TopicType.FIXED_TIME)))
 
 
 def test_a_type_that_does_not_read_what_it_writes_is_a_problem() -> None:
-    (found,) = conditions.problems(typed("Aliased", identity="key"))
+    (found,) = typed_body_requirements.problems(typed("Aliased", identity="key"))
     assert found.id == "E104"
     assert found.message.endswith(
         "does not read what it writes, so no body could be sent: hidden is required, and not written; "
         "optional is written as 'out' and read as 'optional'; renamed is written as 'renamed' and read as 'in'."
     )
-    (found,) = conditions.problems(typed("Initialised"))
+    (found,) = typed_body_requirements.problems(typed("Initialised"))
     assert "start is required, and not written" in found.message
 
 
 @pytest.mark.parametrize(("name", "stored"), [("Renaming", b'{"value":7}'), ("ByName", b'{"value":7}')])
 def test_a_type_that_reads_its_own_names_is_none(name: str, stored: bytes) -> None:
     topic = typed(name)
-    assert not list(conditions.problems(topic))
+    assert not list(typed_body_requirements.problems(topic))
     assert encode_body(topic, {"in": 7}) == stored
     assert message(topic, stored).body.value == 7
 
@@ -431,7 +437,7 @@ def test_without_pydantic_a_check_says_what_to_install() -> None:
 
 
 def test_an_untyped_topic_needs_no_pydantic() -> None:
-    program = "import sys; import django_rmq.project.settings; print('pydantic' in sys.modules)"
+    program = "import sys; import django_rmq.conf; print('pydantic' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -440,7 +446,7 @@ def test_an_untyped_topic_needs_no_pydantic() -> None:
 
 def test_a_body_whose_upcast_exits_fails_alone() -> None:
     topic = typed("PriceChanged", "exits")
-    group = Group([message(topic, b"{}"), message(PRICES, STORED)])
+    group = CallGroup([message(topic, b"{}"), message(PRICES, STORED)])
     assert [each.body for each in group.readable] == [CHANGED]
     ((_, failure),) = group.rest()
     assert failure is not None

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.calls import looking, sending
+from django_rmq.core.commands import inspect, send
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis import wire
-from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("prices", TopicType.PRIORITY)
 COMMANDS: list[tuple[Any, ...]] = [
     ("SCRIPT", "LOAD", b"return 1"),
     ("EVALSHA", "5a", 2, b"k1", b"k2", -5, 0, 1.5, float("inf"), 1e22, "é", "", b"\r\n\0"),
-    wire.command(looking.count(TOPIC, 3), "mine:", None),
-    wire.command(sending.send_replace(TOPIC, 3, [100], [b"a"]), "", lambda: 1_700_000_000_000_000),
+    wire.command(inspect.count(TOPIC, 3), "mine:", None),
+    wire.command(send.send_replace(TOPIC, 3, [100], [b"a"]), "", lambda: 1_700_000_000_000_000),
 ]
 
 

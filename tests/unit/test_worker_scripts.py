@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
-from django_rmq.core.words.keys import WorkerKeys, worker_keys
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.keys import WorkerKeys, worker_keys
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
 
-FOLDER = Path(scripts.__file__).parent / "workers"
+FOLDER = Path(lua.__file__).parent / "workers"
 NAMES = sorted(f"workers/{path.stem}" for path in FOLDER.glob("*.lua"))
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)

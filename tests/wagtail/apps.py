@@ -19,7 +19,7 @@ class DrainedTasks(AppConfig):
 
     def ready(self) -> None:
         """Listen to the signals of whichever package the tasks are."""
-        from django_rmq.project.tasks.frameworks import framework, is_native
+        from django_rmq.tasks.frameworks import framework, is_native
 
         for package in {"django_tasks", "django.tasks" if is_native() else "django_tasks"}:
             signals = framework(package).signals
@@ -29,7 +29,7 @@ class DrainedTasks(AppConfig):
 
 def drain_tasks(task_result: Any, **_: Any) -> None:
     """Run the task that was enqueued."""
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
     from django_rmq.testing import drain
 
     if get_config().tasks:

@@ -9,14 +9,14 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, RedisError
 
-from django_rmq.core.calls.call import Call
 from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.cluster.topology import Topology
-from django_rmq.core.cluster.trips import Errand, Trip
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.errors import explain, translate
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.redis.pipeline import Pipeline
+from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.error_translation import explain, translate
+from django_rmq.core.redis.pipeline import RedisPipeline
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 
 T = TypeVar("T")
@@ -27,8 +27,8 @@ class Cluster(Topology):
 
     def execute_command(self, *command: Any) -> Any:
         """Run one command on the node of its key (the second argument), and return the plain answer."""
-        errand = Errand(key_slot(command[1]), command)
-        Trip(self, [errand]).send().receive()
+        errand = RoutedCommand(key_slot(command[1]), command)
+        NodeTrip(self, [errand]).send().receive()
         if isinstance(errand.reply, RedisError):
             raise errand.reply
         return errand.reply
@@ -38,8 +38,8 @@ class Cluster(Topology):
 
         Raises ``RedisError`` if none answered.
         """
-        errands = [Errand(None, command, node) for node in self.primaries()]
-        Trip(self, errands, patience=0).send().receive()
+        errands = [RoutedCommand(None, command, node) for node in self.primaries()]
+        NodeTrip(self, errands, patience=0).send().receive()
         found = {errand.node: errand.reply for errand in errands if not isinstance(errand.reply, Exception)}
         if not found:
             raise (
@@ -95,16 +95,16 @@ class ClusterBroker(RedisBroker):
             primaries = self.client.primaries()
         except RedisError as error:
             raise translate(error) from error
-        errands = [Errand(None, command, node) for node in primaries for command in commands]
-        Trip(self.client, errands).send().receive()
+        errands = [RoutedCommand(None, command, node) for node in primaries for command in commands]
+        NodeTrip(self.client, errands).send().receive()
         replies: dict[str, list[Any]] = {}
         for errand in errands:
             replies.setdefault(str(errand.node), []).append(errand.reply)
         return replies
 
     def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        errands = [Errand(key_slot(command[1]), command) for command in commands]
-        Trip(self.client, errands).send().receive()
+        errands = [RoutedCommand(key_slot(command[1]), command) for command in commands]
+        NodeTrip(self.client, errands).send().receive()
         return [errand.reply for errand in errands]
 
     def _everywhere(self, *command: Any) -> dict[Node, Any]:
@@ -121,14 +121,14 @@ class ClusterBroker(RedisBroker):
             raise translate(error) from error
 
 
-class ClusterPipeline(Pipeline):
-    """Collects calls and runs them on all nodes concerned at the same time; see ``Pipeline``.
+class ClusterPipeline(RedisPipeline):
+    """Collects calls and runs them on all nodes concerned at the same time; see ``RedisPipeline``.
 
     While a hash slot moves, calls of one slot may run in another order than they were collected in, unless
     ``keep_order`` was called; calls that only read still come after what preceded them.
     """
 
-    def __init__(self, cluster: Cluster, exchange: Exchange) -> None:
+    def __init__(self, cluster: Cluster, exchange: ServerConnection) -> None:
         super().__init__(exchange)
         self._cluster = cluster
 
@@ -136,7 +136,7 @@ class ClusterPipeline(Pipeline):
         """Send what was collected."""
         self._errands = [self._errands_of(call) for call in self._calls]
         flat = [errand for errands in self._errands for errand in errands]
-        self._trip = Trip(self._cluster, flat, wanted=self._wanted)
+        self._trip = NodeTrip(self._cluster, flat, wanted=self._wanted)
         self._trip.send()
         return self
 
@@ -147,14 +147,14 @@ class ClusterPipeline(Pipeline):
         self.confirmed = self._trip.confirmed
         return self._told(answers, [self._joined(*both) for both in zip(calls, self._errands, strict=True)])
 
-    def _errands_of(self, call: Call[Any]) -> list[Errand]:
+    def _errands_of(self, call: Call[Any]) -> list[RoutedCommand]:
         follows = self._in_order or call.reads
         return [
-            Errand(key_slot(part.keys(self.prefix)[0]), self._exchange.command(part), follows=follows)
+            RoutedCommand(key_slot(part.keys(self.prefix)[0]), self._exchange.command(part), follows=follows)
             for part in call.parts()
         ]
 
-    def _joined(self, call: Call[Any], errands: list[Errand]) -> Any:
+    def _joined(self, call: Call[Any], errands: list[RoutedCommand]) -> Any:
         """Return the answer of a call, combined from those of its parts; if none has one, the first error."""
         found = [self._answer(call, errand) for errand in errands]
         if call.join is None:
@@ -167,7 +167,7 @@ class ClusterPipeline(Pipeline):
         except RmqError as error:
             return error
 
-    def _answer(self, call: Call[Any], errand: Errand) -> Any:
+    def _answer(self, call: Call[Any], errand: RoutedCommand) -> Any:
         try:
             if isinstance(errand.reply, RedisError):
                 return explain(call, self.prefix, _trouble(errand))
@@ -176,7 +176,7 @@ class ClusterPipeline(Pipeline):
             return error
 
 
-def _trouble(errand: Errand) -> RmqError:
+def _trouble(errand: RoutedCommand) -> RmqError:
     error = errand.reply
     found = translate(error)
     # One unavailable node leaves the cluster available; CLUSTERDOWN does not.

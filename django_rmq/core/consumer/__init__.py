@@ -1,7 +1,7 @@
 """Consuming: a dispatcher, its executor threads and a heartbeat. It imports nothing from Django or ZooKeeper."""
 
-from django_rmq.core.consumer.loop import Dispatcher
-from django_rmq.core.consumer.terms import Ownership, Terms, Watching
-from django_rmq.core.consumer.threads import Hooks
+from django_rmq.core.consumer.dispatcher import Dispatcher
+from django_rmq.core.consumer.options import AssignmentCallbacks, WorkerCallbacks, WorkerOptions
+from django_rmq.core.consumer.thread_executor import Hooks
 
-__all__ = ["Dispatcher", "Hooks", "Ownership", "Terms", "Watching"]
+__all__ = ["AssignmentCallbacks", "Dispatcher", "Hooks", "WorkerCallbacks", "WorkerOptions"]

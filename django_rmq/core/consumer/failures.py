@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import traceback
 
-from django_rmq.core.consumer import journal
-from django_rmq.core.words.bounds import delay_ms
-from django_rmq.core.words.failures import Failure, cut_error
-from django_rmq.core.words.messages import Message
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.consumer import outcome_log
+from django_rmq.core.model.failure_records import Failure, cut_error
+from django_rmq.core.model.limits import delay_ms
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import Reject, Retry
 
 
@@ -67,7 +67,7 @@ def _understood(message: Message, error: BaseException) -> Failure:
             try:
                 failure = failure._replace(delay_ms=delay_ms(error.delay))
             except Exception as wrong:  # noqa: BLE001 - a subclass may have set any delay
-                journal.unusable(message.topic, "Retry(delay=...)", wrong)
+                outcome_log.unusable(message.topic, "Retry(delay=...)", wrong)
     else:
         kind = "undecodable" if isinstance(error, Undecodable) else "failed"
         failure = Failure(member, kind, None, describe(error))
@@ -83,7 +83,7 @@ def judged(message: Message, failure: Failure, error: BaseException | None = Non
             failure = failure._replace(delay_ms=chosen_delay(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
-    journal.failed(message, failure, error)
+    outcome_log.failed(message, failure, error)
     return failure
 
 
@@ -101,7 +101,7 @@ def chosen_delay(message: Message) -> int | None:
     try:
         return delay_ms(function(failures))
     except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises
-        journal.unusable(message.topic, "BACKOFF", wrong)
+        outcome_log.unusable(message.topic, "BACKOFF", wrong)
         return None
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from django_rmq.core.calls import ending
-from django_rmq.core.calls.broker import Broker, run_all
-from django_rmq.core.consumer.batches import Batch
-from django_rmq.core.consumer.clocks import uptime
-from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.commands import ack
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.consumer")
@@ -58,7 +58,7 @@ class Heartbeat(threading.Thread):
         """Slots of which something in flight was cancelled, and the ``uptime`` of the latest news of it."""
         self._doubted_at = float("-inf")
         """The ``uptime`` at which such news may have been lost."""
-        self._complain = Complaints(logger)
+        self._complain = LogThrottle(logger)
 
     def stop(self) -> None:
         """End after the current beat."""
@@ -123,9 +123,7 @@ class Heartbeat(threading.Thread):
     def _extend(self, due: list[Batch]) -> None:
         at = uptime()
         sent = [(batch, members) for batch in due if (members := batch.in_flight())]
-        calls = [
-            ending.extend(batch.topic, batch.place.slot, batch.receipt, members) for batch, members in sent
-        ]
+        calls = [ack.extend(batch.topic, batch.place.slot, batch.receipt, members) for batch, members in sent]
         for (batch, members), words in zip(sent, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
                 self._complain(

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 
 _AWAKE, _TOLD, _ASLEEP = 0, 1, 2
 """States of a slot. AWAKE: it has an object, or belongs to another worker. TOLD: owned and to be acquired.
 ASLEEP: acquired and empty."""
 
 
-class Place:
+class SlotState:
     """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in hand."""
 
     __slots__ = (
@@ -103,18 +103,18 @@ class Place:
         )
 
 
-class Places:
+class SlotTable:
     """All slots that this worker owns, by (topic, slot), and those given up of which something is still in hand."""
 
     def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str] = ()) -> None:
-        self.awake: dict[tuple[str, int], Place] = {}
+        self.awake: dict[tuple[str, int], SlotState] = {}
         self.slots_of_thread = [0] * (threads + 1)
         """How many awake slots each thread works on, and the event loop behind them."""
         self._threads = range(threads)
         self._overlapping = overlapping
         """Topics whose slots belong to the event loop."""
         self.topics = topics
-        self.blocked: set[Place] = set()
+        self.blocked: set[SlotState] = set()
         """Slots that are shut because a listener that exceeded MAX_RUNTIME has not returned in them."""
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
@@ -133,7 +133,7 @@ class Places:
 
     # --- one slot
 
-    def get(self, topic: str, slot: int) -> Place | None:
+    def get(self, topic: str, slot: int) -> SlotState | None:
         """Return a slot, and make it awake. None: it is not owned, or is to be acquired first."""
         place = self.awake.get((topic, slot))
         if place is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
@@ -144,7 +144,7 @@ class Places:
             place.epoch = epoch if epoch >= 0 else None
         return place
 
-    def add(self, topic: str, slot: int) -> Place:
+    def add(self, topic: str, slot: int) -> SlotState:
         """Return a new object for an owned slot."""
         self._states[topic][slot] = _AWAKE
         is_in_loop = topic in self._overlapping
@@ -152,37 +152,37 @@ class Places:
             len(self._threads) if is_in_loop else min(self._threads, key=self.slots_of_thread.__getitem__)
         )
         self.slots_of_thread[thread] += 1
-        place = self.awake[topic, slot] = Place(self.topics[topic], slot, thread)
+        place = self.awake[topic, slot] = SlotState(self.topics[topic], slot, thread)
         return place
 
-    def lull(self, place: Place) -> None:
+    def lull(self, place: SlotState) -> None:
         """Let a slot at rest fall asleep."""
         if place.topic is self.topics[place.topic.name] and self.awake.get(place.key) is place:
             self.drop(place)
             self.sleep(place.topic.name, place.slot, place.epoch)
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: SlotState) -> None:
         """Forget the object of a slot."""
         if self.awake.pop(place.key, None) is not None:
             self.slots_of_thread[place.home] -= 1
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: SlotState) -> None:
         """Drop a slot that is no longer owned once nothing of it is in hand; until then its thread must not change."""
         if not (place.owned or place.batches or place.uncertain or place.asked):
             self.drop(place)
 
-    def move(self, place: Place, thread: int) -> None:
+    def move(self, place: SlotState, thread: int) -> None:
         """Give a slot to another thread for good."""
         self.slots_of_thread[place.home] -= 1
         self.slots_of_thread[thread] += 1
         place.home = place.thread = thread
 
-    def block(self, place: Place, batch: Any) -> None:
+    def block(self, place: SlotState, batch: Any) -> None:
         """Shut a slot until the listener of ``batch`` returns."""
         place.blocked_by = batch
         self.blocked.add(place)
 
-    def unblock(self, place: Place) -> None:
+    def unblock(self, place: SlotState) -> None:
         """Open a slot again."""
         place.blocked_by = None
         self.blocked.discard(place)
@@ -195,14 +195,14 @@ class Places:
 
     # --- many slots
 
-    def tell(self, topic: str, slots: array[int]) -> list[Place]:
+    def tell(self, topic: str, slots: array[int]) -> list[SlotState]:
         """Record slots as owned, to be acquired in this order; return those of them that have an object."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
             # The topic was re-slotted since.
             states.extend(bytes(beyond))
             self._epochs[topic].extend([0] * beyond)
-        known: list[Place] = []
+        known: list[SlotState] = []
         fresh = array("q")
         for slot in slots:
             place = self.awake.get((topic, slot)) if self.awake else None
@@ -234,7 +234,7 @@ class Places:
         """Record that slots which were taken are still to be acquired."""
         self._told.extendleft((topic, array("q", slots)) for topic, slots in taken)
 
-    def lose(self, topic: str, slot: int) -> Place | None:
+    def lose(self, topic: str, slot: int) -> SlotState | None:
         """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""
         place = self.awake.get((topic, slot))
         states = self._states[topic]
@@ -243,7 +243,7 @@ class Places:
             states[slot] = _AWAKE
         return place
 
-    def lose_all(self) -> list[Place]:
+    def lose_all(self) -> list[SlotState]:
         """Record that no slot is owned any more; return the slots that have an object."""
         for name, states in self._states.items():
             self._states[name] = bytearray(len(states))
@@ -251,7 +251,7 @@ class Places:
         self._sleeping = 0
         return list(self.awake.values())
 
-    def round(self) -> Iterator[tuple[str, int, Place | None]]:
+    def round(self) -> Iterator[tuple[str, int, SlotState | None]]:
         """Yield every slot once, with its object if it has one at that moment."""
         for topic, slot in list(self.awake):
             place = self.awake.get((topic, slot))
@@ -264,4 +264,4 @@ class Places:
                 slot = self._states[topic].find(_ASLEEP, slot + 1)
 
 
-__all__ = ["Place", "Places"]
+__all__ = ["SlotState", "SlotTable"]

@@ -1,7 +1,7 @@
 """The supervisor: the parent of worker processes. It forks them, replaces them, and checks that they are alive.
 
 It runs no listener, owns no slot, has no thread, and keeps no connection while it forks; the work of a child
-is injected. A child records in shared memory that it is alive and what its threads run (``notes``).
+is injected. A child records in shared memory that it is alive and what its threads run (``progress``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.consumer.children import CLEAN, FINISH_SECONDS, Child, Orphans, log_end
-from django_rmq.core.consumer.health import HealthServer
-from django_rmq.core.consumer.notes import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG, Notes
-from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.consumer.child_processes import (
+    CLEAN,
+    FINISH_SECONDS,
+    ChildProcess,
+    Orphans,
+    log_end,
+)
+from django_rmq.core.consumer.health_server import HealthServer
+from django_rmq.core.consumer.progress import (
+    DONE_FOR_GOOD,
+    FORCED,
+    USAGE,
+    WATCHDOG,
+    SharedProgress,
+)
+from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 logger = safe_logger("django_rmq.consumer")
@@ -63,10 +75,10 @@ class Supervisor:
     a child must not inherit.
     """
 
-    child: Callable[[Notes], int]
+    child: Callable[[SharedProgress], int]
     processes: int
-    make_notes: Callable[[], Notes]
-    died: Callable[[Notes], int] = lambda notes: 0
+    make_notes: Callable[[], SharedProgress]
+    died: Callable[[SharedProgress], int] = lambda notes: 0
     before_fork: Callable[[], None] = lambda: None
     prepare: Callable[[], bool] = lambda: True
     """Called about once a second until it returns True; no child starts before. Signals and health checks are answered
@@ -85,7 +97,7 @@ class Supervisor:
     """The number of deliveries settled by all children so far."""
     begin_anew: bool = field(default=False, init=False)
     """Whether ``changed`` ended it, and no one asked for the end."""
-    _children: list[Child] = field(default_factory=list, init=False)
+    _children: list[ChildProcess] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
     _worst: int = field(default=0, init=False)
@@ -137,7 +149,7 @@ class Supervisor:
             except OSError as error:
                 raise ConfigurationError(f"cannot touch the heartbeat file: {error}") from error
         self._looked = time.monotonic()
-        self._children = [Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
+        self._children = [ChildProcess(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
 
     def _prepare(self) -> None:
         if time.monotonic() < self._next_prepare:
@@ -265,7 +277,7 @@ class Supervisor:
                 self._ended(child, pid, status)
         self._orphans.reap(self.pids)
 
-    def _ended(self, child: Child, pid: int, status: int) -> None:
+    def _ended(self, child: ChildProcess, pid: int, status: int) -> None:
         end = child.notes.end  # rule: believes_an_exit_code
         log_end(pid, status, end)
         if end not in CLEAN:
@@ -286,7 +298,7 @@ class Supervisor:
         else:
             child.rest()
 
-    def _give_back(self, child: Child, pid: int) -> None:
+    def _give_back(self, child: ChildProcess, pid: int) -> None:
         try:
             given = self.died(child.notes)
             if given:
@@ -299,7 +311,7 @@ class Supervisor:
         except RmqError as error:
             logger.warning("The messages of process %d will time out: %s", pid, error)
 
-    def _others_live(self, hung: Child) -> bool:
+    def _others_live(self, hung: ChildProcess) -> bool:
         now = time.monotonic()
         return any(
             child.pid and child.kill_at is None and now - child.seen < FRESH_SECONDS

@@ -14,8 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.coordination.assignment import (
+    Assignment,
+    SlotRun,
+    TopicSlots,
+    WorkerCapacity,
+    assign,
+)
+from django_rmq.core.model.topic import Topic
 
 Slots = Iterable[tuple[str, int]]
 """Pairs of a topic's name and a slot, as the dispatcher takes them."""
@@ -39,9 +45,11 @@ class Worker:
     """Topics for which all that could run their listeners has been taken for long."""
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> WorkerCapacity:
         """The values that matter when slots are assigned."""
-        return Capacity(self.id, self.threads, frozenset(topic.name for topic in self.topics), self.full)
+        return WorkerCapacity(
+            self.id, self.threads, frozenset(topic.name for topic in self.topics), self.full
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Coordinator(ABC):
         """Replace threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
 
     def confirmed(self) -> float:
-        """Return the ``ownership.uptime`` of the last request for the assignment whose answer was passed on in full.
+        """Return the ``slot_ownership.uptime`` of the last request for the assignment whose answer was passed on in full.
 
         Minus infinity: unknown, or part of the answer is not passed on yet.
         """
@@ -237,16 +245,16 @@ def _less(ranges: Sequence[range], others: Sequence[range]) -> Iterator[range]:
 
 __all__ = [
     "Assignment",
-    "Capacity",
     "Coordinator",
     "Holding",
     "Member",
     "Owned",
-    "Run",
+    "SlotRun",
     "Slots",
     "StaticCoordinator",
     "TopicSlots",
     "Worker",
+    "WorkerCapacity",
     "announced",
     "assign",
     "less",

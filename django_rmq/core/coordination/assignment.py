@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from django_rmq.core.coordination.layout import Piece, lay_out
-from django_rmq.core.coordination.rounding import round_quotas
+from django_rmq.core.coordination.quota_rounding import round_quotas
+from django_rmq.core.coordination.slot_layout import Piece, lay_out
 
 
 class TopicSlots(NamedTuple):
@@ -23,7 +23,7 @@ class TopicSlots(NamedTuple):
     """False: all workers that serve the topic share all of its slots, and none is assigned."""
 
 
-class Capacity(NamedTuple):
+class WorkerCapacity(NamedTuple):
     """The properties of a worker that matter for the assignment."""
 
     worker: str
@@ -33,7 +33,7 @@ class Capacity(NamedTuple):
     """Those of the topics for which it has had no room for long, so that others should own the slots."""
 
 
-class Run(NamedTuple):
+class SlotRun(NamedTuple):
     """Slots ``start`` to ``stop - 1`` of a topic, owned by ``worker``."""
 
     start: int
@@ -41,14 +41,14 @@ class Run(NamedTuple):
     worker: str
 
 
-Assignment = dict[str, tuple[Run, ...]]
+Assignment = dict[str, tuple[SlotRun, ...]]
 """Serial topic -> its runs in order. Together they cover all of its slots, and neighbours have different owners."""
 
 
 def assign(
     topics: Iterable[TopicSlots],
-    workers: Iterable[Capacity],
-    previous: Mapping[str, Sequence[Run]],
+    workers: Iterable[WorkerCapacity],
+    previous: Mapping[str, Sequence[SlotRun]],
 ) -> Assignment:
     """Return the new assignment. Topics that no worker serves, and those that are not serial, are left out.
 
@@ -97,26 +97,26 @@ def assign(
     )
     return {
         topic.name: tuple(
-            Run(start, stop, crew[owner].worker)
+            SlotRun(start, stop, crew[owner].worker)
             for start, stop, owner in lay_out(topic.slots, runs, had, share)
         )
         for topic, runs, had, share in zip(served, kept, held, shares, strict=True)
     }
 
 
-def _serving(topic: str, crew: Sequence[Capacity]) -> list[int]:
+def _serving(topic: str, crew: Sequence[WorkerCapacity]) -> list[int]:
     """Return the indexes of the workers that should own slots of a topic."""
     serving = [i for i, one in enumerate(crew) if topic in one.topics]
     return [i for i in serving if topic not in crew[i].full] or serving
 
 
-def moved(previous: Sequence[Run], now: Sequence[Run]) -> int:
+def moved(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> int:
     """Return how many slots of a topic have another owner ``now``, or had none before."""
     same = sum(stop - start for start, stop, owner, before in _overlay(previous, now) if owner == before)
     return sum(run.stop - run.start for run in now) - same
 
 
-def _overlay(previous: Sequence[Run], now: Sequence[Run]) -> Iterable[tuple[int, int, str, str]]:
+def _overlay(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> Iterable[tuple[int, int, str, str]]:
     """Yield (start, stop, owner now, owner before) for slots that have both."""
     i = 0
     for run in now:
@@ -129,7 +129,7 @@ def _overlay(previous: Sequence[Run], now: Sequence[Run]) -> Iterable[tuple[int,
             j += 1
 
 
-def _check(topics: Sequence[TopicSlots], crew: Sequence[Capacity]) -> None:
+def _check(topics: Sequence[TopicSlots], crew: Sequence[WorkerCapacity]) -> None:
     for names in (Counter(topic.name for topic in topics), Counter(one.worker for one in crew)):
         for name, times in names.items():
             if times > 1:
@@ -143,7 +143,7 @@ def _check(topics: Sequence[TopicSlots], crew: Sequence[Capacity]) -> None:
 
 
 def _still_valid(
-    topic: TopicSlots, runs: Sequence[Run], index: Mapping[str, int], serving: set[int]
+    topic: TopicSlots, runs: Sequence[SlotRun], index: Mapping[str, int], serving: set[int]
 ) -> list[Piece]:
     """Return the parts of the previous runs that can stay, in order and disjoint."""
     pieces: list[Piece] = []
@@ -163,4 +163,4 @@ def _count(pieces: Iterable[Piece]) -> Counter[int]:
     return counts
 
 
-__all__ = ["Assignment", "Capacity", "Run", "TopicSlots", "assign", "moved"]
+__all__ = ["Assignment", "SlotRun", "TopicSlots", "WorkerCapacity", "assign", "moved"]

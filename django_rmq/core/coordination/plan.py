@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_rmq.core.coordination import Owned, Worker
-from django_rmq.core.coordination.assignment import Assignment, Run
+from django_rmq.core.coordination.assignment import Assignment, SlotRun
 
 MAX_SPANS = 20_000
 """The maximum number of spans of a topic, which limits the size of the text. Beyond it, neighbours of one
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AssignmentPlan:
     """Topic -> its spans in order, without gaps."""
 
     topics: dict[str, tuple[Span, ...]]
@@ -54,7 +54,7 @@ class Plan:
         return json.dumps({"workers": workers, "times": times, "topics": topics}, separators=(",", ":"))
 
     @classmethod
-    def decode(cls, raw: bytes) -> Plan:
+    def decode(cls, raw: bytes) -> AssignmentPlan:
         """Read the output of ``encode``. Raises ``ValueError`` for anything else."""
         try:
             found = json.loads(raw)
@@ -71,13 +71,13 @@ class Plan:
         """Return the owners, without times."""
         return {name: tuple(_runs(spans)) for name, spans in self.topics.items()}
 
-    def renewed(self, assignment: Assignment, now: int) -> Plan:
+    def renewed(self, assignment: Assignment, now: int) -> AssignmentPlan:
         """Return ``assignment`` with the times of this plan for slots whose owner stays, and ``now`` for the others."""
         topics = {}
         for name, runs in assignment.items():
             spans = tuple(_since(runs, self.topics.get(name, ()), now))
             topics[name] = spans if len(spans) <= MAX_SPANS else tuple(_merged(spans))
-        return Plan(topics)
+        return AssignmentPlan(topics)
 
     def owned_by(self, worker: Worker) -> Owned:
         """Return the slots of ``worker`` in the topics that it serves."""
@@ -119,20 +119,20 @@ def _spans(numbers: list[int], workers: list[str], times: list[int]) -> Iterator
         at += length
 
 
-def _runs(spans: Iterable[Span]) -> Iterator[Run]:
-    run: Run | None = None
+def _runs(spans: Iterable[Span]) -> Iterator[SlotRun]:
+    run: SlotRun | None = None
     for start, stop, worker, _ in spans:
         if run is not None and run.stop == start and run.worker == worker:
-            run = Run(run.start, stop, worker)
+            run = SlotRun(run.start, stop, worker)
         else:
             if run is not None:
                 yield run
-            run = Run(start, stop, worker)
+            run = SlotRun(start, stop, worker)
     if run is not None:
         yield run
 
 
-def _since(runs: Iterable[Run], before: tuple[Span, ...], now: int) -> Iterator[Span]:
+def _since(runs: Iterable[SlotRun], before: tuple[Span, ...], now: int) -> Iterator[Span]:
     """Split runs if a part of them had another owner before."""
     i = 0
     for start, stop, worker in runs:
@@ -166,4 +166,4 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
         yield last
 
 
-__all__ = ["MAX_SPANS", "Plan", "Span"]
+__all__ = ["MAX_SPANS", "AssignmentPlan", "Span"]

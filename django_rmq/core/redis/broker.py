@@ -13,16 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.calls import looking, topics, workers
-from django_rmq.core.calls.call import Call
-from django_rmq.core.redis import rights, servers
-from django_rmq.core.redis.errors import named, translate
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.core.redis.subscriptions import Events, Wakeups
-from django_rmq.core.redis.wire import Clock
-from django_rmq.core.words import stored
-from django_rmq.core.words.keys import (
+from django_rmq.core.commands import inspect, topic_records, worker_registry
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model import stored_hashes
+from django_rmq.core.model.keys import (
     check_prefix,
     events_channel,
     explicit_basis_key,
@@ -33,9 +27,15 @@ from django_rmq.core.words.keys import (
     wake_channel,
     workers_channel,
 )
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.stored import Definitions
-from django_rmq.core.words.topics import Topic, redefined
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.stored_hashes import Definitions
+from django_rmq.core.model.topic import Topic, redefined
+from django_rmq.core.redis import info, refused_commands
+from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.error_translation import named, translate
+from django_rmq.core.redis.pipeline import RedisPipeline
+from django_rmq.core.redis.subscriptions import Events, Wakeups
+from django_rmq.core.redis.wire import Clock
 
 T = TypeVar("T")
 
@@ -51,15 +51,15 @@ class RedisBroker:
     def __init__(self, client: Any, prefix: str = "", clock: Clock | None = None) -> None:
         self.client = client
         self.prefix = check_prefix(prefix)
-        self.exchange = Exchange(client, self.prefix, clock)
+        self.exchange = ServerConnection(client, self.prefix, clock)
 
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
         return self.exchange.run(call)
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> RedisPipeline:
         """Return a pipeline, which collects calls; ``execute`` runs all of them in one round trip."""
-        return Pipeline(self.exchange)
+        return RedisPipeline(self.exchange)
 
     def load_scripts(self) -> None:
         """Load every script into the server, so that no pipeline finds one missing."""
@@ -106,12 +106,12 @@ class RedisBroker:
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
                 raise named(key, translate(error)) from error
-            known = stored.definition(key, name, before)
+            known = stored_hashes.definition(key, name, before)
             wanted = change(known)
             if wanted == known:
                 return known
             after = json.dumps(wanted, sort_keys=True)
-            if self.run(topics.redefine(name, before, after)):
+            if self.run(topic_records.redefine(name, before, after)):
                 return wanted
 
     def undefine(self, topic: Topic) -> None:
@@ -147,21 +147,21 @@ class RedisBroker:
         seconds, micros = self._ask("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerInfo]:
         """Return what the server reports about itself; on a cluster, what each primary reports. One round trip.
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """
-        return servers.parse_servers(self._on_all(servers.COMMANDS))
+        return info.parse_servers(self._on_all(info.COMMANDS))
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
         chosen = list(topics)
-        attempts: list[Callable[[], Any]] = [partial(self.run, workers.roster())]
-        attempts += [partial(self.run, looking.audit(topic, 0)) for topic in chosen]
+        attempts: list[Callable[[], Any]] = [partial(self.run, worker_registry.roster())]
+        attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in chosen]
         if chosen:
             attempts.append(lambda: self.wakeups(chosen).close())
-        return rights.refused(self.prefix, chosen, self._each, attempts)
+        return refused_commands.refused(self.prefix, chosen, self._each, attempts)
 
     def _ask(self, *command: Any) -> Any:
         try:

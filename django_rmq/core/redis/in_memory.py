@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from django_rmq.core.calls.call import Call
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.send_results import Confirmed, Durability
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.redis.pipeline import Pipeline
+from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.pipeline import RedisPipeline
 from django_rmq.core.redis.wire import Clock
-from django_rmq.core.words.results import Confirmed, Durability
-from django_rmq.core.words.servers import Server
-from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 
 INSTALL = "pip install 'django-redis-rmq[testing]'"
@@ -23,7 +23,7 @@ INSTALL = "pip install 'django-redis-rmq[testing]'"
 _PREPARE = """
 redis.sha1hex = python.eval("lambda text: __import__('hashlib').sha1(text).hexdigest().encode()")
 
-local text_of = python.eval("lambda name: __import__('django_rmq.core.scripts').core.scripts.load(name.decode()).text")
+local text_of = python.eval("lambda name: __import__('django_rmq.core.lua').core.lua.load(name.decode()).text")
 local compiled = {}
 redis.run = function(name)
   compiled[name] = compiled[name] or assert(loadstring(text_of(name), name))
@@ -61,7 +61,7 @@ class InMemoryBroker(RedisBroker):
         """Return a pipeline, which collects calls; ``execute`` runs all of them."""
         return _Pipeline(self.exchange)
 
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerInfo]:
         """Return an empty list: there is no server."""
         return []
 
@@ -70,7 +70,7 @@ class InMemoryBroker(RedisBroker):
         return []
 
 
-class _Exchange(Exchange):
+class _Exchange(ServerConnection):
     """Sends the names of scripts, not their digests: they are here already."""
 
     def command(self, call: Call[Any]) -> tuple[Any, ...]:
@@ -83,10 +83,10 @@ class _Exchange(Exchange):
         pass
 
 
-class _Pipeline(Pipeline):
+class _Pipeline(RedisPipeline):
     """Collects calls. What was asked for is confirmed: memory has no replica and no disk."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ServerConnection) -> None:
         super().__init__(exchange)
         self._claimed: Durability | None = None
 

@@ -6,18 +6,18 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from django_rmq.core.calls.call import Answer, Call
+from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.confirming import durability_commands, read_confirmed
-from django_rmq.core.redis.errors import explain, translate
-from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.words.results import Confirmed, Durability
+from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.error_translation import explain, translate
+from django_rmq.core.redis.write_confirmation import durability_commands, read_confirmed
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")
 
 
-class Pipeline:
+class RedisPipeline:
     """Collects calls; ``execute`` runs them and returns results, errors in their places.
 
     ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
@@ -25,7 +25,7 @@ class Pipeline:
     ran.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ServerConnection) -> None:
         self.prefix = exchange.prefix
         self._exchange = exchange
         self._calls: list[Call[Any]] = []
@@ -137,7 +137,7 @@ class Pipeline:
     def _run_again(self, call: Call[Any]) -> Any:
         if not wire.has_packed(call):
             return self._exchange.run(call)
-        again = Pipeline(self._exchange)
+        again = RedisPipeline(self._exchange)
         again.add(call)
         return again.execute()[0]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.redis.errors import translate
+from django_rmq.core.redis.error_translation import translate
 
 
 class _Subscription:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call, Command
-from django_rmq.core.calls.packed import Packed
-from django_rmq.core.calls.places import AtSlot
-from django_rmq.core.words.topics import Topic
+from django_rmq.core import lua
+from django_rmq.core.commands.packed_arguments import Packed
+from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.model.topic import Topic
 
 pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -33,15 +33,15 @@ AT_ONCE = 65_536
 def command(call: Call[Any], prefix: str, clock: Clock | None) -> tuple[Any, ...]:
     """Return the command that runs a call. Without a clock the script uses that of Redis."""
     keys, arguments = call.keys(prefix), call.arguments(prefix)
-    if isinstance(call, Command):
+    if isinstance(call, RedisCommand):
         return (call.script, *keys, *arguments)
     now = b"" if clock is None else clock()
-    return ("EVALSHA", scripts.load(call.script).sha, len(keys), *keys, *arguments, now)
+    return ("EVALSHA", lua.load(call.script).sha, len(keys), *keys, *arguments, now)
 
 
 def loading() -> list[tuple[str, bytes]]:
     """Return the commands that load every script into a server."""
-    return [("SCRIPT LOAD", scripts.load(name).text) for name in scripts.all_names()]
+    return [("SCRIPT LOAD", lua.load(name).text) for name in lua.all_names()]
 
 
 def packed(command: tuple[Any, ...]) -> bytes:

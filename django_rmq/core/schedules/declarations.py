@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from django_rmq.core.calls import schedules as calls
-from django_rmq.core.calls.broker import Broker, run_all
-from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.schedules.stepping import LONGEST_PAUSE, plan_again
-from django_rmq.core.schedules.timing import has_moved
-from django_rmq.core.words.schedules import Record, Schedule
+from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.schedule import Schedule, ScheduleRecord
+from django_rmq.core.schedules.stepper import LONGEST_PAUSE, plan_again
+from django_rmq.core.schedules.tick_times import has_moved
 from django_rmq.exceptions import ConfigurationError
 
 logger = safe_logger("django_rmq.schedules")
@@ -91,7 +91,7 @@ class Declarations:
             )
         self._look_at_zones(known.values(), now_ms)
 
-    def reconcile(self, records: Iterable[Record], now_ms: int) -> bool:
+    def reconcile(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Compare what Redis has with what is declared here, and change it; return whether anything was changed."""
         now = self._clock()
         if now - self._looked > 6 * LONGEST_PAUSE:
@@ -128,10 +128,10 @@ class Declarations:
         """Whether there is nothing to do: nothing is declared here, and Redis had nothing of these topics."""
         return not self._declared and not self._silent
 
-    def _read(self) -> dict[str, Record]:
+    def _read(self) -> dict[str, ScheduleRecord]:
         return {record.name: record for record in self._broker.run(calls.read_schedules())}
 
-    def _undeclared(self, records: Iterable[Record]) -> list[Record]:
+    def _undeclared(self, records: Iterable[ScheduleRecord]) -> list[ScheduleRecord]:
         return [
             record
             for record in records
@@ -140,7 +140,7 @@ class Declarations:
             and record.declared.topic in self._ours
         ]
 
-    def _renew(self, known: Mapping[str, Record], now_ms: int) -> None:
+    def _renew(self, known: Mapping[str, ScheduleRecord], now_ms: int) -> None:
         """Say which schedules are declared here as Redis has them, unless somebody has just said so."""
         run_all(
             self._broker,
@@ -153,7 +153,7 @@ class Declarations:
             ],
         )
 
-    def _restore(self, each: Schedule, record: Record | None, now: float) -> bool:
+    def _restore(self, each: Schedule, record: ScheduleRecord | None, now: float) -> bool:
         """Declare a schedule that Redis does not have, or has in a version that no worker declares."""
         if record is None or record.is_removed:
             # rule: a_lost_schedule_stays_lost
@@ -167,7 +167,7 @@ class Declarations:
             return False
         return self._declare(each, record)
 
-    def _declare(self, each: Schedule, record: Record | None) -> bool:
+    def _declare(self, each: Schedule, record: ScheduleRecord | None) -> bool:
         is_moved = record is None or each.changed(record.override).timing != record.schedule.timing
         renewed = None if record is None or record.is_removed else record.renewed_ms
         answer = self._broker.run(
@@ -183,7 +183,7 @@ class Declarations:
             )
         return answer == "changed"
 
-    def _remove(self, record: Record, now: float) -> bool:
+    def _remove(self, record: ScheduleRecord, now: float) -> bool:
         if not self._is_gone(record, now):  # rule: an_old_worker_removes_what_a_newer_one_declares
             return False
         answer = self._broker.run(
@@ -198,14 +198,14 @@ class Declarations:
             )
         return answer == "changed"
 
-    def _is_gone(self, record: Record, now: float) -> bool:
+    def _is_gone(self, record: ScheduleRecord, now: float) -> bool:
         """Return whether this process has seen for long enough that nobody declares a schedule as it is."""
         said, since = self._silent.get(record.name, (-1, now))
         if said != record.renewed_ms:
             said, since = self._silent[record.name] = record.renewed_ms, now
         return now - since >= (GONE_SECONDS if said else ENDED_SECONDS)
 
-    def _look_at_zones(self, records: Iterable[Record], now_ms: int) -> bool:
+    def _look_at_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Have ticks planned again whose time zone has other rules now; return whether there are any."""
         now, found = self._clock(), False
         if now < self._zones_at:

@@ -8,11 +8,16 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.management import RmqCommand, ago, shown
 from django_rmq.operations import Operations
-from django_rmq.operations.auditing import DRIFTS, Audit, audit, check_is_settled
-from django_rmq.operations.strays import find, overdue
+from django_rmq.operations.audit import (
+    DRIFTS,
+    Audit,
+    audit,
+    check_is_settled,
+)
+from django_rmq.operations.orphans import find, overdue
 
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""

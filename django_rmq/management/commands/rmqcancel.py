@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, outcomes_text
-from django_rmq.management.messages import add_names, name_of
+from django_rmq.management.message_options import add_names, name_of
 
 
 class Command(RmqCommand):

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, ago, shown, table
-from django_rmq.operations import ClaimFigures
+from django_rmq.operations import ClaimStats
 
 
 class Command(RmqCommand):
@@ -72,7 +72,7 @@ class Command(RmqCommand):
         self.tell(topic.name, self.follow(run, f"return claims of {topic.name}", options), options)
 
 
-def _rows(found: list[ClaimFigures], now_ms: float) -> list[tuple[str, ...]]:
+def _rows(found: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:
     return [
         (
             one.topic,

@@ -15,7 +15,7 @@ from django_rmq.operations.health import (
     USUAL_UNDRAINED,
     Finding,
     Health,
-    Limits,
+    HealthThresholds,
     Severity,
 )
 
@@ -89,7 +89,7 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        limits = Limits(
+        limits = HealthThresholds(
             max_age=options["max_age"],
             max_dead=options["max_dead"],
             needs_workers=not options["no_workers"],

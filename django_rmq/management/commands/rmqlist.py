@@ -7,9 +7,9 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
-from django_rmq.core.words.status import QUEUES
+from django_rmq.core.model.status import QUEUES
 from django_rmq.management import RmqCommand, at_least, shown, table
-from django_rmq.management.messages import (
+from django_rmq.management.message_options import (
     add_filter,
     add_priority,
     add_state,
@@ -17,10 +17,10 @@ from django_rmq.management.messages import (
     filter_of,
     instant,
 )
-from django_rmq.operations import Copy, Group, Groups
-from django_rmq.operations.groups import GROUPED, KINDS, MOST_EXAMINED
-from django_rmq.operations.listing import LONGEST_PAGE
-from django_rmq.operations.redaction import shown_body
+from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
+from django_rmq.operations.body_redaction import shown_body
+from django_rmq.operations.message_groups import GROUPED, KINDS, MOST_EXAMINED
+from django_rmq.operations.message_list import LONGEST_PAGE
 
 LISTED = 20
 """The number of messages that are listed unless --limit gives another one."""
@@ -67,7 +67,7 @@ class Command(RmqCommand):
                 operations.groups(name, state, options["group_by"], wanted, limit=limit), options
             )
             return
-        copies, problems, limit = list[Copy](), dict[str, None](), options["limit"] or LISTED
+        copies, problems, limit = list[MessageCopy](), dict[str, None](), options["limit"] or LISTED
         cursor, examined, is_first = "", 0, True
         while is_first or (cursor and len(copies) < limit and examined < MOST_EXAMINED):
             page = operations.listing(
@@ -85,7 +85,7 @@ class Command(RmqCommand):
             self.stdout.write(f"the first {len(copies)}; there are more: use --limit or --group-by")
         self._tell_problems(list(problems))
 
-    def _show(self, copies: list[Copy], state: str) -> None:
+    def _show(self, copies: list[MessageCopy], state: str) -> None:
         if not copies:
             self.stdout.write("no messages")
             return
@@ -104,7 +104,7 @@ class Command(RmqCommand):
         for line in table([head, *rows], right=[2]):
             self.stdout.write(line)
 
-    def _show_groups(self, found: Groups, options: dict[str, Any]) -> None:
+    def _show_groups(self, found: MessageGroups, options: dict[str, Any]) -> None:
         if options["json"]:
             self.print_json(_groups_as_json(found))
             return
@@ -136,7 +136,7 @@ class Command(RmqCommand):
             self.stderr.write(shown(problem))
 
 
-def _groups_as_json(found: Groups) -> dict[str, Any]:
+def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
     rows = [
         {
             "count": one.count,
@@ -158,14 +158,14 @@ def _groups_as_json(found: Groups) -> dict[str, Any]:
     }
 
 
-_KEYS: dict[str, Callable[[Group], dict[str, Any]]] = {
+_KEYS: dict[str, Callable[[MessageGroup], dict[str, Any]]] = {
     "error": lambda one: {"error_class": one.error_class, "error": one.error},
     "slot": lambda one: {"slot": one.slot},
     "hour": lambda one: {"hour_ms": one.hour_ms},
 }
 
 
-def _named(by: str, group: Group) -> tuple[str, str]:
+def _named(by: str, group: MessageGroup) -> tuple[str, str]:
     """Return what the messages of a group have in common, and the id of one of them."""
     if by == "slot":
         return str(group.slot), group.samples[0].log_id
@@ -175,7 +175,7 @@ def _named(by: str, group: Group) -> tuple[str, str]:
     return _cell(text) or "no error", group.samples[0].log_id
 
 
-def _body_text(copy: Copy) -> str:
+def _body_text(copy: MessageCopy) -> str:
     body, kind = shown_body(copy)
     if kind in ("hidden", "withheld"):
         return f"({kind})"

@@ -6,8 +6,13 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_rmq.management import RmqCommand, at_least
-from django_rmq.management.messages import add_filter, add_priority, add_state, filter_of
-from django_rmq.operations import Filter, Limits, Run
+from django_rmq.management.message_options import (
+    add_filter,
+    add_priority,
+    add_state,
+    filter_of,
+)
+from django_rmq.operations import BulkRun, Filter, Limits
 
 
 class Command(RmqCommand):
@@ -35,7 +40,7 @@ class Command(RmqCommand):
         operations, name, state = self.operations(), options["topic"], options["state"]
         wanted = filter_of(options)
 
-        def purge(limits: Limits | None, *, dry_run: bool) -> Run:
+        def purge(limits: Limits | None, *, dry_run: bool) -> BulkRun:
             if wanted == Filter(older_than=wanted.older_than, slot=wanted.slot):
                 age, slot = wanted.older_than, wanted.slot
                 return operations.purge(

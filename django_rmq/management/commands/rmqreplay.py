@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.words.bodies import exact_json
+from django_rmq.core.model.body_codec import exact_json
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
     RmqCommand,
@@ -18,8 +18,19 @@ from django_rmq.management import (
     progress_as_json,
     shown,
 )
-from django_rmq.management.messages import add_filter, add_names, filter_of, is_named, name_of
-from django_rmq.operations import Filter, Limits, Operations, Progress
+from django_rmq.management.message_options import (
+    add_filter,
+    add_names,
+    filter_of,
+    is_named,
+    name_of,
+)
+from django_rmq.operations import (
+    BulkProgress,
+    Filter,
+    Limits,
+    Operations,
+)
 
 
 class Command(RmqCommand):
@@ -84,7 +95,7 @@ class Command(RmqCommand):
         self.tell(name, self.follow(run, f"replay {name}", options), options)
 
     def _foretell(
-        self, operations: Operations, name: str, wanted: Filter, found: Progress, options: dict[str, Any]
+        self, operations: Operations, name: str, wanted: Filter, found: BulkProgress, options: dict[str, Any]
     ) -> None:
         """Print how many messages would be replayed, and of how many of them an error has which class."""
         grouped = operations.groups(name, "dead", "error", wanted)

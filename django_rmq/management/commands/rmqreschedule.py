@@ -17,7 +17,7 @@ from django_rmq.management import (
     messages_text,
     outcomes_text,
 )
-from django_rmq.management.messages import (
+from django_rmq.management.message_options import (
     add_filter,
     add_names,
     add_priority,
@@ -26,8 +26,13 @@ from django_rmq.management.messages import (
     is_named,
     name_of,
 )
-from django_rmq.operations import Done, Limits, Operations, Run
-from django_rmq.operations.named import new_score
+from django_rmq.operations import (
+    ActionResult,
+    BulkRun,
+    Limits,
+    Operations,
+)
+from django_rmq.operations.named_actions import new_score
 
 
 class Command(RmqCommand):
@@ -84,7 +89,7 @@ class Command(RmqCommand):
             self._reschedule_named(operations, name, ids, new, options)
             return
 
-        def run(limits: Limits | None = None, *, dry_run: bool = False) -> Run:
+        def run(limits: Limits | None = None, *, dry_run: bool = False) -> BulkRun:
             return operations.reschedule_all(
                 name, options["state"], wanted, **new, limits=limits, dry_run=dry_run
             )
@@ -105,7 +110,7 @@ class Command(RmqCommand):
     ) -> None:
         if options["dry_run"]:
             new_score(operations.config.topic(name), **new)
-            done, good = Done({one: _foretold(operations, name, one) for one in ids}), "matching"
+            done, good = ActionResult({one: _foretold(operations, name, one) for one in ids}), "matching"
         else:
             done, good = operations.reschedule(name, ids, **new), "rescheduled"
         count = done.outcomes.get(good, 0)

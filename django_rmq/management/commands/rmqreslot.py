@@ -9,8 +9,8 @@ from typing import Any
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import RmqCommand, allow_options_between_arguments, at_least
-from django_rmq.operations import reslots
-from django_rmq.operations.reslots import Progress
+from django_rmq.operations import slot_count
+from django_rmq.operations.slot_count import DrainProgress
 
 REPORT_SECONDS = 1.0
 
@@ -38,7 +38,7 @@ class Command(RmqCommand):
         parser.add_argument(
             "--at-once",
             type=at_least(1),
-            default=reslots.AT_ONCE,
+            default=slot_count.AT_ONCE,
             metavar="N",
             help="how many sets of slots may be blocked at the same time (default: %(default)s)",
         )
@@ -48,12 +48,12 @@ class Command(RmqCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         operations, is_text = self.operations(), not options["json"]
         topic, broker = operations.config.topic(options["topic"]), operations.broker
-        plan = reslots.plan(broker, topic, options["slots"])
+        plan = slot_count.plan(broker, topic, options["slots"])
         slots = plan.slots
         if options["dry_run"]:
             self._foretell(plan, is_text=is_text)
             return
-        chosen = reslots.begin(broker, topic, slots)
+        chosen = slot_count.begin(broker, topic, slots)
         if chosen is None:
             if is_text:
                 self.stdout.write(f"{topic.name} has {slots} slots")
@@ -63,7 +63,7 @@ class Command(RmqCommand):
         word = "Continuing with" if plan.is_begun else "Starting with"
         if is_text:
             self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
-        progress = reslots.move(
+        progress = slot_count.move(
             broker,
             chosen,
             at_once=options["at_once"],
@@ -80,7 +80,7 @@ class Command(RmqCommand):
         if operations.config.topic(topic.name).slots != slots:
             self.stdout.write(f'Write "SLOTS": {slots} into the settings')
 
-    def _foretell(self, plan: reslots.Plan, *, is_text: bool) -> None:
+    def _foretell(self, plan: slot_count.SlotCountPlan, *, is_text: bool) -> None:
         if plan.obstacle:
             raise ConfigurationError(f'topic "{plan.topic.name}" cannot be re-slotted: {plan.obstacle}')
         if not is_text:
@@ -90,10 +90,10 @@ class Command(RmqCommand):
             f"{plan.topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
         )
 
-    def _report(self) -> Callable[[Progress], None]:
+    def _report(self) -> Callable[[DrainProgress], None]:
         told = time.monotonic()
 
-        def report(progress: Progress) -> None:
+        def report(progress: DrainProgress) -> None:
             nonlocal told
             if time.monotonic() - told >= REPORT_SECONDS:
                 told = time.monotonic()

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.words.schedules import CATCH_UP
+from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, shown, table
-from django_rmq.operations import Operations, ScheduleFigures
+from django_rmq.operations import Operations, ScheduleStats
 
 ON_TIME = "on time"
 HEAD = ("schedule", "topic", "when", "next run (UTC)", "last run (UTC)", "state")
@@ -88,25 +88,25 @@ class Command(RmqCommand):
             self.stdout.write(line)
 
 
-def lines_of(found: Sequence[ScheduleFigures]) -> list[str]:
+def lines_of(found: Sequence[ScheduleStats]) -> list[str]:
     """Return the table of schedules as lines."""
     return list(table([HEAD, *map(cells_of, found)]))
 
 
-def cells_of(one: ScheduleFigures) -> tuple[str, ...]:
+def cells_of(one: ScheduleStats) -> tuple[str, ...]:
     """Return the cells of a schedule in this table."""
     when = f"{one.timing} (edited)" if one.override else one.timing
     return one.name, one.topic, shown(when), _time(one.next_ms), _time(one.last_ms), _state(one)
 
 
-def _state(one: ScheduleFigures) -> str:
+def _state(one: ScheduleStats) -> str:
     state = _punctuality(one)
     if one.outcome == "dead":
         return f"last run died, {state}"
     return f"last run failed, {state}" if one.outcome == "resting" else state
 
 
-def _punctuality(one: ScheduleFigures) -> str:
+def _punctuality(one: ScheduleStats) -> str:
     if one.is_missing:
         return "not in Redis: no worker declares it"
     if one.is_removed:
@@ -122,7 +122,7 @@ def _time(ms: int | None) -> str:
     return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _row(one: ScheduleFigures) -> dict[str, Any]:
+def _row(one: ScheduleStats) -> dict[str, Any]:
     chosen = one.schedule
     return {
         "name": one.name,

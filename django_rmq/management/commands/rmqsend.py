@@ -13,8 +13,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq import Send
-from django_rmq.core.words.bodies import exact_json, floats_beside_bodies
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.body_codec import exact_json, floats_beside_bodies
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management import (
     RmqCommand,

@@ -6,9 +6,9 @@ from argparse import ArgumentParser
 from datetime import UTC, datetime
 from typing import Any
 
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.model.topic import Topic
 from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table
-from django_rmq.operations import Operations, SlotFigures
+from django_rmq.operations import Operations, SlotStats
 
 SLOTS_PER_TRIP = 1_000
 
@@ -52,7 +52,7 @@ class Command(RmqCommand):
             self.print_json(found)
 
     def _print(
-        self, topic: Topic, rows: list[SlotFigures], now_ms: int, mean: float, skew: float, limit: int
+        self, topic: Topic, rows: list[SlotStats], now_ms: int, mean: float, skew: float, limit: int
     ) -> None:
         unowned = sum(not row.worker for row in rows) if topic.serial else 0
         told = (
@@ -105,8 +105,8 @@ class Command(RmqCommand):
             self.stdout.write(f"  … and {len(rows) - limit} more")
 
 
-def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotFigures], int]:
-    rows: list[SlotFigures] = []
+def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotStats], int]:
+    rows: list[SlotStats] = []
     now_ms = 0
     while len(rows) < topic.slots:
         part = operations.slots(topic.name, len(rows), SLOTS_PER_TRIP)
@@ -115,7 +115,7 @@ def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotFigures],
     return rows, now_ms
 
 
-def _row(row: SlotFigures) -> dict[str, Any]:
+def _row(row: SlotStats) -> dict[str, Any]:
     counts = row.counts
     return {
         "slot": row.slot,

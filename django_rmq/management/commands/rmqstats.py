@@ -16,7 +16,7 @@ from django.core.management import CommandError
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table, update_interval
 from django_rmq.management.commands import rmqschedules
-from django_rmq.management.messages import (
+from django_rmq.management.message_options import (
     add_names,
     as_json,
     is_named,
@@ -24,7 +24,13 @@ from django_rmq.management.messages import (
     lines_of_status,
     name_of,
 )
-from django_rmq.operations import Flow, Operations, ScheduleFigures, TopicFigures, Waiting
+from django_rmq.operations import (
+    Operations,
+    ScheduleStats,
+    TopicCounters,
+    TopicStats,
+    Waiting,
+)
 
 Rates = dict[str, dict[str, float]]
 WATCH_SECONDS = 1.0
@@ -101,7 +107,7 @@ class Command(RmqCommand):
         from rich.text import Text
 
         operations, left = self.operations(), options["count"]
-        before: Flow | None = None
+        before: TopicCounters | None = None
         with Live(auto_refresh=False, screen=False) as live:
             while True:
                 try:
@@ -172,7 +178,7 @@ class Command(RmqCommand):
         self.stdout.flush()
 
 
-def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicFigures) -> dict[str, Any]:
+def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, Any]:
     """Return for JSON what the outbox of a topic holds; nothing if it has none, or it is unknown."""
     if kept is None or not (one.topic.outbox or one.topic.name in kept):
         return {}
@@ -193,7 +199,7 @@ def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
     return lines
 
 
-def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
+def row_of(one: TopicStats, rates: dict[str, float] | None) -> dict[str, Any]:
     """Return the figures of a topic for JSON."""
     return {
         "topic": one.topic.name,
@@ -223,7 +229,7 @@ COLUMNS = (
 )
 
 
-def cells_of(one: TopicFigures) -> tuple[str, ...]:
+def cells_of(one: TopicStats) -> tuple[str, ...]:
     """Return the figures of a topic as cells of a table, in the order of ``COLUMNS``."""
     return (
         one.topic.name,
@@ -242,7 +248,7 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
     )
 
 
-def remarks_of(one: TopicFigures) -> str:
+def remarks_of(one: TopicStats) -> str:
     """Return additional remarks about a topic."""
     found = []
     if one.is_paused:
@@ -260,13 +266,13 @@ def remarks_of(one: TopicFigures) -> str:
     return ", ".join(found)
 
 
-def lines_of(figures: list[TopicFigures], rates: Rates) -> list[str]:
+def lines_of(figures: list[TopicStats], rates: Rates) -> list[str]:
     """Return a table of topics, with rates if there are any."""
     head = (*COLUMNS, *(("sent/s", "done/s", "failed/s") if rates else ()), "")
     rows = [head]
     for one in figures:
         flow = rates.get(one.topic.name, {})
-        told = (f"{flow[name]:.1f}" if name in flow else "-" for name in Flow.RATES) if rates else ()
+        told = (f"{flow[name]:.1f}" if name in flow else "-" for name in TopicCounters.RATES) if rates else ()
         rows.append((*cells_of(one), *told, remarks_of(one)))
     return table(rows, right=range(2, len(head) - 1))
 
@@ -291,7 +297,7 @@ def _has_rich() -> bool:
     return True
 
 
-def _schedules(found: list[ScheduleFigures]) -> Any:
+def _schedules(found: list[ScheduleStats]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -304,7 +310,7 @@ def _schedules(found: list[ScheduleFigures]) -> Any:
     return table
 
 
-def _table(figures: list[TopicFigures], rates: Rates) -> Any:
+def _table(figures: list[TopicStats], rates: Rates) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -324,7 +330,7 @@ def _table(figures: list[TopicFigures], rates: Rates) -> Any:
             cells[6].stylize("red")
         if not one.consumers:
             cells[COLUMNS.index("workers")].stylize("yellow")
-        told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in Flow.RATES]
+        told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in TopicCounters.RATES]
         table.add_row(*cells, *told, Text(remarks_of(one), style="yellow"))
     return table
 

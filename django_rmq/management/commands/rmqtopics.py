@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, duration
-from django_rmq.operations import Stranded, defining
-from django_rmq.operations.defining import Defined
+from django_rmq.operations import UndeclaredTopic, topic_definitions
+from django_rmq.operations.topic_definitions import Defined
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of a topic that workers are still emptying."""
@@ -71,9 +71,9 @@ class Command(RmqCommand):
             raise CommandError("--move-to, --delete and --dead require --retire", returncode=2)
         operations, topics = self.operations(), self.topics(options["topics"])
         registered = operations.broker.definitions()
-        found = [defining.compare(topic, registered) for topic in topics]
+        found = [topic_definitions.compare(topic, registered) for topic in topics]
         if options["apply"]:
-            found = [defining.apply(operations.broker, one, force=options["force"]) for one in found]
+            found = [topic_definitions.apply(operations.broker, one, force=options["force"]) for one in found]
         left = [] if options["topics"] else operations.stranded()
         rows = [_row(one) for one in found] + [_left_row(one, registered[one.topic.name]) for one in left]
         if options["json"]:
@@ -111,7 +111,7 @@ class Command(RmqCommand):
                     returncode=1,
                 )
 
-    def _waited_for(self, name: str, until: float, *, is_drained: bool) -> Stranded:
+    def _waited_for(self, name: str, until: float, *, is_drained: bool) -> UndeclaredTopic:
         """Return the contents of a topic as soon as nothing is in flight (``is_drained``: nothing at all) or the time is up."""
         operations = self.operations()
         while True:
@@ -149,7 +149,7 @@ def _row(found: Defined) -> dict[str, Any]:
     }
 
 
-def _left_row(found: Stranded, registered: dict[str, Any]) -> dict[str, Any]:
+def _left_row(found: UndeclaredTopic, registered: dict[str, Any]) -> dict[str, Any]:
     return {
         "topic": found.topic.name,
         "state": "undeclared",

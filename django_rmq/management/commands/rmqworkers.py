@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_rmq.management import RmqCommand, ago, shown, table
-from django_rmq.operations import WorkerFigures
+from django_rmq.operations import WorkerStats
 
 
 class Command(RmqCommand):
@@ -45,13 +45,13 @@ class Command(RmqCommand):
             self.stdout.write(line)
 
 
-def _full(one: WorkerFigures) -> str:
+def _full(one: WorkerStats) -> str:
     """Return a remark about topics for which a worker has no free thread."""
     topics = ", ".join(map(shown, sorted(one.member.worker.full)))
     return f" (no free thread for {topics})" if topics else ""
 
 
-def _row(one: WorkerFigures) -> dict[str, Any]:
+def _row(one: WorkerStats) -> dict[str, Any]:
     worker = one.member.worker
     return {
         "worker": worker.id,

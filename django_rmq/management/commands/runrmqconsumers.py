@@ -22,20 +22,20 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.consumer import forks
-from django_rmq.core.consumer.notes import RECYCLE
+from django_rmq import connections
+from django_rmq.conf import get_config, is_debug
+from django_rmq.conf.config import Consumer
+from django_rmq.core.consumer import fork_guard
+from django_rmq.core.consumer.progress import RECYCLE
 from django_rmq.core.consumer.supervisor import handling_signals
-from django_rmq.core.logs.workers import WorkerFilter
-from django_rmq.core.words.topics import Topic
+from django_rmq.core.log.worker_name import WorkerFilter
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import RmqCommand, at_least, discard_output, duration
-from django_rmq.project import connections
-from django_rmq.project.listening import processes as forking
-from django_rmq.project.listening import reload as reloading
-from django_rmq.project.listening import starting
-from django_rmq.project.listening.worker import Options, WorkerProcess
-from django_rmq.project.settings import get_config, is_debug
-from django_rmq.project.settings.config import Consumer
+from django_rmq.worker import prefork as forking
+from django_rmq.worker import reload as reloading
+from django_rmq.worker import startup
+from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(rmq_worker)s %(threadName)s %(message)s"
 """The format of RMQ's log lines if the project's LOGGING has none for them."""
@@ -154,8 +154,8 @@ class Command(RmqCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
         config = get_config().consumer
-        topics = starting.chosen_topics(options["topics"], options["exclude"])
-        how = Options(
+        topics = startup.chosen_topics(options["topics"], options["exclude"])
+        how = ProcessOptions(
             threads=options["threads"] or config.threads,
             burst=options["burst"],
             shutdown_timeout=_given(options["shutdown_timeout"], config.shutdown_timeout),
@@ -165,10 +165,10 @@ class Command(RmqCommand):
         )
         processes = options["processes"] or config.processes
         if options["dry_run"]:
-            self.stdout.write(starting.ready_line(topics, how.threads or 1, processes))
+            self.stdout.write(startup.ready_line(topics, how.threads or 1, processes))
             return
         if connections.in_memory():
-            code, settled = self._run_here(starting.check_start(topics), how, options["verbosity"])
+            code, settled = self._run_here(startup.check_start(topics), how, options["verbosity"])
         else:
             code, settled = self._run_processes(topics, how, processes, options)
         self._say(options["verbosity"], f"Settled {settled} deliveries")
@@ -188,7 +188,7 @@ class Command(RmqCommand):
                 discard_output(stream)
 
     def _run_processes(
-        self, topics: list[Topic], how: Options, processes: int, options: dict[str, Any]
+        self, topics: list[Topic], how: ProcessOptions, processes: int, options: dict[str, Any]
     ) -> tuple[int, int]:
         """Run as the parent of the workers; return the exit code, and how many deliveries were settled."""
         config = get_config().consumer
@@ -203,9 +203,9 @@ class Command(RmqCommand):
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
             # A burst is often started by a timer, and the next one would wait beside it.
-            prepare=starting.Preparation(topics, waits=not how.burst),
+            prepare=startup.Preparation(topics, waits=not how.burst),
             ready=lambda: self._say(
-                options["verbosity"], starting.ready_line(topics, how.threads or 1, processes)
+                options["verbosity"], startup.ready_line(topics, how.threads or 1, processes)
             ),
         )
         code = supervisor.run()
@@ -214,7 +214,7 @@ class Command(RmqCommand):
             reloading.start_again()
         return code, supervisor.processed
 
-    def _run_here(self, topics: list[Topic], how: Options, verbosity: int) -> tuple[int, int]:
+    def _run_here(self, topics: list[Topic], how: ProcessOptions, verbosity: int) -> tuple[int, int]:
         """Run as the only worker, because no other process can use a broker in memory."""
         worker = WorkerProcess(topics, how)
         asked: list[int] = []
@@ -225,8 +225,8 @@ class Command(RmqCommand):
             asked.append(number)
             worker.stop()
 
-        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=forks.handle_signal):
-            self._say(verbosity, starting.ready_line(topics, how.threads or 1))
+        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=fork_guard.handle_signal):
+            self._say(verbosity, startup.ready_line(topics, how.threads or 1))
             code = worker.run()
         return (0 if code == RECYCLE else code), worker.dispatcher.processed
 

@@ -16,8 +16,8 @@ from django.core.management.base import CommandError
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, duration, ended_by_signals, shown, table
 from django_rmq.pipelines import Context, Pipeline, pipelines, summary
-from django_rmq.pipelines.context import Stopped
-from django_rmq.spark.session import check_installed, describe, is_sparks
+from django_rmq.pipelines.pipeline_context import Stopped
+from django_rmq.spark.spark_session import check_installed, describe, is_sparks
 
 _SHARED = ("master", "remote", "conf", "checkpoint", "available_now", "interval", "grace")
 

@@ -40,7 +40,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     from django.utils import timezone
 
     from django_rmq import send_messages
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
 
     options: dict[str, Any] = {"on_commit": False}
     kind = get_config().topic(topic).type
@@ -55,11 +55,11 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
-    from django_rmq.core.topics.definitions import register_topics
-    from django_rmq.core.words.bodies import encode_body
-    from django_rmq.core.words.envelopes import Envelope, encode_envelope
-    from django_rmq.core.words.keys import slot_of
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.body_codec import encode_body
+    from django_rmq.core.model.envelope import Envelope, encode_envelope
+    from django_rmq.core.model.keys import slot_of
+    from django_rmq.core.topic_registration import register_topics
     from tests.brokers import get_broker
 
     found = get_config().topic(topic)
@@ -93,7 +93,7 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
 
 def claimed(topic: str, bodies: list[Any], consumer: str) -> None:
     """Let a Spark query hold messages."""
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
     from tests.brokers import get_broker
 
     waiting(topic, bodies)
@@ -114,8 +114,8 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
-    from django_rmq.core.words.failures import Failure
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.failure_records import Failure
     from tests.brokers import get_broker
 
     found = get_config().topic(topic)
@@ -129,11 +129,11 @@ def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
     """Leave messages in the outbox as a process does that dies after its commit; ``refused``: the error they have."""
     from django.db import connection, transaction
 
-    from django_rmq.core.words.results import STORED
+    from django_rmq import connections
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.send_results import STORED
     from django_rmq.models import OutboxMessage
-    from django_rmq.project import connections
-    from django_rmq.project.outbox import write
-    from django_rmq.project.settings import get_config
+    from django_rmq.outbox import write
 
     found, producer = get_config().topic(topic), connections.get_producer()
     with transaction.atomic():
@@ -145,9 +145,9 @@ def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
 
 def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in half an hour."""
+    from django_rmq.conf import get_config
     from django_rmq.core.coordination import Worker, topic_slots
-    from django_rmq.core.coordination.records import write_record
-    from django_rmq.project.settings import get_config
+    from django_rmq.core.coordination.member_records import write_record
     from tests.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
@@ -159,7 +159,7 @@ def history(topic: str, hours: int) -> None:
     """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
     import math
 
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
     from tests.brokers import get_broker
 
     found = get_config().topic(topic)
@@ -183,11 +183,11 @@ def history(topic: str, hours: int) -> None:
 
 def schedules() -> None:
     """Declare the schedules of the shop, as the start of a worker does."""
-    from django_rmq.project.listening.registry import autodiscover
-    from django_rmq.project.scheduling import running
+    from django_rmq.schedules import duty
+    from django_rmq.worker.listener_registry import autodiscover
 
     autodiscover()
-    running.declare()
+    duty.declare()
 
 
 def product_sets(items: int, *, labelled: int) -> None:
@@ -220,8 +220,8 @@ def product_sets(items: int, *, labelled: int) -> None:
 
 def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
-    from django_rmq.core.words.keys import slot_keys
-    from django_rmq.project.settings import get_config
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.keys import slot_keys
     from tests.brokers import get_broker
 
     found = get_config().topic(topic)

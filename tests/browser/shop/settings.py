@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.project.connections import SOCKET_TIMEOUTS
+from django_rmq.connections import SOCKET_TIMEOUTS
 from example_project.settings import *  # noqa: F403
 from example_project.settings import RMQ as SHOP_RMQ
 

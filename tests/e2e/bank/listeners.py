@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
 from django_rmq import Message, Retry, listener
-from django_rmq.project.listening import once
+from django_rmq.worker import once
 from tests.e2e.bank.models import Account
 from tests.e2e.worker_project import points
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from django_rmq.core.calls import people
-from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.core.commands import operate
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.brokers import Broker
 from tests.e2e.bank.servers import FailingRedis
@@ -181,7 +181,7 @@ class Run:
             for slot, count in enumerate(counts):
                 if count.dead:
                     dead = [entry.member for entry in broker.peek(TRANSFERS, slot, "dead", limit=100).entries]
-                    broker.run(people.replay(TRANSFERS, slot, dead))
+                    broker.run(operate.replay(TRANSFERS, slot, dead))
                     self.outcome.replayed += len(dead)
             held = float(sum(count.held for count in counts))
         except RmqError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django_rmq.project.listening import worker
+from django_rmq.worker import worker_process
 from tests.e2e.worker_project.listeners import work
 
-worker.FULL_SECONDS, worker.STUCK_SECONDS = 1.0, 2.0
+worker_process.FULL_SECONDS, worker_process.STUCK_SECONDS = 1.0, 2.0
 
 __all__ = ["work"]

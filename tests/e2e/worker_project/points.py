@@ -22,12 +22,19 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from django_rmq.core import scripts
-from django_rmq.core.calls.call import Call
-from django_rmq.core.consumer import children, doubts, loop, overlapping, steps, threads
+from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer import (
+    async_batch,
+    async_executor,
+    child_processes,
+    dispatcher,
+    lost_reply_recovery,
+    thread_executor,
+)
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.project.listening import processes
+from django_rmq.core.redis.pipeline import RedisPipeline
+from django_rmq.worker import prefork
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
@@ -171,8 +178,8 @@ def wrapped(function: Callable[..., Any], before: str = "", after: str = "") -> 
 def install() -> None:
     """Wrap what a worker does."""
     names = {script: name for group in (SCRIPTS, OF_AN_END, OF_RECOVERY) for name, script in group.items()}
-    by_sha = {scripts.load(script).sha: name for script, name in names.items()}
-    send, receive, run = AbstractConnection.send_packed_command, Pipeline.receive, RedisBroker.run
+    by_sha = {lua.load(script).sha: name for script, name in names.items()}
+    send, receive, run = AbstractConnection.send_packed_command, RedisPipeline.receive, RedisBroker.run
 
     def sending(self: Any, command: Any, *args: Any, **options: Any) -> Any:
         result = send(self, command, *args, **options)
@@ -213,20 +220,20 @@ def install() -> None:
         return run_child(*args)
 
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
-    Pipeline.receive = receiving  # type: ignore[method-assign]
+    RedisPipeline.receive = receiving  # type: ignore[method-assign]
     RedisBroker.run = running  # type: ignore[method-assign]
-    taking: tuple[Any, ...] = (threads.ExecutorThread, overlapping.LoopThread)
+    taking: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncExecutor)
     for thread in taking:
         thread.put = wrapped(thread.put, "before-thread", "after-thread")
-    reporting: tuple[Any, ...] = (threads.ExecutorThread, steps.Steps)
+    reporting: tuple[Any, ...] = (thread_executor.ExecutorThread, async_batch.AsyncBatch)
     for reporter in reporting:
         reporter._report = wrapped(reporter._report, "after-listener", "after-report")
-    worker: Any = loop.Dispatcher
-    django: Any = processes
-    recovery: Any = doubts.Recovery
+    worker: Any = dispatcher.Dispatcher
+    django: Any = prefork
+    recovery: Any = lost_reply_recovery.LostReplyRecovery
     recovery.adopt = wrapped(recovery.adopt, "going-on", "gone-on")
     worker.own, worker.disown = wrapped(worker.own, after="gaining"), wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling
     # They die young here, and shall have successors all the same.
-    children.LONGEST_PAUSE = children.FIRST_PAUSE
+    child_processes.LONGEST_PAUSE = child_processes.FIRST_PAUSE

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from django_rmq.project.connections import SOCKET_TIMEOUTS
+from django_rmq.connections import SOCKET_TIMEOUTS
 from tests.e2e.mariadb import use_driver
 
 WORKER_DATA = Path(os.environ["WORKER_DATA"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django_rmq.core.consumer import loop
+from django_rmq.core.consumer import dispatcher
 from tests.e2e.worker_project import listeners
 
-vars(loop)["uuid4"] = lambda: UUID(int=7)
+vars(dispatcher)["uuid4"] = lambda: UUID(int=7)
 
 __all__ = ["listeners"]

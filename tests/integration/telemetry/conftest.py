@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.test import override_settings
 
-from django_rmq.project import connections
+from django_rmq import connections
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 

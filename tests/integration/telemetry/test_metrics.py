@@ -15,13 +15,12 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 
-from django_rmq import Message, Reject, TopicFull, send_message, send_messages
+from django_rmq import Message, Reject, TopicFull, connections, send_message, send_messages
+from django_rmq.conf import get_config, values
 from django_rmq.core.consumer import Hooks
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
-from django_rmq.project import connections
-from django_rmq.project.settings import get_config, values
-from django_rmq.project.watching import announcing, telemetry
-from django_rmq.project.watching.telemetry import instruments, names
+from django_rmq.observability import announcements, telemetry
+from django_rmq.observability.telemetry import instruments, semantic_conventions
 from django_rmq.testing import Clock
 from example_project.embedded_server import free_port
 from tests.brokers import OracleBroker
@@ -56,7 +55,7 @@ def recorded(reader: InMemoryMetricReader) -> Points:
     data = reader.get_metrics_data()
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
-            assert scope.scope.name == "django_rmq" and scope.schema_url == names.SCHEMA_URL
+            assert scope.scope.name == "django_rmq" and scope.schema_url == semantic_conventions.SCHEMA_URL
             for metric in scope.metrics:
                 for point in metric.data.data_points:
                     attributes = dict(point.attributes or {})
@@ -81,11 +80,15 @@ def test_the_names_are_those_of_the_conventions() -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)
     }
-    ours = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
-    ours -= {names.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
+    ours = {
+        value
+        for name, value in vars(semantic_conventions).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    ours -= {semantic_conventions.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
     assert {name for name in ours if not name.startswith("messaging.rmq.")} <= attributes
     assert {value.value for value in messaging_attributes.MessagingOperationTypeValues} >= {
-        *names.TYPES.values(),
+        *semantic_conventions.TYPES.values(),
         "send",
         "create",
         "process",
@@ -164,8 +167,8 @@ def test_a_worker_records_what_it_processes_and_settles(
 
     send_messages("work", ["good", "fine"])
     clock.advance(1)
-    reporter, work = announcing.Reporter(), get_config().topic("work")
-    hooks = Hooks(around=announcing.around)
+    reporter, work = announcements.Reporter(), get_config().topic("work")
+    hooks = Hooks(around=announcements.around)
     with Worker(broker, work, listen, hooks=hooks, watcher=reporter, batch_size=10):
         eventually(lambda: ("commit", "work", None) in recorded(reader).get(OPERATION, {}), "a commit")
         send_message("work", "bad")
@@ -182,7 +185,7 @@ def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader)
     with override_settings(RMQ={**RMQ, "METRICS": {}}), connections.replaced_broker(broker):
         send_message("work", 1)
         assert telemetry.around(get_config().topic("work"), print) is print
-        assert not announcing.Reporter().wants("work")
+        assert not announcements.Reporter().wants("work")
     assert reader.get_metrics_data() is None
     assert instruments.instruments.cache_info().currsize == 0
 

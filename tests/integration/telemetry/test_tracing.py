@@ -14,16 +14,24 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_rmq import Message, Reject, Send, ensure_message, remove_message, send_message, send_messages
+from django_rmq import (
+    Message,
+    Reject,
+    Send,
+    connections,
+    ensure_message,
+    remove_message,
+    send_message,
+    send_messages,
+)
+from django_rmq.conf import get_config, values
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.producer.checks import MAX_HEADER_BYTES
+from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.project import connections
-from django_rmq.project.listening import registry
-from django_rmq.project.settings import get_config, values
-from django_rmq.project.watching import announcing, telemetry
-from django_rmq.project.watching.telemetry import names, sends
+from django_rmq.observability import announcements, telemetry
+from django_rmq.observability.telemetry import semantic_conventions, send_spans
 from django_rmq.testing import Clock, captured_messages, drain
+from django_rmq.worker import listener_registry
 from example_project.embedded_server import free_port
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, eventually
@@ -55,9 +63,9 @@ def consumed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, topic: str, function: Any, batch_size: int | None = None
 ) -> int:
     """Let time pass and a listener run, in the way of a worker."""
-    found = {topic: registry.Listener(topic, function, batch_size, "here:1", "here")}
-    monkeypatch.setattr(registry, "autodiscover", lambda: None)
-    monkeypatch.setattr(registry, "listeners", lambda: found)
+    found = {topic: listener_registry.Listener(topic, function, batch_size, "here:1", "here")}
+    monkeypatch.setattr(listener_registry, "autodiscover", lambda: None)
+    monkeypatch.setattr(listener_registry, "listeners", lambda: found)
     clock.advance(1)
     return drain(raise_errors=False)
 
@@ -315,7 +323,7 @@ def test_a_commit_that_cannot_send_is_an_error_of_its_span(spans: InMemorySpanEx
 )
 def test_spans_say_where_redis_is(server: Any, told: dict[str, Any]) -> None:
     with override_settings(RMQ={**RMQ, "BROKER": "redis", "REDIS": server}):
-        found = names.attributes("plain", "send")
+        found = semantic_conventions.attributes("plain", "send")
     assert {name: value for name, value in found.items() if name.startswith("server.")} == told
 
 
@@ -333,9 +341,9 @@ def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
     assert first.ok and second.ok
     senders = [span.context.span_id for span in spans.get_finished_spans() if span.context]
     spans.clear()
-    reporter, keyed = announcing.Reporter(), get_config().topic("keyed")
+    reporter, keyed = announcements.Reporter(), get_config().topic("keyed")
     clock.advance(1)
-    with Worker(broker, keyed, listen, hooks=Hooks(around=announcing.around), watcher=reporter):
+    with Worker(broker, keyed, listen, hooks=Hooks(around=announcements.around), watcher=reporter):
         eventually(lambda: len(spans.get_finished_spans()) >= 4, "two calls and their ends")
     reporter.stop(LONG)
     ends = {span.name: span for span in spans.get_finished_spans() if span.kind is SpanKind.CLIENT}
@@ -368,7 +376,7 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
     off = {**RMQ, "TRACING": False}
     with override_settings(RMQ=off), connections.replaced_broker(broker):
         assert telemetry.around(get_config().topic("keyed"), listen) is listen
-        assert telemetry.sending(get_config().topic("keyed"), waits=False) is sends._UNOBSERVED
+        assert telemetry.sending(get_config().topic("keyed"), waits=False) is send_spans._UNOBSERVED
         send_message("keyed", 1, key="k")
     assert spans.get_finished_spans() == ()
 

@@ -23,16 +23,16 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from django_rmq.core.coordination import Holding, Member
-from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.zookeeper import tree
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.coordinator import ZooKeeperCoordinator
 from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
-from django_rmq.core.coordination.zookeeper.session import CONNECT_SECONDS, Session
+from django_rmq.core.coordination.zookeeper.session import CONNECT_SECONDS, ZooKeeperSession
 
 
 @contextmanager
-def _visit(ensemble: Ensemble, seconds: float) -> Iterator[Session]:
-    session = Session(ensemble)
+def _visit(ensemble: Ensemble, seconds: float) -> Iterator[ZooKeeperSession]:
+    session = ZooKeeperSession(ensemble)
     session.open(seconds)
     try:
         yield session
@@ -47,25 +47,25 @@ def check(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> None:
     ``ConfigurationError`` if ``root`` belongs to another application.
     """
     with _visit(ensemble, seconds) as session:
-        tree.check(session)
+        node_tree.check(session)
 
 
 def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.0) -> None:
     """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        tree.leave(session, worker, token)
+        node_tree.leave(session, worker, token)
 
 
-class Survey(NamedTuple):
+class ZooKeeperSurvey(NamedTuple):
     """The existing workers, by id, and the assignment."""
 
     members: list[Member]
-    plan: Plan
+    plan: AssignmentPlan
 
     @property
     def holdings(self) -> list[Holding]:
         """The owners and since when they own, by topic and slot."""
-        return tree.holdings(self.plan)
+        return node_tree.holdings(self.plan)
 
     @property
     def flaw(self) -> str:
@@ -73,10 +73,10 @@ class Survey(NamedTuple):
         return self.plan.flaw({member.worker.id: member.worker for member in self.members})
 
 
-def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> Survey:
+def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> ZooKeeperSurvey:
     """Return the workers and the assignment; needs no worker of its own. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        return Survey(tree.members(session), tree.plan(session))
+        return ZooKeeperSurvey(node_tree.members(session), node_tree.plan(session))
 
 
-__all__ = ["Ensemble", "Survey", "ZooKeeperCoordinator", "check", "end_session", "survey"]
+__all__ = ["Ensemble", "ZooKeeperCoordinator", "ZooKeeperSurvey", "check", "end_session", "survey"]

@@ -11,20 +11,20 @@ from typing import Any
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
-from django_rmq.core.coordination.ownership import uptime
-from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.records import read_crew, served_topics
-from django_rmq.core.coordination.shared import (
+from django_rmq.core.coordination.member_records import read_crew, served_topics
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
     SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
 )
-from django_rmq.core.coordination.zookeeper import own_node, tree
-from django_rmq.core.coordination.zookeeper.definitions import Definitions
+from django_rmq.core.coordination.slot_ownership import uptime
+from django_rmq.core.coordination.zookeeper import node_tree, worker_node
 from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
-from django_rmq.core.coordination.zookeeper.session import Session
-from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.coordination.zookeeper.published_definitions import PublishedDefinitions
+from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
+from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble, ServerUnavailable
 
 logger = safe_logger("django_rmq.coordination")
@@ -75,11 +75,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
             settle_seconds=settle_seconds,
         )
         self.ensemble = ensemble
-        self._definitions = Definitions(registered, self._complain)
+        self._definitions = PublishedDefinitions(registered, self._complain)
         self._token = token
         self._is_strict = is_strict
         self._beat_seconds = min(LONGEST_BEAT, ensemble.session_seconds / 3)
-        self._session: Session | None = None
+        self._session: ZooKeeperSession | None = None
         self._pid = 0
         self._ids: list[str] = []
         self._met = 0
@@ -112,11 +112,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def members(self) -> list[Member]:
         """Ask ZooKeeper for all workers. The time left of a session is unknown: its whole length is returned."""
-        return tree.members(self._connected())
+        return node_tree.members(self._connected())
 
     def describe(self) -> list[Holding]:
         """Ask ZooKeeper for the owners and since when they own, by the clock of the assigning worker."""
-        return tree.holdings(tree.plan(self._connected()))
+        return node_tree.holdings(node_tree.plan(self._connected()))
 
     def _try_turn(self) -> float:
         try:
@@ -172,14 +172,14 @@ class ZooKeeperCoordinator(SharedCoordinator):
         next_look = min(sent + self._beat_seconds * random.uniform(0.9, 1.0), due)
         return max(0.0, min(next_look, self._next_audit) - uptime())
 
-    def _join(self) -> Session:
+    def _join(self) -> ZooKeeperSession:
         """Make a client and its node. Raises ``ServerTrouble``, ``ConfigurationError``; closes the client then."""
-        session = Session(self.ensemble, self._poked.set)
+        session = ZooKeeperSession(self.ensemble, self._poked.set)
         worker = self._announced
         try:
             session.open()
-            tree.prepare(session)
-            own_node.create(session, worker, self._token)
+            node_tree.prepare(session)
+            worker_node.create(session, worker, self._token)
         except BaseException:
             session.close(0.0)
             raise
@@ -189,14 +189,14 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._definitions.forget()
         return session
 
-    def _say(self, session: Session) -> None:
+    def _say(self, session: ZooKeeperSession) -> None:
         """Publish this worker's current record."""
         with self._changed:
             worker = self._announced
-        if own_node.change(session, worker, self._token):
+        if worker_node.change(session, worker, self._token):
             self.worker = worker
 
-    def _look(self, session: Session) -> bool:
+    def _look(self, session: ZooKeeperSession) -> bool:
         """Process what changed; return whether this worker still belongs to the session."""
         client, path = session.client, self.ensemble.path
         connections = session.connections
@@ -208,21 +208,21 @@ class ZooKeeperCoordinator(SharedCoordinator):
         )
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (own_node.version_of(crew), connections) != (self._members, self._met):
+        if (worker_node.version_of(crew), connections) != (self._members, self._met):
             self._meet(session)
             self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
             self._read(session)
         return True
 
-    def _meet(self, session: Session) -> None:
+    def _meet(self, session: ZooKeeperSession) -> None:
         """Read the other workers, and record when they changed."""
-        self._ids, members = own_node.meet(session, self.worker.id)
+        self._ids, members = worker_node.meet(session, self.worker.id)
         if members != self._members:
             self._changed_at = uptime()
         self._members = members
 
-    def _read(self, session: Session) -> None:
+    def _read(self, session: ZooKeeperSession) -> None:
         """Read the assignment."""
         ((data, stat),) = session.ask(
             session.client.get_async(self.ensemble.path("assignment"), watch=session.watch)
@@ -232,8 +232,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
         if not data:
             return
 
-        def decode() -> Plan:
-            self._basis, plan = tree.unpack(data)
+        def decode() -> AssignmentPlan:
+            self._basis, plan = node_tree.unpack(data)
             return plan
 
         self._plan = self._read_plan(decode)
@@ -259,7 +259,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         if session is not None:
             session.close(0.0)
 
-    def _connected(self) -> Session:
+    def _connected(self) -> ZooKeeperSession:
         session = self._session
         if session is None or not session.is_connected:
             raise ServerUnavailable(f"there is no connection to ZooKeeper at {self.ensemble.hosts}")
@@ -268,7 +268,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._crew_of != self._members:
-            self._crew = read_crew(tree.records(session, self._ids), self._complain)
+            self._crew = read_crew(node_tree.records(session, self._ids), self._complain)
             self._crew_of = self._members
         topics = served_topics(self._crew, self._definitions.known(session, self._crew.values()))
         crew = [worker.capacity for worker in self._crew.values()]
@@ -277,11 +277,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
         if self._plan is not None and self._basis == self._members and assignment == self._plan.runs():
             return
         plan = before.renewed(assignment, now)
-        data = tree.pack(self._members, plan)
+        data = node_tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
             # The times are dropped first, then the previous owners.
-            plan = Plan({}).renewed(assign(topics, crew, {}), now)
-            data = tree.pack(self._members, plan)
+            plan = AssignmentPlan({}).renewed(assign(topics, crew, {}), now)
+            data = node_tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
                 f"the assignment of {len(topics)} topics to {len(crew)} workers takes {len(data)} bytes, more "

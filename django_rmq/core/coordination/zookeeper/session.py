@@ -15,7 +15,7 @@ from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
-from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 
 logger = safe_logger("django_rmq.coordination")
@@ -53,7 +53,7 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **kwargs)
 
 
-class Session:
+class ZooKeeperSession:
     """One ZooKeeper session, from its client to its end. ``poke`` is called when there is something to check."""
 
     def __init__(self, ensemble: Ensemble, poke: Callable[[], None] = lambda: None) -> None:

@@ -1,0 +1,209 @@
+"""Rows and totals of the dashboard, and the tabs of a topic, in the form that templates use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_rmq.admin.charts import Sparkline
+from django_rmq.admin.trends import Recent
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations import ScheduleStats, TopicStats
+from django_rmq.operations.health import USUAL_LIMITS
+
+LONG_SECONDS = 60.0
+"""Seconds from which pages say for how long a delivery has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardRow:
+    """One topic on the dashboard. If not all slots were read, the figures are the workers' last sample."""
+
+    topic: Topic
+    url: str
+    store: int
+    due: int
+    prepare: int
+    retry: int
+    dead: int
+    claims: int
+    lapsed: int
+    """How many of the claimed messages have a lease that has ended."""
+    oldest_seconds: float | None
+    undrained_seconds: float | None
+    """Priority topics: the longest time for which a slot has not been empty."""
+    running_seconds: float | None
+    """The time since the first delivery began that runs now."""
+    paused: str
+    """all, part, or empty."""
+    workers: int
+    sampled_ms: int | None
+    """When the figures were sampled. None: they are current."""
+    is_partial: bool
+    """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
+    problems: Sequence[str]
+    spark: Sparkline | None = None
+    sent: float | None = None
+    merged: float | None = None
+    done: float | None = None
+    failed: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def type(self) -> str:
+        return self.topic.type.value
+
+    @property
+    def slots(self) -> int:
+        return self.topic.slots
+
+    @property
+    def listener(self) -> bool:
+        return self.topic.listener
+
+    @property
+    def later(self) -> int:
+        return max(self.store - self.due, 0)
+
+    @property
+    def runs_long(self) -> bool:
+        """Whether a delivery has run for so long that people see it."""
+        return (self.running_seconds or 0) >= LONG_SECONDS
+
+    @property
+    def runs_too_long(self) -> bool:
+        """Whether its listener may hang."""
+        return (self.running_seconds or 0) > (USUAL_LIMITS.max_running or 0)
+
+    @property
+    def has_ages(self) -> bool:
+        """Whether waiting messages have a time."""
+        return not self.topic.is_priority
+
+
+def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
+    """Return the row of a topic."""
+    depth: Any = figures
+    sampled_ms, partial = None, figures.is_partial
+    if figures.is_partial and recent.sample is not None and recent.sample.depth is not None:
+        depth, sampled_ms, partial = recent.sample.depth, recent.sample.sampled_ms, False
+    return DashboardRow(
+        figures.topic,
+        url,
+        depth.store,
+        depth.due,
+        depth.prepare,
+        depth.retry,
+        depth.dead,
+        depth.claimed,
+        figures.lapsed,
+        _seconds_since(depth.oldest_due_ms, figures.now_ms),
+        _seconds_since(depth.undrained_since_ms, figures.now_ms),
+        _seconds_since(figures.running_since_ms, figures.now_ms),
+        "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
+        figures.consumers,
+        sampled_ms,
+        partial,
+        [text for text in (figures.definition_problem, *figures.problems, recent.problem) if text],
+        recent.spark,
+        recent.sent,
+        recent.merged,
+        recent.done,
+        recent.failed,
+    )
+
+
+def _seconds_since(at_ms: int | None, now_ms: int) -> float | None:
+    return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
+
+
+@dataclass(slots=True)
+class DashboardTotals:
+    """All topics in a few numbers."""
+
+    store: int = 0
+    due: int = 0
+    prepare: int = 0
+    retry: int = 0
+    dead: int = 0
+    claims: int = 0
+    done: float | None = None
+    failed: float | None = None
+    workers: int | None = 0
+    """None: unknown."""
+
+    @classmethod
+    def of(cls, rows: Sequence[DashboardRow], workers: int | None) -> DashboardTotals:
+        """Add up ``rows``; a rate that no topic has stays unknown."""
+        totals = cls(workers=workers)
+        for row in rows:
+            for name in ("store", "due", "prepare", "retry", "dead", "claims"):
+                setattr(totals, name, getattr(totals, name) + getattr(row, name))
+            for name in ("done", "failed"):
+                known = getattr(row, name)
+                if known is not None:
+                    setattr(totals, name, (getattr(totals, name) or 0.0) + known)
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A tab of a topic."""
+
+    name: str
+    label: str
+    url: str
+    current: bool
+    count: int | None = None
+    alarm: bool = False
+    word: str = ""
+    """The state of its messages in plain words, if its label is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way to another page, with what is to be known of it."""
+
+    label: str
+    url: str
+    note: str = ""
+    alarm: bool = False
+
+
+def is_old_in_outbox(seconds: float) -> bool:
+    """Return whether a message has been in the outbox for longer than is usual."""
+    return seconds > (USUAL_LIMITS.max_outbox_age or 0)
+
+
+def is_late(one: ScheduleStats) -> bool:
+    """Return whether a schedule is later than is usual."""
+    return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
+
+
+def needs_attention(one: ScheduleStats) -> bool:
+    """Return whether the last run of a schedule died, or the next one is late, unknown or missing."""
+    return bool(one.outcome == "dead" or one.problem or one.is_missing or is_late(one))
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The content of a banner."""
+
+    title: str
+    text: str
+
+
+@dataclass(slots=True)
+class PageAddresses:
+    """The addresses to which a page links."""
+
+    topic: str = ""
+    live: str = ""
+    act: str = ""
+    send: str = ""
+    log: str = ""
+    claims: str = ""

@@ -1,0 +1,295 @@
+"""The actions on messages from a page: the words, the question, and the operation of each.
+
+Nothing is decided here: permissions, outcomes and the audit are those of ``django_rmq.operations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.utils.formats import number_format
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq.admin.forms import TYPED_TIME, BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
+from django_rmq.admin.labels import STATES, Text
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations import (
+    ActionResult,
+    BulkRun,
+    Filter,
+    Limits,
+    Operations,
+    Permission,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The messages or the topic of an action."""
+
+    topic: Topic
+    state: str
+    ids: Sequence[str] = ()
+    wanted: Filter = field(default_factory=Filter)
+    answers: Mapping[str, Any] | None = None
+    """The answers of the question's form."""
+
+    def answer(self, name: str) -> Any:
+        return (self.answers or {}).get(name)
+
+    @property
+    def answered(self) -> list[tuple[str, str]]:
+        """The answers in the form in which a page carries them on."""
+        given = ((name, value) for name, value in (self.answers or {}).items() if value not in (None, ""))
+        return [
+            (name, f"{localtime(value):{TYPED_TIME}}" if isinstance(value, datetime) else str(value))
+            for name, value in given
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PageAction:
+    """An action on named messages (``named``), or on all that match (``sweep``)."""
+
+    name: str
+    label: Text
+    permissions: tuple[Permission, ...]
+    states: tuple[str, ...]
+    form: type[QuestionForm] = QuestionForm
+    named: Callable[[Operations, Chosen], ActionResult] | None = None
+    sweep: Callable[[Operations, Chosen, Limits | None, bool], BulkRun] | None = None
+    is_danger: bool = False
+    always_asks: bool = False
+    """Whether it asks even for a single message."""
+    for_filtered: bool | None = None
+    """True: only for a filtered list. False: only without a filter (except for age and slot). None: both."""
+    for_priorities: bool = True
+    """Whether it applies to resting messages of a priority topic."""
+
+    def fits(self, topic: Topic, state: str) -> bool:
+        """Return whether it applies to messages of this state."""
+        if state not in self.states:
+            return False
+        return self.for_priorities or not (topic.is_priority and state == "retry")
+
+    def fits_filter(self, wanted: Filter) -> bool:
+        """Return whether it applies to messages selected by this filter."""
+        if self.for_filtered is None:
+            return True
+        chosen = bool(wanted.text or wanted.error or wanted.newer_than is not None)
+        return self.for_filtered == chosen
+
+    def question(self, chosen: Chosen, count: int, is_exact: bool) -> str:
+        """Return the question before it is done to ``count`` messages."""
+        number = number_format(count, force_grouping=True)
+        if not is_exact:
+            number = _("at least %(number)s") % {"number": number}
+        given = {"number": number, "topic": chosen.topic.name, "state": STATES[chosen.state]}
+        return _QUESTIONS[self.name](count) % given
+
+
+_QUESTIONS: Mapping[str, Callable[[int], str]] = {
+    "replay": lambda n: ngettext(
+        "Replay %(number)s message of %(topic)s?", "Replay %(number)s messages of %(topic)s?", n
+    ),
+    "delete": lambda n: ngettext(
+        "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", n
+    ),
+    "cancel": lambda n: ngettext(
+        "Cancel %(number)s message of %(topic)s? If it runs, its listener is notified; otherwise it is deleted.",
+        "Cancel %(number)s messages of %(topic)s? Listeners of running messages are notified; the others are deleted.",
+        n,
+    ),
+    "bury": lambda n: ngettext(
+        "Put %(number)s message of %(topic)s into Dead?", "Put %(number)s messages of %(topic)s into Dead?", n
+    ),
+    "reschedule": lambda n: ngettext(
+        "Reschedule %(number)s message of %(topic)s?", "Reschedule %(number)s messages of %(topic)s?", n
+    ),
+    "replay_all": lambda n: ngettext(
+        "Replay %(number)s dead message of %(topic)s?", "Replay %(number)s dead messages of %(topic)s?", n
+    ),
+    "reschedule_all": lambda n: ngettext(
+        "Reschedule %(number)s message of %(topic)s? (%(state)s)",
+        "Reschedule %(number)s messages of %(topic)s? (%(state)s)",
+        n,
+    ),
+    "delete_all": lambda n: ngettext(
+        "Delete %(number)s matching message of %(topic)s? (%(state)s)",
+        "Delete %(number)s matching messages of %(topic)s? (%(state)s)",
+        n,
+    ),
+    "bury_all": lambda n: ngettext(
+        "Put %(number)s message of %(topic)s into Dead? (%(state)s)",
+        "Put %(number)s messages of %(topic)s into Dead? (%(state)s)",
+        n,
+    ),
+    "purge": lambda n: ngettext(
+        "Purge %(number)s message of %(topic)s? (%(state)s)",
+        "Purge %(number)s messages of %(topic)s? (%(state)s)",
+        n,
+    ),
+}
+
+
+def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> BulkRun:
+    return operations.purge(
+        chosen.topic.name,
+        chosen.state,
+        older_than=chosen.wanted.older_than,
+        slot=chosen.wanted.slot,
+        limits=limits,
+        dry_run=dry_run,
+    )
+
+
+def _reschedule_all(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> BulkRun:
+    return operations.reschedule_all(
+        chosen.topic.name,
+        chosen.state,
+        chosen.wanted,
+        due=chosen.answer("due"),
+        priority=chosen.answer("priority"),
+        limits=limits,
+        dry_run=dry_run,
+    )
+
+
+def _reschedule(operations: Operations, chosen: Chosen) -> ActionResult:
+    return operations.reschedule(
+        chosen.topic.name, chosen.ids, due=chosen.answer("due"), priority=chosen.answer("priority")
+    )
+
+
+ACTS: Mapping[str, PageAction] = {
+    act.name: act
+    for act in (
+        PageAction(
+            "replay",
+            gettext_lazy("Replay"),
+            (Permission.REPLAY,),
+            ("dead",),
+            named=lambda operations, chosen: operations.replay(chosen.topic.name, chosen.ids),
+        ),
+        PageAction(
+            "reschedule",
+            gettext_lazy("Reschedule"),
+            (Permission.EDIT,),
+            ("store", "retry"),
+            RescheduleForm,
+            named=_reschedule,
+            always_asks=True,
+            for_priorities=False,
+        ),
+        PageAction(
+            "cancel",
+            gettext_lazy("Cancel"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry"),
+            named=lambda operations, chosen: operations.cancel(chosen.topic.name, chosen.ids),
+            is_danger=True,
+            always_asks=True,
+        ),
+        PageAction(
+            "bury",
+            gettext_lazy("Put into Dead"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry"),
+            BuryForm,
+            named=lambda operations, chosen: operations.bury(
+                chosen.topic.name, chosen.ids, chosen.answer("why") or ""
+            ),
+            always_asks=True,
+        ),
+        PageAction(
+            "delete",
+            gettext_lazy("Delete"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry", "dead"),
+            named=lambda operations, chosen: operations.delete(
+                chosen.topic.name, chosen.ids, "dead" if chosen.state == "dead" else "live"
+            ),
+            is_danger=True,
+            always_asks=True,
+        ),
+        PageAction(
+            "replay_all",
+            gettext_lazy("Replay all"),
+            (Permission.REPLAY,),
+            ("dead",),
+            RateForm,
+            sweep=lambda operations, chosen, limits, dry_run: operations.replay_all(
+                chosen.topic.name, chosen.wanted, limits=limits, dry_run=dry_run
+            ),
+        ),
+        PageAction(
+            "reschedule_all",
+            gettext_lazy("Reschedule all"),
+            (Permission.EDIT,),
+            ("store", "retry"),
+            RescheduleForm,
+            sweep=_reschedule_all,
+            for_priorities=False,
+        ),
+        PageAction(
+            "bury_all",
+            gettext_lazy("Put all into Dead"),
+            (Permission.DELETE,),
+            ("store", "retry"),
+            BuryForm,
+            sweep=lambda operations, chosen, limits, dry_run: operations.bury_all(
+                chosen.topic.name,
+                chosen.state,
+                chosen.wanted,
+                why=chosen.answer("why") or "",
+                limits=limits,
+                dry_run=dry_run,
+            ),
+            for_filtered=True,
+        ),
+        PageAction(
+            "delete_all",
+            gettext_lazy("Delete all matches"),
+            (Permission.DELETE,),
+            ("store", "retry", "dead"),
+            sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(
+                chosen.topic.name, chosen.state, chosen.wanted, limits=limits, dry_run=dry_run
+            ),
+            is_danger=True,
+            for_filtered=True,
+        ),
+        PageAction(
+            "purge",
+            gettext_lazy("Purge"),
+            (Permission.PURGE,),
+            ("store", "retry", "dead"),
+            PurgeForm,
+            sweep=_purge,
+            is_danger=True,
+            for_filtered=False,
+        ),
+    )
+}
+
+
+def named_acts(operations: Operations, topic: Topic, state: str) -> list[PageAction]:
+    """Return the actor's actions on chosen messages of a state."""
+    return [act for act in ACTS.values() if act.named and act.fits(topic, state) and _may(operations, act)]
+
+
+def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filter) -> list[PageAction]:
+    """Return the actor's actions on all messages of a state that ``wanted`` selects."""
+    return [
+        act
+        for act in ACTS.values()
+        if act.sweep and act.fits(topic, state) and act.fits_filter(wanted) and _may(operations, act)
+    ]
+
+
+def _may(operations: Operations, act: PageAction) -> bool:
+    return all(operations.actor.may(permission) for permission in act.permissions)

@@ -1,0 +1,76 @@
+"""Topics in the admin: the addresses of their pages, and the view behind each.
+
+Every page is wrapped by the admin site, names the permissions that it needs, and shows a banner if Redis is
+unavailable. ``django_rmq.operations`` decides what is permitted, and does and records it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+
+from django_rmq.admin.views import (
+    action_views,
+    claim_views,
+    dashboard,
+    message_views,
+    outbox_views,
+    schedule_views,
+    send_views,
+    topic_views,
+)
+from django_rmq.admin.views.page import Pages, View, page
+from django_rmq.operations import Permission
+
+
+class TopicAdmin(Pages):
+    """The pages of RMQ."""
+
+    changelist_view = dashboard.changelist_view
+    dashboard_live_view = dashboard.live_view
+    change_view = topic_views.change_view
+    topic_live_view = topic_views.live_view
+    message_view, raw_view = message_views.message_view, message_views.raw_view
+    edit_view, send_view = send_views.edit_view, send_views.send_view
+    act_view = action_views.act_view
+    claims_view = claim_views.claims_view
+    outbox_view = outbox_views.outbox_view
+    schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the addresses of all pages, each behind the admin site."""
+
+        def at(route: str, view: View, name: str) -> URLPattern:
+            return path(route, self.admin_site.admin_view(view), name=f"django_rmq_topic_{name}")
+
+        return [
+            at("", self.changelist_view, "changelist"),
+            at("live/", self.dashboard_live_view, "dashboard_live"),
+            at("outbox/", self.outbox_view, "outbox"),
+            at("schedules/", self.schedules_view, "schedules"),
+            at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
+            at("<str:object_id>/change/", self.change_view, "change"),
+            at("<str:object_id>/live/", self.topic_live_view, "live"),
+            at("<str:object_id>/history/", self.history_view, "history"),
+            at("<str:object_id>/send/", self.send_view, "send"),
+            at("<str:object_id>/act/", self.act_view, "act"),
+            at("<str:object_id>/claims/", self.claims_view, "claims"),
+            at("<str:object_id>/message/<str:message_id>/", self.message_view, "message"),
+            at("<str:object_id>/message/<str:message_id>/raw/", self.raw_view, "raw"),
+            at("<str:object_id>/message/<str:message_id>/edit/", self.edit_view, "edit"),
+        ]
+
+    @page(Permission.VIEW)
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Show the actions of users on a topic, like Django's own page."""
+        return super().history_view(request, object_id, extra_context)
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]
+        """Page through the history, the newest first."""
+        return super().get_paginator(request, queryset.order_by("-action_time", "-pk"), *args, **kwargs)
+
+
+__all__ = ["TopicAdmin"]

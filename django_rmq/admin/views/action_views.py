@@ -1,0 +1,278 @@
+"""Actions on messages or on a topic: the question, the work in slices, and the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from django_rmq.admin import audit_session
+from django_rmq.admin.filter_form import PARAMETERS
+from django_rmq.admin.labels import outcomes_sentence
+from django_rmq.admin.page_actions import ACTS, Chosen, PageAction
+from django_rmq.admin.views.messages_panel import filter_form
+from django_rmq.admin.views.page import (
+    Pages,
+    page,
+    tell,
+    tell_problems,
+    tell_slots,
+)
+from django_rmq.admin.views.request_values import back_of, number, so_far
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import CallerError, NotPermitted
+from django_rmq.operations import (
+    BulkProgress,
+    Limits,
+    Operations,
+    Permission,
+)
+
+SLICE_SECONDS = 1.0
+"""Seconds that one request works on many messages; then the page shows the progress and goes on."""
+
+LONGEST_SLICE = 4
+"""How often the slice of a search doubles."""
+
+COUNT_SECONDS = 1.0
+"""Seconds for counting before a question; after that the question says “at least”."""
+
+
+class _Asked(NamedTuple):
+    """A requested action on a topic's page."""
+
+    act: PageAction
+    topic: Topic
+    state: str
+    form: Any
+    leave: str
+    """The address to which to go when it is done."""
+    back: str
+    """The query string of the list."""
+
+
+@page(Permission.VIEW)
+def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Perform an action on messages or the topic, after a question if there is one."""
+    operations, topic = pages.asked(request, object_id)
+    places = pages.places(topic.name)
+    back = back_of(request.POST.get("back"))
+    leave = f"{places.topic}?{back}"
+    name = request.POST.get("act", "")
+    if request.method != "POST":
+        return HttpResponseRedirect(places.topic)
+    if name in ("pause", "resume"):
+        run = operations.pause(topic.name) if name == "pause" else operations.resume(topic.name)
+        tell_slots(request, _("Pause") if name == "pause" else _("Resume"), run.result())
+        return HttpResponseRedirect(leave)
+    act, state = ACTS.get(name), request.POST.get("state", "")
+    if act is None or not act.fits(topic, state):
+        messages.error(request, _("This action is not available for these messages."))
+        return HttpResponseRedirect(leave)
+    operations.actor.require(*act.permissions)
+    form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
+    answer = _act_on_named if act.named is not None else _act_on_all
+    return answer(pages, request, operations, _Asked(act, topic, state, form, leave, back))
+
+
+def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
+    act, topic, state, form, leave, back = asked
+    ids = list(dict.fromkeys(request.POST.getlist("id")))
+    if not ids:
+        messages.warning(request, _("No message was selected."))
+        return HttpResponseRedirect(leave)
+    asks = act.always_asks or len(ids) > 1
+    if asks and not (form.is_bound and form.is_valid()):
+        chosen = Chosen(topic, state, ids)
+        carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
+        question = act.question(chosen, len(ids), True)
+        return _ask(pages, request, asked, question, carried)
+    assert act.named is not None
+    answers = form.cleaned_data if form.is_bound and form.is_valid() else {}
+    try:
+        done = act.named(operations, Chosen(topic, state, ids, answers=answers))
+    except CallerError as error:
+        if isinstance(error, NotPermitted):
+            raise
+        messages.error(request, str(error))
+    else:
+        tell(request, str(act.label), done.outcomes)
+    return HttpResponseRedirect(leave)
+
+
+def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
+    act, topic, state, form, leave, back = asked
+    assert act.sweep is not None
+    form_of_filter = filter_form(operations, topic, state, request.POST)
+    wanted = form_of_filter.wanted
+    # A condition that does not apply here must not be ignored, because more would be done than requested.
+    strange = [name for name in PARAMETERS if name not in form_of_filter.fields and request.POST.get(name)]
+    if strange or not form_of_filter.is_valid() or not act.fits_filter(wanted):
+        messages.error(request, _("This filter cannot be used for this action."))
+        return HttpResponseRedirect(leave)
+    carried = [("act", act.name), ("state", state), ("back", back), *form_of_filter.values]
+    try:
+        if not (form.is_bound and form.is_valid()):
+            run = act.sweep(
+                operations, Chosen(topic, state, wanted=wanted), Limits(seconds=COUNT_SECONDS), True
+            )
+            counted = run.result()
+            count = counted.outcomes.get("matching", 0)
+            if not count and counted.is_complete:
+                messages.warning(request, _("No messages match."))
+                return HttpResponseRedirect(leave)
+            if counted.is_complete:
+                carried.append(("asked", str(count)))
+            question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
+            return _ask(pages, request, asked, question, carried, form_of_filter.described)
+        chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
+        return _go_on(pages, request, operations, asked, chosen, carried)
+    except CallerError as error:
+        if isinstance(error, NotPermitted):
+            raise
+        messages.error(request, str(error))
+        return HttpResponseRedirect(leave)
+
+
+@dataclass
+class _Work:
+    """The progress of an action on many messages, as its page carries it from one request to the next."""
+
+    outcomes: dict[str, int]
+    done: int
+    most: int
+    """The most messages that it takes: those of the state, with the slot and the age, when it began."""
+    asked: int
+    """The number that the question named. 0: not all were counted."""
+    began: int
+    """When it began, in ms by the clock of Redis."""
+    number: int
+    """The number of requests so far. A search starts again with each, and longer slices let it come to an end."""
+    run: str
+
+    @classmethod
+    def carried_on(cls, given: QueryDict, operations: Operations) -> _Work:
+        """Return the progress that a page carried, or the beginning."""
+        return cls(
+            so_far(given.get("so_far")),
+            number(given.get("done")),
+            number(given.get("most")),
+            number(given.get("asked")),
+            number(given.get("began")) or operations.broker.now_ms(),
+            min(number(given.get("slice")), LONGEST_SLICE),
+            given.get("run", ""),
+        )
+
+    def add(self, progress: BulkProgress) -> None:
+        """Add the results of one request."""
+        for word, count in progress.outcomes.items():
+            self.outcomes[word] = self.outcomes.get(word, 0) + count
+        self.most = self.most or progress.total
+        self.done += progress.done
+
+    @property
+    def total(self) -> int:
+        """How many it is to take, or at most."""
+        return self.asked or self.most
+
+    @property
+    def sentence(self) -> str:
+        if not self.asked:
+            return outcomes_sentence(self.outcomes)
+        return _("%(done)s of %(total)s: %(outcomes)s") % {
+            "done": number_format(self.done, force_grouping=True),
+            "total": number_format(self.asked, force_grouping=True),
+            "outcomes": outcomes_sentence(self.outcomes),
+        }
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The fields of the page's form."""
+        return [
+            ("so_far", json.dumps(self.outcomes)),
+            ("done", str(self.done)),
+            ("most", str(self.most)),
+            ("asked", str(self.asked)),
+            ("began", str(self.began)),
+            ("slice", str(self.number + 1)),
+        ]
+
+
+def _go_on(
+    pages: Pages,
+    request: HttpRequest,
+    operations: Operations,
+    asked: _Asked,
+    chosen: Chosen,
+    carried: list[tuple[str, str]],
+) -> HttpResponse:
+    """Work for a moment; then show the result or the progress."""
+    act, leave = asked.act, asked.leave
+    assert act.sweep is not None
+    work = _Work.carried_on(request.POST, operations)
+    if work.outcomes:
+        passed = max(0.0, (operations.broker.now_ms() - work.began) / 1000)
+        chosen = replace(chosen, wanted=chosen.wanted.as_of(chosen.state, passed))
+    left = max(work.total - work.done, 1) if work.total else None
+    seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.search else 1)
+    limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"))
+    trace = audit_session.begun(request, work.run)
+    progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()
+    work.add(progress)
+    is_stuck = work.number == LONGEST_SLICE and not progress.done
+    if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
+        audit_session.end(request, work.run)
+        tell(request, str(act.label), work.outcomes)
+        tell_problems(request, progress)
+        if is_stuck and not progress.is_complete:
+            messages.warning(request, _("The search took too long. Narrow the filter."))
+        return HttpResponseRedirect(leave)
+    context = {
+        "heading": act.label,
+        "here": act.label,
+        "so_far": work.sentence,
+        "seen": min(work.done, work.asked),
+        "total": work.asked,
+        "carried": [
+            *carried,
+            *chosen.answered,
+            *work.fields,
+            ("run", audit_session.keep(request, work.run, trace)),
+        ],
+        "urls": pages.places(chosen.topic.name),
+        "back_url": leave,
+    }
+    return pages.render(request, "topic/progress.html", context, chosen.topic)
+
+
+def _ask(
+    pages: Pages,
+    request: HttpRequest,
+    asked: _Asked,
+    question: str,
+    carried: Sequence[tuple[str, str]],
+    conditions: Sequence[tuple[str, str]] = (),
+) -> HttpResponse:
+    act, topic = asked.act, asked.topic
+    context = {
+        "heading": act.label,
+        "here": act.label,
+        "question": question,
+        "conditions": conditions,
+        "form": asked.form,
+        "carried": carried,
+        "danger": act.is_danger,
+        "submit": _("Yes, do it"),
+        "urls": pages.places(topic.name),
+        "back_url": asked.leave,
+    }
+    return pages.render(request, "topic/confirm.html", context, topic)
+
+
+__all__ = ["act_view"]

@@ -1,0 +1,134 @@
+"""The outbox: what waits in the databases to be sent, what was refused, and a retry or deletion of either."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq.admin.body_display import summary, visible
+from django_rmq.admin.dashboard_rows import PageAddresses, is_old_in_outbox
+from django_rmq.admin.views.page import Pages, page, tell
+from django_rmq.exceptions import CallerError, NotPermitted
+from django_rmq.operations import Operations, OutboxRow, Permission
+
+ROWS_SHOWN = 100
+"""The number of rows on the page: the oldest."""
+
+ACTIONS = {
+    "send": gettext_lazy("send"),
+    "ensure": gettext_lazy("ensure"),
+    "remove": gettext_lazy("remove"),
+    "cancel": gettext_lazy("cancel"),
+}
+
+
+@page(Permission.VIEW)
+def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show the oldest rows of the outbox, and do what was chosen for some of them."""
+    operations = pages.operations(request)
+    if request.method == "POST":
+        return _act(pages, request, operations)
+    state, topic = request.GET.get("state", ""), request.GET.get("topic", "").replace("\0", "")[:100]
+    state = state if state in ("waiting", "refused") else ""
+    found, problems = operations.outbox_as_known()
+    names = [one.topic for one in found]
+    chosen, unread = operations.outbox_rows(
+        [topic] if topic else None, refused={"waiting": False, "refused": True}.get(state), limit=ROWS_SHOWN
+    )
+    oldest = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
+    context = {
+        "heading": _("Outbox"),
+        "here": _("Outbox"),
+        "title": _("Outbox"),
+        "waiting": sum(one.messages for one in found),
+        "refused": sum(one.refused for one in found),
+        "oldest_seconds": oldest,
+        "is_old": is_old_in_outbox(oldest),
+        "lines": [_line(pages, operations, one) for one in chosen],
+        "is_cut": len(chosen) == ROWS_SHOWN,
+        "problems": list(dict.fromkeys([*problems, *unread])),
+        "state": state,
+        "chosen_topic": topic,
+        "names": names if topic in names or not topic else [*names, topic],
+        "now_ms": time.time() * 1000,
+        "may": {
+            "retry": operations.actor.may(Permission.SEND),
+            "delete": operations.actor.may(Permission.DELETE),
+        },
+        "urls": PageAddresses(act=pages.url("outbox")),
+    }
+    return pages.render(request, "topic/outbox.html", context)
+
+
+def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
+    leave = pages.url("outbox")
+    ids = list(dict.fromkeys(request.POST.getlist("id")))[:ROWS_SHOWN]
+    act = request.POST.get("act", "")
+    if act not in ("retry", "delete"):
+        messages.error(request, _("This action is not available for these messages."))
+    elif not ids:
+        messages.warning(request, _("No message was selected."))
+    elif act == "delete" and "confirmed" not in request.POST:
+        operations.actor.require(Permission.DELETE)
+        return _ask(pages, request, ids)
+    else:
+        try:
+            if act == "retry":
+                tell(request, _("Retry"), operations.retry_outbox(ids))
+            else:
+                tell(request, _("Delete"), operations.delete_outbox(ids))
+        except CallerError as error:
+            if isinstance(error, NotPermitted):
+                raise
+            messages.error(request, str(error))
+    return HttpResponseRedirect(leave)
+
+
+def _ask(pages: Pages, request: HttpRequest, ids: list[str]) -> HttpResponse:
+    question = ngettext(
+        "Delete %(count)s message from the outbox? It will never be sent.",
+        "Delete %(count)s messages from the outbox? They will never be sent.",
+        len(ids),
+    ) % {"count": number_format(len(ids))}
+    context = {
+        "heading": _("Delete"),
+        "here": _("Delete"),
+        "question": question,
+        "carried": [("act", "delete"), *(("id", one) for one in ids)],
+        "danger": True,
+        "submit": _("Yes, do it"),
+        "urls": PageAddresses(act=pages.url("outbox")),
+        "back_url": pages.url("outbox"),
+    }
+    return pages.render(request, "topic/confirm.html", context)
+
+
+def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, Any]:
+    topic = operations.config.topics.get(one.topic)
+    if one.raw is None or topic is None:
+        text = _("%(size)s bytes") % {"size": one.size}
+    elif one.key is not None:
+        text = f"{visible(one.key)}  {summary(topic, one.raw)}"
+    else:
+        text = (
+            summary(topic, one.raw)
+            if one.act not in ("remove", "cancel") or not topic.keyed
+            else visible(one.raw.decode())
+        )
+    return {
+        "row": one,
+        "summary": text or _("(empty)"),
+        "error": visible(one.error[:200]),
+        "action": ACTIONS.get(one.act, one.act),
+        "url": "" if topic is None else pages.url("change", quote(one.topic)),
+    }
+
+
+__all__ = ["ROWS_SHOWN", "outbox_view"]

@@ -1,0 +1,236 @@
+"""The common part of all pages: the user, the addresses, and the responses for a page, a part of one, or trouble."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from django import VERSION as DJANGO
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db import models
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq.admin.dashboard_rows import PageAddresses, Trouble
+from django_rmq.admin.labels import DID, outcomes_sentence
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import (
+    ConfigurationError,
+    LostRace,
+    NotPermitted,
+    RmqError,
+    ServerTrouble,
+    UnknownTopic,
+)
+from django_rmq.operations import (
+    Actor,
+    BulkProgress,
+    Operations,
+    Permission,
+)
+
+_complain = LogThrottle(logging.getLogger("django_rmq.admin"))
+
+View = Callable[..., HttpResponse]
+
+
+def page(*permissions: Permission) -> Callable[[View], View]:
+    """Declare what a view needs, and turn errors into a page that shows them."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            request.current_app = self.admin_site.name
+            try:
+                self.operations(request).actor.require(*permissions)
+                return view(self, request, *args, **kwargs)
+            except NotPermitted as error:
+                raise PermissionDenied(str(error)) from error
+            except UnknownTopic as error:
+                raise Http404(str(error)) from error
+            except (RmqError, ImportError) as error:
+                return self.trouble(request, error)
+
+        guarded.rmq_permissions = permissions  # type: ignore[attr-defined]
+        return guarded
+
+    return decorate
+
+
+class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The pages of RMQ within one admin site.
+
+    There is no table: nothing is added, changed or deleted in Django's sense.
+    """
+
+    # --- permissions and addresses
+
+    def operations(self, request: HttpRequest) -> Operations:
+        """Return the operations of the user of this request."""
+        return Operations(Actor.of_user(request.user, "admin"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm(Permission.VIEW.full_name))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
+        """Return the topic of this name, if it is declared; there is no table to query."""
+        return self.model(name=object_id) if object_id in self.operations(request).config.topics else None
+
+    def asked(self, request: HttpRequest, object_id: str) -> tuple[Operations, Topic]:
+        """Return the user's operations, and the topic in an address. Raises ``UnknownTopic``."""
+        operations = self.operations(request)
+        return operations, operations.config.topic(unquote(object_id))
+
+    def url(self, name: str, *args: str) -> str:
+        """Return the address of one of RMQ's pages on this admin site."""
+        return reverse(f"admin:django_rmq_topic_{name}", args=args, current_app=self.admin_site.name)
+
+    def places(self, topic: str) -> PageAddresses:
+        """Return the addresses of the pages of a topic."""
+        quoted = quote(topic)
+        return PageAddresses(
+            topic=self.url("change", quoted),
+            live=self.url("live", quoted),
+            act=self.url("act", quoted),
+            send=self.url("send", quoted),
+            log=self.url("history", quoted),
+            claims=self.url("claims", quoted),
+        )
+
+    # --- answers
+
+    def render(
+        self,
+        request: HttpRequest,
+        template: str,
+        context: Mapping[str, Any],
+        topic: Topic | None = None,
+        status: int = 200,
+    ) -> TemplateResponse:
+        """Return one of RMQ's pages within this admin site."""
+        name = topic.name if topic is not None else ""
+        here = str(context.get("here", ""))
+        return TemplateResponse(
+            request,
+            f"admin/django_rmq/{template}",
+            {
+                **self.admin_site.each_context(request),
+                "opts": self.opts,
+                "title": name or str(self.opts.verbose_name_plural).capitalize(),
+                "name": name,
+                "topic": topic,
+                "crumbs": self._crumbs(name, here),
+                "crumbs_are_listed": DJANGO >= (6, 1),
+                **context,
+            },
+            status=status,
+        )
+
+    def _crumbs(self, topic: str, here: str) -> list[tuple[str, str]]:
+        """Return the breadcrumbs: each with its address, and the page itself with none."""
+        site = self.admin_site.name
+        crumbs = [
+            (_("Home"), reverse("admin:index", current_app=site)),
+            (
+                str(self.opts.app_config.verbose_name),
+                reverse("admin:app_list", args=(self.opts.app_label,), current_app=site),
+            ),
+            (capfirst(str(self.opts.verbose_name_plural)), self.url("changelist")),
+        ]
+        if topic:
+            crumbs.append((topic, self.places(topic).topic))
+        if here:
+            crumbs.append((here, ""))
+        return [*crumbs[:-1], (crumbs[-1][0], "")]
+
+    def fragment(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> TemplateResponse:
+        """Return parts of a page for the script that refreshes it."""
+        response = TemplateResponse(
+            request,
+            f"admin/django_rmq/{template}",
+            {"opts": self.opts, "name": getattr(context.get("topic"), "name", ""), **context},
+        )
+        response["X-RMQ-Fragment"] = "1"
+        return response
+
+    def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        """Return a page that shows an error, in place of one that cannot be shown."""
+        trouble, status = self.trouble_of(request, error)
+        response = self.render(
+            request,
+            "trouble.html",
+            {"trouble": trouble, "urls": PageAddresses(), "again": request.get_full_path()},
+            status=status,
+        )
+        if status == 503:
+            response["Retry-After"] = "5"
+        return response
+
+    def trouble_of(self, request: HttpRequest, error: Exception) -> tuple[Trouble, int]:
+        """Return what a page says about an error, and its status."""
+        text = str(error)
+        if isinstance(error, ServerTrouble):
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            if not text.startswith("Redis "):
+                return Trouble(_("A server is unavailable."), text), 503
+            title = _("Redis refuses writes.") if error.refuses_writes else _("Redis is unavailable.")
+            address = self.operations(request).config.redis
+            if address is not None:
+                text = _("%(error)s (server: %(address)s)") % {"error": text, "address": address}
+            return Trouble(title, text), 503
+        if isinstance(error, LostRace):
+            return Trouble(_("This has changed in the meantime."), text), 409
+        if isinstance(error, ConfigurationError):
+            # They contain more than users with the permission to see topics may see.
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            return Trouble(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
+        return Trouble(_("This action is not possible."), text), 400
+
+
+# --- messages above the next page
+
+
+def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int]) -> None:
+    """Show the outcomes of an action."""
+    did = any(count and word in DID for word, count in outcomes.items())
+    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": outcomes_sentence(outcomes)}
+    (messages.success if did else messages.warning)(request, text)
+
+
+def tell_slots(request: HttpRequest, what: str, progress: BulkProgress) -> None:
+    """Show the outcomes of an action on all slots."""
+    slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
+    outcomes = outcomes_sentence(progress.outcomes)
+    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
+    messages.success(request, text)
+    tell_problems(request, progress)
+
+
+def tell_problems(request: HttpRequest, progress: BulkProgress) -> None:
+    """Show which slots could not be processed."""
+    for problem in progress.problems[:5]:
+        messages.error(request, problem)
+
+
+__all__ = ["Pages", "View", "page", "tell", "tell_problems", "tell_slots"]

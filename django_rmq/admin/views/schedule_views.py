@@ -1,0 +1,142 @@
+"""Schedules: when they run, pause, resume, run now, and edit when they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.utils import quote, unquote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_rmq.admin.body_display import visible
+from django_rmq.admin.dashboard_rows import PageAddresses, Trouble, is_late
+from django_rmq.admin.views.page import Pages, page, tell
+from django_rmq.core.model.schedule import CATCH_UP
+from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble
+from django_rmq.operations import Operations, Permission, ScheduleStats
+
+CATCH_UPS = {"none": gettext_lazy("none"), "last": gettext_lazy("the last one"), "all": gettext_lazy("all")}
+
+
+class ScheduleForm(forms.Form):
+    """When a schedule runs."""
+
+    cron = forms.CharField(
+        label=gettext_lazy("Cron expression"),
+        required=False,
+        max_length=200,
+        help_text=gettext_lazy("Minute, hour, day of the month, month, day of the week."),
+    )
+    every = forms.IntegerField(
+        label=gettext_lazy("Interval in seconds"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy("Instead of a cron expression."),
+    )
+    timezone = forms.CharField(label=gettext_lazy("Time zone"), max_length=100)
+    catch_up = forms.ChoiceField(
+        label=gettext_lazy("Missed runs to make up for"), choices=[(one, CATCH_UPS[one]) for one in CATCH_UP]
+    )
+
+
+@page(Permission.VIEW)
+def schedules_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show all schedules, and do what was chosen for one of them."""
+    operations = pages.operations(request)
+    if request.method == "POST":
+        return _act(pages, request, operations)
+    context = {
+        "heading": _("Schedules"),
+        "here": _("Schedules"),
+        "title": _("Schedules"),
+        "lines": [_line(pages, operations, one) for one in operations.schedules()],
+        "now_ms": operations.broker.now_ms(),
+        "may": {
+            "pause": operations.actor.may(Permission.PAUSE),
+            "run": operations.actor.may(Permission.SEND),
+            "edit": operations.actor.may(Permission.EDIT),
+        },
+        "urls": PageAddresses(act=pages.url("schedules")),
+    }
+    return pages.render(request, "topic/schedules.html", context)
+
+
+def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
+    name, act = request.POST.get("name", ""), request.POST.get("act", "")
+    try:
+        if act == "run":
+            operations.run_schedule(name)
+            tell(request, _("Run now"), {"stored": 1})
+        elif act == "pause":
+            tell(request, _("Pause"), {operations.pause_schedule(name): 1})
+        elif act == "resume":
+            tell(request, _("Resume"), {operations.resume_schedule(name): 1})
+        elif act == "reset":
+            tell(request, _("Reset"), {operations.reset_schedule(name): 1})
+        else:
+            messages.error(request, _("This action is not available for these messages."))
+    except CallerError as error:
+        if isinstance(error, NotPermitted):
+            raise
+        messages.error(request, str(error))
+    return HttpResponseRedirect(pages.url("schedules"))
+
+
+@page(Permission.VIEW, Permission.EDIT)
+def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Change when a schedule runs."""
+    operations = pages.operations(request)
+    one = operations.schedule(unquote(object_id))
+    now = one.schedule
+    before = {"cron": now.cron or "", "every": now.every, "timezone": now.timezone, "catch_up": now.catch_up}
+    trouble: Trouble | None = None
+    status = 200
+    form = ScheduleForm(request.POST or None, initial=before, auto_id="rmq-%s", label_suffix="")
+    if request.method == "POST" and form.is_valid():
+        changes = {**form.cleaned_data, "cron": form.cleaned_data["cron"].strip() or None}
+        try:
+            tell(request, _("Edit"), {operations.edit_schedule(one.name, changes): 1})
+        except CallerError as error:
+            if isinstance(error, NotPermitted):
+                raise
+            form.add_error(None, str(error))
+        except ServerTrouble as error:
+            # The form stays, with what was typed.
+            trouble, status = pages.trouble_of(request, error)
+        else:
+            return HttpResponseRedirect(pages.url("schedules"))
+    context = {
+        "heading": _("Edit schedule %(name)s") % {"name": one.name},
+        "here": _("Edit schedule %(name)s") % {"name": one.name},
+        "title": one.name,
+        "form": form,
+        "trouble": trouble,
+        "notes": [
+            _("The settings say: %(timing)s. What is changed here stays after a deployment.")
+            % {"timing": one.declared.timing}
+        ],
+        "submit": _("Save"),
+        "back_url": pages.url("schedules"),
+        "urls": PageAddresses(),
+    }
+    return pages.render(request, "topic/form.html", context, status=status)
+
+
+def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, Any]:
+    return {
+        "row": one,
+        "timing": visible(one.timing),
+        "catch_up": CATCH_UPS.get(one.schedule.catch_up, one.schedule.catch_up),
+        "declared": visible(one.declared.timing) if one.override else "",
+        "is_late": is_late(one),
+        "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
+        "problem": visible(one.problem),
+        "url": pages.url("change", quote(one.topic)) if one.topic in operations.config.topics else "",
+        "edit_url": pages.url("schedule", quote(one.name)),
+    }
+
+
+__all__ = ["CATCH_UPS", "schedule_view", "schedules_view"]

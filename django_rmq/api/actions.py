@@ -1,0 +1,248 @@
+"""Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_rmq.api import errors, requests
+from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
+from django_rmq.api.request_bodies import body_for
+from django_rmq.api.responses import action_responses as answers
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.operations import ActionResult, Limits, Permission
+
+SLICE_SECONDS = 2.0
+"""Seconds that one request works on many messages."""
+
+
+class ReplayMessageView(MessageRoute):
+    """``topics/{topic}/messages/{id}/replay/``."""
+
+    needs = {"POST": Permission.REPLAY}
+
+    @documented(
+        "replay_message",
+        path=MESSAGE_ID,
+        query=requests.NameQuery,
+        takes=requests.EditFields,
+        answers={200: answers.OutcomeAnswer},
+        errors=[404, 409, 507],
+        examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Send a dead message again with all its retries; with a body, the edited message.
+
+        An edited message counts as a send.
+        """
+        declared, operations = self.topic(topic), self.operations
+        asked = self.read(requests.EditFields, request.data)
+        one = self.id_of(declared, id)
+        if "body" in asked:
+            size = int(request.META["CONTENT_LENGTH"])
+            done = operations.replay_edited(
+                declared.name, one, body_for(declared, asked["body"]), charged_bytes=size
+            )
+        else:
+            done = operations.replay(declared.name, [one])
+        return outcome(done, one, {"replayed": 200, "merged": 200})
+
+
+class BuryView(MessageRoute):
+    """``topics/{topic}/messages/{id}/bury/``."""
+
+    needs = {"POST": Permission.DELETE}
+
+    @documented(
+        "bury",
+        path=MESSAGE_ID,
+        query=requests.NameQuery,
+        takes=requests.BuryFields,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        errors=[404, 409],
+        examples={"with a reason": {"why": "requested by the customer"}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Move a message to Dead. 202: a consumer has it, and it goes to Dead when that delivery ends."""
+        declared = self.topic(topic)
+        asked = self.read(requests.BuryFields, request.data)
+        one = self.id_of(declared, id)
+        done = self.operations.bury(declared.name, [one], asked.get("why", ""))
+        return outcome(done, one, {"buried": 200, "running": 202})
+
+
+class CancelView(MessageRoute):
+    """``topics/{topic}/messages/{id}/cancel/``."""
+
+    needs = {"POST": Permission.DELETE}
+
+    @documented(
+        "cancel",
+        path=MESSAGE_ID,
+        query=requests.NameQuery,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Delete a waiting message. 202: it runs, and its listener is notified."""
+        declared, operations = self.topic(topic), self.operations
+        named = self.named(declared, id)
+        if "id" in named:
+            done = operations.cancel(declared.name, [id])
+        else:
+            id = operations.id_of(declared.name, **named)  # noqa: A001
+            # Unlike an id, these find the message in the outbox as well.
+            done = ActionResult({id: operations.cancel_sent(declared.name, **named)})
+        return outcome(done, id, {"deleted": 200, "notified": 202})
+
+
+class RescheduleView(MessageRoute):
+    """``topics/{topic}/messages/{id}/reschedule/``."""
+
+    needs = {"POST": Permission.EDIT}
+
+    @documented(
+        "reschedule",
+        path=MESSAGE_ID,
+        query=requests.NameQuery,
+        takes=requests.RescheduleFields,
+        answers={200: answers.OutcomeAnswer},
+        errors=[404, 409],
+        examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Give a waiting message another due time or another priority."""
+        declared = self.topic(topic)
+        asked = self.read(requests.RescheduleFields, request.data)
+        one, new = self.id_of(declared, id), {"due": asked.get("due"), "priority": asked.get("priority")}
+        done = self.operations.reschedule(declared.name, [one], **new)
+        return outcome(done, one, {"rescheduled": 200})
+
+
+def _limits(asked: Mapping[str, Any]) -> Limits:
+    return Limits(messages=asked.get("limit"), seconds=SLICE_SECONDS)
+
+
+class ReplayView(RmqView):
+    """``topics/{topic}/replay/``."""
+
+    needs = {"POST": Permission.REPLAY}
+
+    @documented(
+        "replay",
+        takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409, 507],
+        examples={
+            "by a filter": {"filter": {"error": "ConnectionError"}, "limit": 1000},
+            "count only": {"filter": {}, "dry_run": True},
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Send dead messages again: those with the given ids, or all that match a filter."""
+        declared, operations = self.topic(topic), self.operations
+        data = request.data
+        if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
+            raise errors.Invalid("Give either `ids` or `filter`. An empty filter selects all.")
+        if not (isinstance(data, Mapping) and "ids" in data):
+            asked = self.read(requests.ReplayFilterFields, data)
+            wanted = requests.wanted(asked["filter"])
+            run = operations.replay_all(
+                declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
+            )
+            return Response(answers.progress(run.result()))
+        asked = self.read(requests.ReplayNamedFields, data)
+        done = operations.replay(declared.name, asked["ids"])
+        return Response(answers.acted(done))
+
+
+class RescheduleAllView(RmqView):
+    """``topics/{topic}/reschedule/``."""
+
+    needs = {"POST": Permission.EDIT}
+
+    @documented(
+        "reschedule_all",
+        takes=requests.RescheduleAllFields,
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+        examples={
+            "a flood of wrong priorities": {"filter": {"priority": 10000}, "priority": 100},
+            "later": {"filter": {"text": "newsletter"}, "due": "2030-01-31T12:00:00Z", "limit": 1000},
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Give all waiting messages that match a filter another due time or another priority."""
+        name = self.topic(topic).name
+        asked = self.read(requests.RescheduleAllFields, request.data)
+        run = self.operations.reschedule_all(
+            name,
+            asked["state"],
+            requests.wanted(asked["filter"]),
+            due=asked.get("due"),
+            priority=asked.get("priority"),
+            limits=_limits(asked),
+            dry_run=asked["dry_run"],
+        )
+        return Response(answers.progress(run.result()))
+
+
+class PurgeView(RmqView):
+    """``topics/{topic}/purge/``."""
+
+    needs = {"POST": Permission.PURGE}
+
+    @documented(
+        "purge",
+        takes=requests.PurgeFields,
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+        examples={"dead for a week": {"state": "dead", "older_than": 604800}},
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Delete all messages of one state of a topic."""
+        name = self.topic(topic).name
+        asked = self.read(requests.PurgeFields, request.data)
+        run = self.operations.purge(
+            name,
+            asked["state"],
+            older_than=asked.get("older_than"),
+            slot=asked.get("slot"),
+            limits=_limits(asked),
+            dry_run=asked["dry_run"],
+        )
+        return Response(answers.progress(run.result()))
+
+
+class PauseView(RmqView):
+    """``topics/{topic}/pause/``."""
+
+    needs = {"POST": Permission.PAUSE}
+
+    @documented(
+        "pause",
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Stop the delivery of a topic. The outcomes count slots."""
+        return Response(answers.progress(self.operations.pause(self.topic(topic).name).result()))
+
+
+class ResumeView(RmqView):
+    """``topics/{topic}/resume/``."""
+
+    needs = {"POST": Permission.PAUSE}
+
+    @documented(
+        "resume",
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Resume the delivery of a paused topic. The outcomes count slots."""
+        return Response(answers.progress(self.operations.resume(self.topic(topic).name).result()))

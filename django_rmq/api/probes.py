@@ -1,0 +1,128 @@
+"""Probes: whether this process answers, and whether all is well."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_rmq.api import requests
+from django_rmq.api.formats import check_size
+from django_rmq.api.responses import probe_responses as answers
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.operations import Actor, Health, Operations, Permission
+from django_rmq.operations.health import HealthThresholds
+
+READY_SECONDS = 1.0
+"""Maximum age in seconds of an answer for clients without a login."""
+
+
+class PublicView(RmqView):
+    """A route for probes, without a login."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check only the size and the accepted formats."""
+        check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
+        APIView.initial(self, request, *args, **kwargs)
+
+    def get_permissions(self) -> Any:
+        """Return no permissions."""
+        return [AllowAny()]
+
+    def get_throttles(self) -> Any:
+        """Return no throttles: a process whose probe is refused gets killed."""
+        known = getattr(self.request.user, "is_authenticated", False)
+        return super().get_throttles() if known else []
+
+
+class LiveView(PublicView):
+    """``health/live``."""
+
+    authentication_classes = ()
+
+    @documented("live", answers={200: answers.LiveAnswer}, public=True)
+    def get(self, request: Request) -> Response:
+        """Answer that this process is alive."""
+        return Response({"ok": True})
+
+
+class _Ready:
+    """The last findings, for clients that may only learn yes or no."""
+
+    def __init__(self) -> None:
+        self._config: Any = None
+        self._until = 0.0
+        self._found: Health | None = None
+        self._checking = threading.Lock()
+
+    def look(self) -> Health:
+        """Return the findings of the last second, or check again.
+
+        While a server hangs, one request waits for it, and the others get the findings before that.
+        """
+        probe = Operations(Actor("probe", "rest"))
+        config = probe.config
+        known = self._found if self._config is config else None
+        if known is not None and time.monotonic() < self._until:
+            return known
+        if known is None:
+            self._checking.acquire()
+        elif not self._checking.acquire(blocking=False):
+            return known
+        try:
+            if known is None and self._found is not None and self._config is config:
+                return self._found  # of the request for which this one has waited
+            # Without topics, because clients without a login must not make the server count all slots.
+            found = probe.health(HealthThresholds(needs_workers=False), ())
+            self._config, self._found, self._until = config, found, time.monotonic() + READY_SECONDS
+            return found
+        finally:
+            self._checking.release()
+
+
+_ready = _Ready()
+
+
+class ReadyView(PublicView):
+    """``health/ready``."""
+
+    @documented(
+        "ready",
+        query=requests.HealthQuery,
+        answers={200: answers.ReadyAnswer, 503: answers.ReadyAnswer},
+        errors=[401, 403],
+        public=True,
+    )
+    def get(self, request: Request) -> Response:
+        """Check that Redis answers and takes writes, and that slots are assigned.
+
+        Users with the permission view_topic get the findings and may set limits. What is late, dead or paused
+        without a limit is a note, which does not change the status.
+        """
+        asked = self.read(requests.HealthQuery, request.query_params)
+        operations = self.operations
+        if operations.actor.may(Permission.VIEW):
+            known = self.known()
+            limits = HealthThresholds(
+                max_age=asked.get("max_age"),
+                max_dead=asked.get("max_dead"),
+                needs_workers=asked["workers"],
+                max_outbox_age=asked.get("max_outbox_age"),
+                max_schedule_lateness=asked.get("max_schedule_lateness"),
+                max_running=asked.get("max_running"),
+            )
+            found = answers.ready(operations.health(limits, known), set(known))
+        elif request.query_params:
+            self.permission_denied(request, "Only users with the permission view_topic may set limits.")
+        else:
+            found = answers.ready(_ready.look(), None)
+        response = Response(found, status=200 if found["ok"] else 503)
+        if not found["ok"]:
+            response["Retry-After"] = "2"
+        return response

@@ -1,0 +1,114 @@
+"""Checks of the listeners: whether each topic has one, and whether those with ``once`` can keep what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Tags, register
+
+from django_rmq.checks.check_messages import (
+    TAGS,
+    AppError,
+    AppWarning,
+    read_project,
+    sentence,
+)
+from django_rmq.conf import Config, did_you_mean
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.outbox.databases import ask_each
+from django_rmq.worker import listener_registry, once_requirements
+
+NAMED = 10
+"""The number of topics without a listener that are named; of more there is one warning for all."""
+
+
+@register(*TAGS)
+def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
+    config = read_project()
+    if config is None:
+        return []
+    found: list[CheckMessage] = []
+    failed = listener_registry.discover()
+    if not config.topics:
+        found.append(
+            AppWarning(
+                'RMQ["TOPICS"] is empty: no message can be sent.',
+                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
+                id="django_rmq.W002",
+            )
+        )
+    for one in failed:
+        if isinstance(one.error, ConfigurationError):
+            kind = "E021" if isinstance(one.error, listener_registry.DuplicateListener) else "E022"
+            found.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
+        else:
+            message = f"The listeners in {one.module} cannot be imported: {one.reason}"
+            found.append(AppError(sentence(message), id="django_rmq.E020"))
+    for topic, listener in listener_registry.listeners().items():
+        declared = config.topics.get(topic)
+        if declared is None:
+            meant = did_you_mean(topic, config.topics)
+            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
+            found.append(AppError(message, id="django_rmq.E023"))
+        elif not declared.listener:
+            message = (
+                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
+            )
+            found.append(AppError(message, id="django_rmq.E024"))
+        if listener.using is not None:
+            found += map(_of_once, once_requirements.problems(config, listener))
+            found += map(_of_once, once_requirements.warnings(config, listener))
+    # The listeners that seem to be missing may be in what could not be loaded.
+    if config.autodiscover is not None and not failed:
+        found += _missing(config)
+    return found
+
+
+def _missing(config: Config) -> Iterator[CheckMessage]:
+    listeners = listener_registry.listeners()
+    missing = [name for name, topic in config.topics.items() if topic.listener and name not in listeners]
+    if len(missing) > NAMED:
+        named = ", ".join(f'"{name}"' for name in missing[:NAMED])
+        yield AppWarning(
+            f"{len(missing)} topics have no listener: {named} and {len(missing) - NAMED} more. Their messages "
+            "are never delivered.",
+            hint=f"Write a @listener for each in the {config.autodiscover}.py of an installed app, "
+            'or set "LISTENER": False for those that REST or Spark consumes.',
+            id="django_rmq.W001",
+        )
+        return
+    for name in missing:
+        yield AppWarning(
+            f'Topic "{name}" has no listener: its messages are never delivered.',
+            hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
+            'or set "LISTENER": False if REST or Spark consumes it.',
+            id="django_rmq.W001",
+        )
+
+
+@register(*TAGS, Tags.database)
+def check_tables(
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Ask the databases of listeners with ``once`` whether they have the table that it needs.
+
+    A warning, because ``migrate`` refuses to run after an error.
+    """
+    config = read_project()
+    if config is None or not databases:
+        return []
+    wanted = {*listener_registry.once_databases().values()} & {*databases}
+    # A database that does not answer is reported when something needs it.
+    given, _ = ask_each(sorted(wanted), once_requirements.missing_table)
+    return [_of_once(problem) for answer in given.values() for problem in answer]
+
+
+def _of_once(problem: once_requirements.OnceProblem) -> CheckMessage:
+    kind = AppWarning if problem.id.startswith("W") else AppError
+    return kind(problem.message, hint=problem.hint, id=f"django_rmq.{problem.id}")
+
+
+__all__ = ["check_listeners", "check_tables"]

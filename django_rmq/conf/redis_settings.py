@@ -1,0 +1,243 @@
+"""`RMQ["REDIS"]`: the address of Redis, and the check that no cache uses the same database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from django.conf import settings
+from django.core.cache import DEFAULT_CACHE_ALIAS
+from django.utils.module_loading import import_string
+
+from django_rmq.conf.problems import Problems
+from django_rmq.conf.value_text import did_you_mean, kind, shown
+from django_rmq.core.model import redis_url
+
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+
+_QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F %23 and %25."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RedisServer:
+    """The address of Redis and the login. Its text is the address alone."""
+
+    url: str
+    cluster: tuple[str, ...] = ()
+    """If given: the URLs of some nodes of a Redis Cluster, including ``url``."""
+    username: str | None = None
+    password: str | None = None
+    pool: Mapping[str, Any] = field(default_factory=dict)
+    """CONNECTION_POOL_KWARGS of the alias."""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    """If given: ``url`` names the service, and these know its primary."""
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(redis_url.shown(url) for url in self.cluster or (self.url,))
+
+    def __repr__(self) -> str:
+        return f"<RedisServer {self}>"
+
+
+def read_redis(problems: Problems, given: object) -> RedisServer | None:
+    """Return the server that ``RMQ["REDIS"]`` names."""
+    place = 'RMQ["REDIS"]'
+    if isinstance(given, Mapping):
+        return _cluster(problems, place, given)
+    if not isinstance(given, str):
+        problems.report("E003", f"{place} is {kind(given)}: it must be a CACHES alias, a URL or a dict.")
+        return None
+    if "://" in given:
+        if _url(problems, place, given) is not None:
+            _alone(problems, place, given, None)
+        return RedisServer(given)
+    return _alias(problems, place, given)
+
+
+def _cluster(problems: Problems, place: str, given: Mapping[str, Any]) -> RedisServer | None:
+    named = given.get("CLUSTER")
+    urls = [named] if isinstance(named, str) else named
+    if (
+        set(given) != {"CLUSTER"}
+        or not isinstance(urls, (list, tuple))
+        or not urls
+        or not all(isinstance(url, str) for url in urls)
+    ):
+        problems.report(
+            "E003",
+            f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}, with one URL or a list of URLs.',
+        )
+        return None
+    before, place = len(problems), f'{place}["CLUSTER"]'
+    for url in urls:
+        parts = _url(problems, place, url)
+        if parts is None:
+            continue
+        if parts.scheme == "unix":
+            problems.report(
+                "E012",
+                f"{place} is {redis_url.shown(url)}: the nodes of a cluster are found by host and port.",
+            )
+        elif redis_url.database(parts) not in ("0", None):
+            problems.report("E012", f"{place} is {redis_url.shown(url)}: a cluster has only database 0.")
+        else:
+            _alone(problems, place, url, None)
+    return RedisServer(urls[0], cluster=tuple(urls)) if len(problems) == before else None
+
+
+def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
+    caches = getattr(settings, "CACHES", {})
+    if alias not in caches:
+        meant = did_you_mean(alias, caches)
+        problems.report(
+            "E009",
+            f"{place} is {shown(alias)}, which is not an alias in CACHES{meant}",
+            f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+        )
+        return None
+    cache = caches[alias]
+    if not _is_django_redis(cache.get("BACKEND")):
+        problems.report(
+            "E010",
+            f'CACHES["{alias}"] has the backend {shown(cache.get("BACKEND"))}: RMQ needs {DJANGO_REDIS!r}.',
+        )
+        return None
+    place, before = f'CACHES["{alias}"]', len(problems)
+    location = cache.get("LOCATION", "")
+    locations = location if isinstance(location, (list, tuple)) else redis_url.several(str(location))
+    primary = str(locations[0]).strip() if locations else ""
+    options = _options(problems, place, cache, "OPTIONS")
+    pool = _options(problems, f'{place}["OPTIONS"]', options, "CONNECTION_POOL_KWARGS")
+    sentinel_options = _options(problems, f'{place}["OPTIONS"]', options, "SENTINEL_KWARGS")
+    sentinels = _sentinels(problems, f'{place}["OPTIONS"]["SENTINELS"]', options.get("SENTINELS") or ())
+    if _url(problems, f'{place}["LOCATION"]', primary) is None or len(problems) > before:
+        return None
+    _not_of_django(problems, place, alias)
+    _alone(problems, place, primary, alias)
+    return RedisServer(
+        primary,
+        username=options.get("USERNAME"),
+        password=options.get("PASSWORD"),
+        pool=MappingProxyType(dict(pool)),
+        sentinels=sentinels,
+        sentinel_options=MappingProxyType(dict(sentinel_options)),
+    )
+
+
+def _not_of_django(problems: Problems, place: str, alias: str) -> None:
+    """Report an alias that Django itself uses for storage."""
+    if alias in (uses := _aliases_of_django()):
+        problems.report(
+            "E011",
+            f"{place} is {alias!r}, which is also {uses[alias]}.",
+            f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
+            'on a database of its own: CACHES = {"rmq": {"BACKEND": '
+            f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+        )
+
+
+def _options(problems: Problems, place: str, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a dict of options, or report a value that is not one."""
+    found = given.get(key) or {}
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return found
+    problems.report("E003", f'{place}["{key}"] is {kind(found)}: it must be a dict of options by name.')
+    return {}
+
+
+def _sentinels(problems: Problems, place: str, given: Any) -> tuple[tuple[str, int], ...]:
+    """Return the addresses of the sentinels, or report a value that has none."""
+    try:
+        return tuple((str(host), int(port)) for host, port in given)
+    except (TypeError, ValueError):
+        problems.report("E012", f"{place} is {kind(given)}: it must be a list of (host, port).")
+        return ()
+
+
+def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
+    """Return the parts of a Redis URL, or report a problem with it."""
+    wanted = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
+    place = f"{place} is {redis_url.shown(url)}"
+    try:
+        parts = redis_url.parse(url)
+    except redis_url.UnreadableAddress:
+        parts = None
+    if parts is None or parts.fragment:
+        problems.report("E012", f"{place}, which cannot be read: {wanted}.", _QUOTING)
+    elif parts.scheme not in redis_url.SCHEMES:
+        problems.report("E012", f"{place}, with the unknown scheme {parts.scheme!r}: {wanted}.")
+    elif not (parts.path if parts.scheme == "unix" else parts.hostname):
+        missing = "path" if parts.scheme == "unix" else "host"
+        problems.report("E012", f"{place}, without a {missing}: {wanted}.")
+    elif parts.port == 0 or not (redis_url.database(parts) or "0").isdigit():
+        problems.report("E012", f"{place}: port and database must be numbers; {wanted}.", _QUOTING)
+    else:
+        return parts
+    return None
+
+
+def _alone(problems: Problems, place: str, url: str, own_alias: str | None) -> None:
+    """Report caches on the same database: clearing one is FLUSHDB, which deletes the queues too."""
+    own = _same_database(url, getattr(settings, "CACHES", {}).get(own_alias, {}))
+    for alias, other in _redis_caches():
+        if alias != own_alias and own in other:
+            problems.report(
+                "E011",
+                f'{place} and CACHES["{alias}"] are the same Redis database ({own}).',
+                f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. "
+                "Give RMQ a database of its own.",
+            )
+
+
+def _is_django_redis(backend: object) -> bool:
+    if backend == DJANGO_REDIS:
+        return True
+    try:
+        from django_redis.cache import RedisCache
+
+        return isinstance(backend, str) and issubclass(import_string(backend), RedisCache)
+    except (ImportError, TypeError):
+        return False
+
+
+def _same_database(url: str, cache: Mapping[str, Any]) -> str:
+    """Return host:port/db (or path/db) of a URL, equal for equal databases."""
+    options = cache.get("OPTIONS", {})
+    parts = urlsplit(url)
+    by_option = options.get("CONNECTION_POOL_KWARGS", {}).get("db", options.get("db", options.get("DB")))
+    database = redis_url.database(parts) or str(by_option or 0)
+    if parts.scheme == "unix":
+        return f"{unquote(parts.path)}/{database}"
+    host = (parts.hostname or "localhost").lower()
+    return f"{'localhost' if host in ('127.0.0.1', '::1') else host}:{parts.port or 6379}/{database}"
+
+
+def _aliases_of_django() -> dict[str, str]:
+    """Return the aliases in which Django itself stores data, and their uses."""
+    return {
+        settings.SESSION_CACHE_ALIAS: "the cache of sessions (SESSION_CACHE_ALIAS)",
+        settings.CACHE_MIDDLEWARE_ALIAS: "the cache of whole pages (CACHE_MIDDLEWARE_ALIAS)",
+        "template_fragments": "the cache of template fragments",
+        DEFAULT_CACHE_ALIAS: "the project's own cache (django.core.cache.cache)",
+    }
+
+
+def _redis_caches() -> Iterator[tuple[str, list[str]]]:
+    """Yield every alias that uses Redis, with the databases of its locations."""
+    for alias, cache in getattr(settings, "CACHES", {}).items():
+        location = cache.get("LOCATION", "")
+        urls = location if isinstance(location, (list, tuple)) else re.split("[,;]", str(location))
+        found = []
+        for url in urls:
+            try:
+                if urlsplit(str(url).strip()).scheme in redis_url.SCHEMES:
+                    found.append(_same_database(str(url).strip(), cache))
+            except ValueError:
+                continue
+        if found:
+            yield alias, found

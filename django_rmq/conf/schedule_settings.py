@@ -1,0 +1,101 @@
+"""`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from django_rmq.conf.problems import Problems
+from django_rmq.conf.setting_keys import Keys
+from django_rmq.conf.topic_settings import read_defaults, read_topic
+from django_rmq.conf.value_text import shown
+from django_rmq.conf.values import (
+    InvalidSetting,
+    one_of,
+    optional,
+    text,
+    whole_seconds,
+)
+from django_rmq.core.model.keys import TOPIC_NAME
+from django_rmq.core.model.limits import LONGEST_WAIT
+from django_rmq.core.model.schedule import CATCH_UP, Schedule
+from django_rmq.core.model.topic import Topic
+
+NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
+
+
+def body(value: object) -> object:
+    """Return BODY."""
+    with suppress(TypeError, ValueError, RecursionError):
+        if json.loads(json.dumps(value)) == value:
+            return value
+    raise InvalidSetting("what JSON can hold")
+
+
+SCHEDULE_KEYS: Keys = {
+    "TOPIC": ("topic", text),
+    "BODY": ("body", body),
+    "CRON": ("cron", optional(text)),
+    "EVERY": ("every", optional(whole_seconds(LONGEST_WAIT))),
+    "TIMEZONE": ("timezone", text),
+    "CATCH_UP": ("catch_up", one_of(*CATCH_UP)),
+}
+"""Settings key -> (field of ``Schedule``, parser of its value)."""
+
+
+OWN_TOPIC: Mapping[str, Any] = MappingProxyType(
+    {
+        "TYPE": "fixed_time",
+        "IDENTITY": "key",
+        "BODY": "json",
+        "SLOT_BASIS": None,
+        "SLOTS": 1,
+        "LISTENER": True,
+    }
+)
+"""The topic of a schedule that names none. Its runs come one after the other."""
+
+
+def is_name(name: object) -> bool:
+    """Return whether a schedule may have this name."""
+    return isinstance(name, str) and TOPIC_NAME.fullmatch(name) is not None
+
+
+def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -> Mapping[str, Schedule]:
+    """Return the declared schedules that have no problem. ``timezone``: of those that name none."""
+    declared = root.get("SCHEDULES", {})
+    if not isinstance(declared, Mapping):
+        problems.report("E001", f'RMQ["SCHEDULES"] is {shown(declared)}: it must be a dict.')
+        return {}
+    found = {}
+    for name, options in declared.items():
+        if not is_name(name):
+            message = f'RMQ["SCHEDULES"] has the name {shown(name)}: it must be {NAME_WANTED}.'
+            problems.report("E003", message)
+            continue
+        before = len(problems)
+        values = problems.values(f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
+        if len(problems) == before:
+            found[name] = Schedule(name, **{"topic": name, "timezone": timezone, **values})
+    return MappingProxyType(found)
+
+
+def with_schedule_topics(
+    problems: Problems, root: Mapping[str, Any], declared: Mapping[str, Topic], names: Iterable[str]
+) -> Mapping[str, Topic]:
+    """Return all topics: the ``declared`` ones, and one for each schedule that has one in its own name."""
+    missing = sorted(set(names) - declared.keys())
+    if not missing:
+        return declared
+    # Problems of the defaults are reported with the declared topics.
+    defaults = read_defaults(Problems(), root)
+    topics = {
+        name: read_topic(problems, f'The topic of schedule "{name}"', name, OWN_TOPIC, defaults)
+        for name in missing
+    }
+    return MappingProxyType(
+        {**declared, **{name: topic for name, topic in topics.items() if topic is not None}}
+    )

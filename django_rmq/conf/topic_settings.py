@@ -1,0 +1,281 @@
+"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from django.utils.module_loading import import_string
+
+from django_rmq.conf.body_settings import body, typed
+from django_rmq.conf.fifo_rules import fifo
+from django_rmq.conf.merge_rules import merging
+from django_rmq.conf.problems import Problems
+from django_rmq.conf.setting_keys import Keys
+from django_rmq.conf.value_text import quoting, shown, shown_error
+from django_rmq.conf.values import (
+    InvalidSetting,
+    boolean,
+    dotted_path,
+    in_ms,
+    kept_for,
+    one_of,
+    optional,
+    seconds,
+    text,
+    whole,
+    whole_seconds,
+)
+from django_rmq.core.model.keys import check_slots, check_topic_name
+from django_rmq.core.model.limits import (
+    BATCH,
+    LONGEST_WAIT,
+    MAX_PRIORITY,
+    MAX_RETRIES_LIMIT,
+    MAX_TIMEOUT,
+    SHORTEST_WAIT,
+    is_number,
+)
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.exceptions import ConfigurationError
+
+
+def slots(value: object) -> int:
+    """Return SLOTS."""
+    try:
+        return check_slots(value)
+    except ConfigurationError as error:
+        raise InvalidSetting(f"a power of two from 1 to 1048576 ({error})") from None
+
+
+time_range = in_ms(SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
+"""Returns TIME_RANGE or MAX_WAIT."""
+
+SLOWEST, FASTEST = 1e-6, 1e6
+"""The bounds of MAX_RATE. A slot counts its rate in whole µs from one delivery to the next."""
+
+
+class PerSlot(NamedTuple):
+    """A rate that holds for each slot."""
+
+    rate: float
+
+
+def rate(value: object) -> float | PerSlot:
+    """Return MAX_RATE: of the topic, or of each slot."""
+    given: object = value
+    per_slot = isinstance(value, Mapping) and value.keys() == {"rate", "per"} and value["per"] == "slot"
+    if isinstance(value, Mapping) and per_slot:
+        given = value["rate"]
+    if not is_number(given) or not SLOWEST <= given <= FASTEST:
+        raise InvalidSetting(
+            "a number of messages per second from 0.000001 to 1000000, or "
+            '{"rate": this number, "per": "slot"}'
+        )
+    return PerSlot(float(given)) if per_slot else float(given)
+
+
+def back_off(value: object) -> BackOff:
+    """Return BACKOFF."""
+    try:
+        path = dotted_path(value)
+    except InvalidSetting:
+        return _constant(value)
+    try:
+        function = import_string(path)
+    except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
+        raise InvalidSetting(
+            f"the dotted path of a function, but this one cannot be imported ({shown_error(error)})",
+            "E008",
+        ) from None
+    if not callable(function):
+        what = f"the dotted path of a function (failures) -> seconds, but this one is {shown(function)}"
+        raise InvalidSetting(what, "E008")
+    return BackOff(function=function)
+
+
+def _constant(value: object) -> BackOff:
+    try:
+        rest_ms = in_ms(timedelta(), LONGEST_WAIT)(value)
+    except InvalidSetting as wanted:
+        raise InvalidSetting(f"{wanted} (0: no rest), or the dotted path of a function") from None
+    return BackOff(rest_ms, rest_ms)
+
+
+TOPIC_KEYS: Keys = {
+    "TYPE": ("type", one_of(*(kind.value for kind in TopicType))),
+    "SLOTS": ("slots", slots),
+    "TIME_RANGE": ("time_range_ms", optional(time_range)),
+    "DEBOUNCE": ("debounce", boolean),
+    "MAX_WAIT": ("max_wait_ms", optional(time_range)),
+    "ACCUMULATE": ("accumulate", optional(whole(2, 10_000))),
+    "BODY": ("body", body),
+    "UPCAST": ("upcast", optional(dotted_path)),
+    "IDENTITY": ("identity", one_of("body", "key")),
+    "SLOT_BASIS": ("slot_basis", optional(text)),
+    "SERIAL": ("serial", boolean),
+    "TIMEOUT": ("timeout", whole_seconds(timedelta(seconds=MAX_TIMEOUT))),
+    "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
+    "BACKOFF": ("backoff", back_off),
+    "DEFAULT_PRIORITY": ("default_priority", optional(whole(1, MAX_PRIORITY))),
+    "RETRY_PRIORITY": ("retry_priority", one_of("original", "lowest")),
+    "ORDER": ("order", one_of("strict", "loose")),
+    "ON_DUPLICATE": ("on_duplicate", one_of("keep", "replace")),
+    "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
+    "HARD_TIMEOUT": ("hard_timeout", optional(seconds(1.0))),
+    "PREFETCH": ("prefetch", whole(1, BATCH)),
+    "MAX_BODY": ("max_body", whole(1, 536_870_912)),
+    "MAX_BACKLOG": ("max_backlog", optional(whole(1))),
+    "MAX_RATE": ("max_rate", optional(rate)),
+    "MAX_IN_FLIGHT": ("max_in_flight", optional(whole(1))),
+    "MAX_PREPARED": ("max_prepared", whole(1, 1_000_000)),
+    "FLOW": ("flow", optional(one_of("auto"))),
+    "CONCURRENCY": ("concurrency", whole(1, 10_000)),
+    "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
+    "OUTCOME_RETENTION": ("outcome_retention_ms", optional(kept_for)),
+    "LISTENER": ("listener", boolean),
+    "ORIGIN": ("origin", boolean),
+    "OUTBOX": ("outbox", boolean),
+}
+"""Settings key -> (field of ``Topic``, parser of its value)."""
+
+SOON: Mapping[str, Any] = MappingProxyType({"type": TopicType.FIFO.value, "order": "loose"})
+"""The fields of a topic without TYPE: each send is a message of its own, which runs soon, and those of a slot in order."""
+
+AFTER_HARD_TIMEOUT = 3600.0
+"""Seconds by which MAX_RUNTIME exceeds HARD_TIMEOUT unless it is set: until its process has ended, a listener keeps
+its message."""
+
+_ONLY = (
+    ("TIME_RANGE", TopicType.RANGE_MERGE),
+    ("DEBOUNCE", TopicType.RANGE_MERGE),
+    ("MAX_WAIT", TopicType.RANGE_MERGE),
+    ("ACCUMULATE", TopicType.RANGE_MERGE),
+    ("DEFAULT_PRIORITY", TopicType.PRIORITY),
+    ("RETRY_PRIORITY", TopicType.PRIORITY),
+    ("ORDER", TopicType.FIFO),
+    ("ON_DUPLICATE", TopicType.FIFO),
+)
+"""Settings that topics of one type have."""
+
+
+def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
+    """Return the declared topics that have no problem."""
+    defaults = read_defaults(problems, root)
+    declared = root.get("TOPICS", {})
+    if not isinstance(declared, Mapping):
+        problems.report("E001", f'RMQ["TOPICS"] is {shown(declared)}: it must be a dict.')
+        return {}
+    found = {}
+    for name, options in declared.items():
+        try:
+            check_topic_name(name)
+        except ConfigurationError as error:
+            problems.report("E004", f'RMQ["TOPICS"]: {quoting(error, name)}.')
+            continue
+        topic = read_topic(problems, f'RMQ["TOPICS"]["{name}"]', name, options, defaults)
+        if topic is not None:
+            found[name] = topic
+    return MappingProxyType(found)
+
+
+def read_defaults(problems: Problems, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of topics that declare nothing themselves."""
+    has_outbox = root.get("OUTBOX", False) is not False
+    given = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    return {"outbox": has_outbox, **given}
+
+
+def read_topic(
+    problems: Problems, place: str, name: str, options: object, defaults: Mapping[str, Any]
+) -> Topic | None:
+    """Return the topic that ``options`` declare at ``place`` of the settings. None: it has a problem."""
+    before = len(problems)
+    own = problems.values(place, options, TOPIC_KEYS)
+    values = {**defaults, **own}
+    if len(problems) > before:
+        return None
+    has_type = "type" in values
+    if not has_type:
+        values = {**SOON, **values}
+    values["type"] = TopicType(values["type"])
+    if isinstance(values.get("max_rate"), PerSlot):
+        values["slot_rate"] = values.pop("max_rate").rate
+
+    _check_type(problems, place, own, values, has_type)
+    typed(problems, place, values, own)
+    if values["type"] is TopicType.FIFO:
+        fifo(problems, place, values, own)
+    merging(problems, place, values, own)
+    _check_identity(problems, place, own, values)
+    _check_limits(problems, place, values)
+    if len(problems) > before:
+        return None
+    topic = Topic(name, **values)
+    if topic.default_priority is not None and topic.default_priority < topic.min_priority:
+        problems.report(
+            "E006",
+            f"{place} has DEFAULT_PRIORITY {topic.default_priority}: it must be at least {topic.min_priority}, because "
+            "lower numbers are reserved for retries.",
+        )
+        return None
+    return topic
+
+
+def _check_type(
+    problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any], has_type: bool
+) -> None:
+    """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
+    kind = values["type"]
+    for key, only in _ONLY:
+        name_of_field = TOPIC_KEYS[key][0]
+        if kind is not only:
+            values.pop(name_of_field, None)
+            if own.get(name_of_field) and not has_type:
+                problems.report(
+                    "E005",
+                    f"{place} has {key}, which only {only.value} topics have, and no TYPE.",
+                    f'Set TYPE "{only.value}".',
+                )
+            elif own.get(name_of_field):
+                problems.report(
+                    "E006",
+                    f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
+                    f'Remove {key}, or set TYPE "{only.value}".',
+                )
+
+
+def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report options that another identity or form of the body rules out."""
+    if values.get("slot_basis") is not None and values.get("body", "json") != "json":
+        problems.report(
+            "E006",
+            f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
+            "Give slot_basis= with each send instead.",
+        )
+    if values.get("origin") and values.get("identity", "body") != "key":
+        if own.get("origin"):
+            problems.report(
+                "E006",
+                f'{place} has ORIGIN and IDENTITY "{values.get("identity", "body")}": equal bodies are one message, '
+                "which has no place for an origin.",
+                'Set IDENTITY "key". A send without key= then gets a key of its own.',
+            )
+        values.pop("origin")
+
+
+def _check_limits(problems: Problems, place: str, values: dict[str, Any]) -> None:
+    """Report a HARD_TIMEOUT below MAX_RUNTIME. Without a MAX_RUNTIME of the settings the heartbeat goes on until the end."""
+    hard, most = values.get("hard_timeout"), values.get("max_runtime")
+    if hard is None:
+        return
+    if most is None:
+        values["max_runtime"] = hard + AFTER_HARD_TIMEOUT
+    elif hard <= most:
+        problems.report(
+            "E095",
+            f"{place} has HARD_TIMEOUT {hard:g} and MAX_RUNTIME {most:g}: a listener is ended before its MAX_RUNTIME.",
+            "Raise HARD_TIMEOUT, or leave out MAX_RUNTIME.",
+        )

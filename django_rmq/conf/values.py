@@ -1,0 +1,224 @@
+"""Values of the settings: each function returns the parsed value, or raises ``InvalidSetting`` with the required form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+from django_rmq.core.model.keys import check_prefix
+from django_rmq.core.model.limits import LARGEST, is_whole
+from django_rmq.durations import (
+    LONGEST,
+    AmbiguousDuration,
+    InvalidDuration,
+    duration_text,
+    milliseconds,
+    parse_duration,
+)
+from django_rmq.exceptions import ConfigurationError
+
+
+class InvalidSetting(Exception):
+    """Carries the required form of a value, the id of the problem, and a hint if there is one."""
+
+    def __init__(self, what: str, problem_id: str = "E003", hint: str = "") -> None:
+        super().__init__(what)
+        self.problem_id = problem_id
+        self.hint = hint
+
+
+def boolean(value: object) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise InvalidSetting("True or False")
+    return value
+
+
+def whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    """Return a parser of a whole number."""
+    wanted = (
+        f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+    )
+
+    def parse(value: object) -> int:
+        if not is_whole(value) or not low <= value <= (LARGEST if high is None else high):
+            raise InvalidSetting(wanted)
+        return value
+
+    return parse
+
+
+def duration(
+    least: timedelta, most: timedelta = LONGEST, *, is_short: bool = False
+) -> Callable[[object], timedelta]:
+    """Return a parser of a duration within bounds; see ``parse_duration``."""
+
+    def parse(value: object) -> timedelta:
+        try:
+            return parse_duration(value, least, most, is_short=is_short)
+        except AmbiguousDuration as error:
+            raise InvalidSetting(str(error), "E105", error.hint) from None
+        except InvalidDuration as error:
+            raise InvalidSetting(str(error)) from None
+
+    return parse
+
+
+def seconds(least: float = 0.001, most: timedelta = LONGEST) -> Callable[[object], float]:
+    """Return a parser of a duration of at least ``least`` seconds, as seconds."""
+    parse = duration(timedelta(seconds=least), most)
+    return lambda value: parse(value).total_seconds()
+
+
+WHOLE_FORMS = 'whole seconds, a timedelta or text such as "2s", "15m" or "7d"'
+
+
+def whole_seconds(most: timedelta) -> Callable[[object], int]:
+    """Return a parser of a duration of whole seconds, from 1."""
+    parse = duration(timedelta(seconds=1), most)
+
+    def parse_whole(value: object) -> int:
+        try:
+            found = parse(value)
+        except InvalidSetting:
+            found = timedelta()
+        if not found or found % timedelta(seconds=1):
+            raise InvalidSetting(f"{WHOLE_FORMS}, from 1s to {duration_text(most)}")
+        return int(found.total_seconds())
+
+    return parse_whole
+
+
+def in_ms(least: timedelta, most: timedelta = LONGEST, *, is_short: bool = False) -> Callable[[object], int]:
+    """Return a parser of a duration within bounds, as milliseconds."""
+    parse = duration(least, most, is_short=is_short)
+    return lambda value: milliseconds(parse(value))
+
+
+kept_for = in_ms(timedelta(seconds=1), timedelta(days=30))
+"""Returns OUTCOME_RETENTION."""
+
+
+def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    """Return a parser that also accepts None."""
+
+    def parse_optional(value: object) -> Any:
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except InvalidSetting as wanted:
+            raise InvalidSetting(f"{wanted}; or None", wanted.problem_id, wanted.hint) from None
+
+    return parse_optional
+
+
+def one_of(*choices: str) -> Callable[[object], str]:
+    """Return a parser of one of ``choices``."""
+    shown = [repr(choice) for choice in choices]
+    wanted = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in choices:
+            return str(value)
+        raise InvalidSetting(wanted)
+
+    return parse
+
+
+def text(value: object) -> str:
+    """Return text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidSetting("non-empty text")
+    return value
+
+
+def module_names(value: object) -> tuple[str, ...]:
+    """Return the names of modules."""
+    found = tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(one, str) and all(map(str.isidentifier, one.split("."))) for one in found):
+        raise InvalidSetting("a list of names of modules such as 'shop.orders'")
+    return found
+
+
+def matching(pattern: str, wanted: str) -> Callable[[object], str]:
+    """Return a parser of text of this form."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise InvalidSetting(wanted)
+        return value
+
+    return parse
+
+
+dotted_path = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)+", "a dotted path such as 'shop.rules.backoff'")
+
+module_name = matching(
+    r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a module within an app, such as 'listeners'"
+)
+
+address = matching(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]*):\d{1,5}", "'host:port'")
+
+token = matching(
+    r"[A-Za-z0-9._~+/=-]{16,512}", "16 to 512 of A-Z a-z 0-9 . _ ~ + / = -, as a bearer token is written"
+)
+
+_PER = "/(s|sec|m|min|h|hour|d|day)"
+
+send_rate = matching(r"[1-9]\d{0,8}" + _PER, "a rate such as '600/min' (per s, min, hour or day)")
+
+byte_rate = matching(
+    r"[1-9]\d{0,8}(kB|MB|GB)?" + _PER,
+    "a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)",
+)
+
+
+def opentelemetry(value: object) -> bool:
+    """Return True if spans and metrics can be made."""
+    wanted = boolean(value)
+    if wanted and not _has_opentelemetry():
+        raise InvalidSetting("False where opentelemetry-api (the extra otel) is not installed")
+    return wanted
+
+
+def _has_opentelemetry() -> bool:
+    try:
+        return find_spec("opentelemetry.trace") is not None
+    except ImportError:
+        return False
+
+
+def formatter(value: object) -> str | Mapping[str, str]:
+    """Return a path, or the path of each topic."""
+    if not isinstance(value, Mapping):
+        return dotted_path(value)
+    try:
+        return MappingProxyType({str(topic): dotted_path(path) for topic, path in value.items()})
+    except InvalidSetting:
+        raise InvalidSetting("a dotted path, or a dict from topic to dotted path") from None
+
+
+def prefix(value: object) -> str:
+    """Return KEY_PREFIX."""
+    try:
+        return check_prefix(value)
+    except ConfigurationError:
+        raise InvalidSetting("printable text without braces") from None
+
+
+_SIZES = {"": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
+    """Return a rate that ``send_rate`` or ``byte_rate`` has accepted, as a number and its seconds."""
+    if rate is None:
+        return None
+    count, _, period = rate.partition("/")
+    digits = count.rstrip("kMGB")
+    return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]

@@ -1,0 +1,120 @@
+"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that shares the slots out among the workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from django_rmq.conf.problems import Problems
+from django_rmq.conf.setting_keys import keys_of, setting
+from django_rmq.conf.value_text import did_you_mean, shown
+from django_rmq.conf.values import (
+    InvalidSetting,
+    dotted_path,
+    one_of,
+    optional,
+    seconds,
+)
+
+
+def _hosts(value: object) -> str:
+    """Return HOSTS as one text."""
+    if isinstance(value, (list, tuple)):
+        value = ",".join(str(host) for host in value)
+    if not isinstance(value, str) or not all(
+        re.fullmatch(r"\s*(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?\s*", host) for host in value.split(",")
+    ):
+        raise InvalidSetting("'host:port,host:port' or a list of 'host:port'")
+    return ",".join(host.strip() for host in value.split(","))
+
+
+def _root(value: object) -> str:
+    """Return ROOT."""
+    if not isinstance(value, str) or not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", value):
+        raise InvalidSetting("a ZooKeeper path such as '/rmq', with no slash at its end")
+    return value
+
+
+def _auth(value: object) -> tuple[tuple[str, str], ...]:
+    """Return AUTH as pairs."""
+    pairs = [value] if isinstance(value, (list, tuple)) and value and isinstance(value[0], str) else value
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        for pair in pairs
+    ):
+        raise InvalidSetting("('digest', 'user:password') or a list of such pairs")
+    for scheme, credential in pairs:
+        if scheme == "sasl" or (scheme == "digest" and ":" not in credential):
+            raise InvalidSetting("('digest', 'user:password') or a list of such pairs, none of them 'sasl'")
+    return tuple((str(scheme), str(credential)) for scheme, credential in pairs)
+
+
+def _tls(value: object) -> Mapping[str, Any]:
+    """Return TLS."""
+    allowed = ("CA", "CERT", "KEY", "KEY_PASSWORD", "VERIFY")
+    if not isinstance(value, Mapping) or not set(value) <= set(allowed):
+        raise InvalidSetting(f"a dict with the keys {', '.join(allowed)}")
+    return MappingProxyType(dict(value))
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeper:
+    """``RMQ["ZOOKEEPER"]``."""
+
+    hosts: str = field(metadata={"parse": _hosts})
+    root: str = setting(_root, "/rmq")
+    session_timeout: float = setting(seconds(1.0), 10.0)
+    auth: tuple[tuple[str, str], ...] = setting(_auth, (), is_secret=True)
+    """(scheme, credential) pairs."""
+    acl: str = setting(one_of("open", "creator"), "open")
+    """``open``, or ``creator``: only clients that logged in with the same AUTH (the default if AUTH is set)."""
+    tls: Mapping[str, Any] | None = setting(optional(_tls), None, is_secret=True)
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
+    when_away: str = setting(one_of("continue", "stop"), "continue")
+    """What workers do with their slots while ZooKeeper is unavailable: ``continue``, or ``stop``."""
+
+
+def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | None:
+    """Return the settings of ZooKeeper. None: it is not used, or they have a problem."""
+    if root.get("ZOOKEEPER") is None:
+        return None
+    before = len(problems)
+    place = 'RMQ["ZOOKEEPER"]'
+    values = problems.values(place, root["ZOOKEEPER"], keys_of(ZooKeeper))
+    if "hosts" not in values and len(problems) == before:
+        problems.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
+    logs_in = bool(values.get("auth") or (values.get("tls") or {}).get("CERT"))
+    if values.get("acl") == "creator" and not logs_in:
+        problems.report(
+            "E007", f'{place} has ACL "creator" but no AUTH: no client could read the created nodes.'
+        )
+    values.setdefault("acl", "creator" if values.get("auth") else "open")
+    return None if len(problems) > before else ZooKeeper(**values)
+
+
+def read_coordinator(problems: Problems, root: Mapping[str, Any]) -> str:
+    """Return the chosen coordinator: ``redis``, ``zookeeper``, or a dotted path."""
+    has_zookeeper = root.get("ZOOKEEPER") is not None
+    chosen = root.get("COORDINATOR")
+    if chosen is None:
+        return "zookeeper" if has_zookeeper else "redis"
+    if chosen == "zookeeper" and not has_zookeeper:
+        problems.report(
+            "E007",
+            'RMQ["COORDINATOR"] is "zookeeper" and RMQ["ZOOKEEPER"] is missing.',
+            'RMQ = {"ZOOKEEPER": {"HOSTS": "zk1:2181,zk2:2181"}, ...}.',
+        )
+    if chosen in ("redis", "zookeeper"):
+        return str(chosen)
+    try:
+        return dotted_path(chosen)
+    except InvalidSetting as wanted:
+        meant = did_you_mean(chosen, ("redis", "zookeeper"))
+        problems.report(
+            "E003",
+            f"RMQ[\"COORDINATOR\"] is {shown(chosen)}: it must be 'redis', 'zookeeper' or {wanted}{meant}",
+        )
+    return "redis"

@@ -1,0 +1,133 @@
+"""Coordinators as configured in the settings, and the check that workers could use them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from django.utils.module_loading import import_string
+
+from django_rmq.conf import Config, get_config
+from django_rmq.connections.brokers import (
+    SOCKET_TIMEOUTS,
+    current,
+    get_broker,
+    in_memory,
+)
+from django_rmq.core.commands import worker_registry
+from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperSurvey
+
+SURVEY_SECONDS = 2.0
+"""Maximum age in seconds of an answer of ZooKeeper that is shown to people."""
+
+MakeCoordinator = Callable[[Worker, Callable[[Slots], None], Callable[[Slots], None], str], Coordinator]
+"""Makes a coordinator from a worker, its ``own`` and ``disown``, and a token known only to its process and
+its parent."""
+
+
+def coordinator_maker() -> MakeCoordinator:
+    """Return a function that makes the configured coordinator, once per process and after the last fork.
+
+    Raises ``ConfigurationError`` if there is none.
+    """
+    chosen = get_config().coordinator
+    if in_memory():
+        return lambda worker, own, disown, token: StaticCoordinator(worker, own, disown)
+    if chosen == "redis":
+        return lambda worker, own, disown, token: RedisCoordinator(
+            get_broker("coordinator"), worker, own, disown, token=token
+        )
+    if chosen == "zookeeper":
+        return _through_zookeeper
+    try:
+        found = import_string(chosen)
+    except ImportError as error:
+        raise ConfigurationError(f'RMQ["COORDINATOR"] is {chosen!r}: {error}') from error
+    return lambda worker, own, disown, token: cast(
+        "Coordinator", found(get_broker("coordinator"), worker, own, disown)
+    )
+
+
+def _through_zookeeper(
+    worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None], token: str
+) -> Coordinator:
+    from django_rmq.core.coordination.zookeeper import ZooKeeperCoordinator
+
+    config, broker = get_config(), get_broker("coordinator")
+    assert config.zookeeper is not None
+    return ZooKeeperCoordinator(
+        build_ensemble(config),
+        worker,
+        own,
+        disown,
+        registered=broker.definitions,
+        token=token,
+        is_strict=config.zookeeper.when_away == "stop",
+    )
+
+
+def build_ensemble(config: Config) -> Ensemble:
+    """Return the addresses and credentials of ZooKeeper from the settings."""
+    from django_rmq.core.coordination.zookeeper import Ensemble
+
+    given = config.zookeeper
+    assert given is not None
+    return Ensemble(
+        given.hosts,
+        given.root,
+        given.session_timeout,
+        given.auth,
+        is_closed=given.acl == "creator",
+        tls=given.tls,
+        key_prefix=config.key_prefix,
+    )
+
+
+def check_coordinator() -> None:
+    """Check that workers could use the coordinator.
+
+    Raises ``ConfigurationError`` if the coordinator cannot be made, or ROOT in ZooKeeper belongs to another
+    application, and ``ServerTrouble`` if ZooKeeper does not answer or refuses the login.
+    """
+    coordinator_maker()
+    if _coordinator() == "zookeeper":
+        from django_rmq.core.coordination import zookeeper
+
+        zookeeper.check(build_ensemble(get_config()))
+
+
+def end_session(worker: str, token: str) -> None:
+    """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
+    if _coordinator() == "redis":
+        get_broker("coordinator").run(worker_registry.leave(worker, token))
+    elif _coordinator() == "zookeeper":
+        from django_rmq.core.coordination import zookeeper
+
+        zookeeper.end_session(build_ensemble(get_config()), worker, token)
+
+
+def survey_zookeeper() -> ZooKeeperSurvey | None:
+    """Return the workers and the assignment from ZooKeeper. None: Redis' roster has them. Raises ``ServerTrouble``.
+
+    The answer may be ``SURVEY_SECONDS`` old, because it needs a session, and pages are loaded often.
+    """
+    if _coordinator() != "zookeeper":
+        return None
+    from django_rmq.core.coordination import zookeeper
+
+    built = current()
+    if built.survey is None or time.monotonic() >= built.survey[0]:
+        found = zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
+        built.survey = time.monotonic() + SURVEY_SECONDS, found
+    return built.survey[1]
+
+
+def _coordinator() -> str:
+    """Return the name of the coordinator in use. With a broker in memory there is none to ask."""
+    return "" if in_memory() else get_config().coordinator

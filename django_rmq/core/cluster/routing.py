@@ -1,0 +1,268 @@
+"""Commands on their way to the nodes of a Redis Cluster and back.
+
+A command that a node answered without running it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), or
+that could not be sent, is repeated for a while. A command that was sent over a connection that broke is not
+repeated, because it is unknown whether it ran.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.cluster.topology import Topology
+from django_rmq.core.model.send_results import Confirmed, Durability
+from django_rmq.core.redis.write_confirmation import durability_commands, read_confirmed
+
+PAUSES = (0.001, 0.05)
+"""Seconds before a call is repeated: the first pause, and the longest."""
+
+REDIRECTIONS = 16
+"""How often a call follows MOVED and ASK without a pause in between."""
+
+
+class RoutedCommand:
+    """One command on its way to the node of its hash slot, and its reply."""
+
+    __slots__ = ("asking", "command", "follows", "hash_slot", "node", "repeat", "reply")
+
+    def __init__(
+        self,
+        hash_slot: int | None,
+        command: Sequence[Any],
+        node: Node | None = None,
+        *,
+        follows: bool = False,
+    ) -> None:
+        self.hash_slot = hash_slot
+        self.command = command
+        self.node = node
+        """The node to ask, whichever node serves the hash slot."""
+        self.follows = follows
+        """Whether it runs again after a command of its hash slot that did not run: it reads, or the order is
+        to be kept."""
+        self.asking = False
+        """Whether the node is asked although it has only part of the hash slot so far."""
+        self.reply: Any = None
+        """The answer, or a ``RedisError``."""
+        self.repeat = False
+        """Whether it did not run; ``reply`` gives the reason."""
+
+
+class NodeTrip:
+    """Commands that travel together, over one connection to each node concerned.
+
+    ``send`` and ``receive`` are the halves, like those of a pipeline. ``confirmed`` is what was reached of
+    ``wanted``: the minimum over all nodes.
+    """
+
+    def __init__(
+        self,
+        cluster: Topology,
+        errands: Sequence[RoutedCommand],
+        *,
+        wanted: Durability | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self.confirmed: Confirmed | None = None
+        self._cluster = cluster
+        self._errands = errands
+        self._wanted = wanted
+        self._patience = cluster.patience if patience is None else patience
+        self._departed: list[tuple[Node, Any, list[RoutedCommand]]] = []
+        self._in_haste = False
+
+    def send(self) -> Self:
+        """Send everything. ``receive`` tries again what could not be sent."""
+        if self._errands:
+            self._depart(self._errands)
+        return self
+
+    def receive(self) -> None:
+        """Wait for the replies, and repeat what did not run until it runs or the patience is over."""
+        end, pause = time.monotonic() + self._patience, PAUSES[0]
+        rounds = 0
+        while self._arrive():
+            again = self._to_repeat()
+            rounds += 1
+            if not self._in_haste or rounds > REDIRECTIONS:
+                if time.monotonic() >= end:
+                    self._give_up(again)
+                    return
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, PAUSES[1])
+            self._depart(again)
+
+    @staticmethod
+    def _give_up(errands: Iterable[RoutedCommand]) -> None:
+        """Give commands that no node has run an error which permits another try, whatever the last node answered."""
+        for errand in errands:
+            # rule: what_never_ran_is_refused
+            if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
+                errand.reply = TryAgainError(
+                    f"no node of the cluster ran the command in time ({errand.reply})"
+                )
+
+    def _to_repeat(self) -> list[RoutedCommand]:
+        again, concerned = [], set()
+        for errand in self._errands:
+            if errand.repeat:
+                concerned.add(errand.hash_slot)
+            # What was read, or done in order, after a change that did not run has to come after it.
+            elif not (errand.follows and errand.hash_slot in concerned):
+                continue
+            again.append(errand)
+        return again
+
+    def _depart(self, errands: Iterable[RoutedCommand]) -> None:
+        groups: dict[Node, list[RoutedCommand]] = {}
+        try:
+            self._cluster.look()
+        except RedisError as error:
+            self._note_unsent(errands, error)
+            return
+        for errand in errands:
+            errand.repeat = False
+            try:
+                node = errand.node or self._cluster.serving(errand.hash_slot or 0)
+            except RedisError as error:
+                errand.reply, errand.repeat = error, True
+            else:
+                groups.setdefault(node, []).append(errand)
+        try:
+            for node, group in groups.items():
+                self._depart_to(node, group)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _depart_to(self, node: Node, group: list[RoutedCommand]) -> None:
+        try:
+            connection = node.connect()
+        except RedisError as error:
+            self._note_unsent(group, error)
+            return
+        self._departed.append((node, connection, group))
+        try:
+            if not node.knows_scripts:
+                node.load_scripts(connection)
+        except RedisError as error:
+            self._departed.pop()
+            node.give_back(connection, broken=True)
+            self._note_unsent(group, error)
+            return
+        commands: list[Sequence[Any]] = []
+        for errand in group:
+            if errand.asking:
+                commands.append(("ASKING",))
+            commands.append(errand.command)
+        if self._wanted is not None:
+            commands += durability_commands(self._wanted, connection)
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+        except RedisError as error:
+            self._departed.pop()
+            node.give_back(connection, broken=True)
+            self._note_lost(node, group, error)
+
+    def _note_unsent(self, group: Iterable[RoutedCommand], error: RedisError) -> None:
+        self._cluster.doubt()
+        for errand in group:
+            errand.reply, errand.repeat = error, True
+
+    def _note_lost(self, node: Node, group: Iterable[RoutedCommand], error: RedisError) -> None:
+        node.failed(error)
+        self._cluster.doubt()
+        for errand in group:
+            errand.reply = error
+
+    def _arrive(self) -> bool:
+        """Read all replies; return whether anything is to be repeated."""
+        self._in_haste = True
+        try:
+            while self._departed:
+                node, connection, group = self._departed[-1]
+                self._read(node, connection, group)
+                self._departed.pop()
+        except BaseException:
+            self._abandon()
+            raise
+        waiting = [errand for errand in self._errands if errand.repeat]
+        self._in_haste = all(isinstance(errand.reply, (AskError, NoScriptError)) for errand in waiting)
+        return bool(waiting)
+
+    def _read(self, node: Node, connection: Any, group: list[RoutedCommand]) -> None:
+        for at, errand in enumerate(group):
+            try:
+                if errand.asking:
+                    connection.read_response()
+                errand.reply = connection.read_response()
+            except (ResponseError, BusyLoadingError) as error:
+                errand.reply = error
+            except RedisError as error:
+                self._note_lost(node, group[at:], error)
+                node.give_back(connection, broken=True)
+                self._confirm_nothing()
+                return
+            self._judge(node, errand)
+        if self._wanted is not None:
+            try:
+                confirmed = read_confirmed(self._wanted, connection)
+            except RedisError as error:
+                self._note_lost(node, (), error)
+                node.give_back(connection, broken=True)
+                self._confirm_nothing()
+                return
+            if not all(errand.repeat for errand in group):
+                self._confirm(confirmed)
+        node.give_back(connection)
+
+    def _confirm_nothing(self) -> None:
+        if self._wanted is not None:
+            self._confirm(Confirmed(None, False if self._wanted.fsync else None))
+
+    def _confirm(self, confirmed: Confirmed) -> None:
+        self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)
+
+    def _judge(self, node: Node, errand: RoutedCommand) -> None:
+        """Decide whether an answered errand is done, repeated or redirected."""
+        reply = errand.reply
+        asked, errand.asking = errand.asking, False
+        if asked:
+            errand.node = None
+        if not isinstance(reply, RedisError) or errand.hash_slot is None:
+            return
+        if isinstance(reply, AskError):
+            named = self._cluster.node(reply.host or node.host, reply.port)
+            if isinstance(reply, MovedError):
+                self._cluster.moved(errand.hash_slot, named)
+            else:
+                errand.node, errand.asking = named, True
+        elif isinstance(reply, NoScriptError):
+            node.knows_scripts = False
+        elif isinstance(reply, ClusterDownError):
+            self._cluster.doubt()
+        elif not isinstance(reply, (TryAgainError, BusyLoadingError)):
+            return
+        errand.repeat = True
+
+    def _abandon(self) -> None:
+        while self._departed:
+            node, connection, _ = self._departed.pop()
+            with suppress(Exception):
+                node.give_back(connection, broken=True)

@@ -1,0 +1,87 @@
+"""Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django_rmq.core.commands.codecs import word, words
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_variant import form
+from django_rmq.core.model.failure_records import Failure, cut_error
+from django_rmq.core.model.topic import Topic
+
+
+def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """End deliveries successfully (second phase). Answers ok or stale for each member."""
+    return Call(
+        form("commit", topic),
+        AtSlot(topic, slot),
+        (receipt, *members),
+        words(len(members)),
+    )
+
+
+def _of_all(size: int) -> Callable[[bytes], list[str]]:
+    return lambda reply: ["ok"] * size if reply == b"ok" else []
+
+
+def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
+    """End successfully all ``size`` deliveries that one prepare of a strict slot has handed out.
+
+    Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without OUTCOME_RETENTION.
+    """
+    return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size))
+
+
+def _written(failures: Sequence[Failure]) -> list[Any]:
+    flat: list[Any] = []
+    for member, kind, delay_ms, error in failures:
+        flat += (member, kind, "" if delay_ms is None else delay_ms, cut_error(error))
+    return flat
+
+
+def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
+    """End deliveries as failed (second phase).
+
+    Answers ok, stale or cancelled for each: somebody has cancelled the delivery, and it ended so.
+    """
+    return Call(
+        form("rollback", topic),
+        AtSlot(topic, slot),
+        (receipt, *_written(failures)),
+        words(len(failures)),
+    )
+
+
+def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Give deliveries back; no retry is used. Answers ok or stale for each."""
+    return Call(
+        form("release", topic),
+        AtSlot(topic, slot),
+        (receipt, *members),
+        words(len(members)),
+    )
+
+
+def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Restart the time-out. Answers ok or stale for each."""
+    return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)))
+
+
+def progress(
+    topic: Topic, slot: int, receipt: int, member: bytes, thousandths: int, said: bytes = b""
+) -> Call[str]:
+    """Note how far a delivery has got (topics with OUTCOME_RETENTION). Answers ok or stale."""
+    return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word)
+
+
+def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
+    """Time out deliveries whose heartbeat has stopped; return their number."""
+    return Call(form("expire", topic), AtSlot(topic, slot), (limit,), int)
+
+
+def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
+    """Return messages whose back-off is over from Retry to Store; return their number."""
+    return Call("promote", AtSlot(topic, slot), (limit,), int)

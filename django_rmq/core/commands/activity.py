@@ -1,0 +1,91 @@
+"""Calls about the contents and the activity of a topic over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from django_rmq.core.commands.codecs import moment, same, word
+from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
+from django_rmq.core.commands.script_keys import AtSlots, Named, OfHistory
+from django_rmq.core.model import stored_hashes
+from django_rmq.core.model.history_samples import (
+    SAMPLED,
+    TIMES,
+    Sample,
+    Times,
+)
+from django_rmq.core.model.keys import history_keys, times_key
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+
+def _sample(reply: list[Any]) -> Sample:
+    slots, store, due, prepare, retry, dead, oldest, sums, undrained = reply
+    counters = dict(zip(SAMPLED, sums, strict=True))
+    return Sample(slots, store, due, prepare, retry, dead, moment(oldest), counters, moment(undrained))
+
+
+def _whole(answers: list[Sample | RmqError]) -> Sample:
+    """Return the sum of all parts; raise the error of a part that is missing."""
+    parts: list[Sample] = []
+    for answer in answers:
+        if isinstance(answer, RmqError):
+            raise answer
+        parts.append(answer)
+    return reduce(Sample.plus, parts)
+
+
+def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
+    """Return sums of the depths and counters of up to 256 slots."""
+    return Call("history/sample", AtSlots(topic, slots), (), _sample, join=_whole)
+
+
+def _is_claimed(reply: bytes) -> bool:
+    return reply == b"ok"
+
+
+def claim_minute(topic: Topic, minute: int) -> Call[bool]:
+    """Return whether this process is the one that samples ``topic`` in this minute (since the epoch)."""
+    return Call("history/claim", OfHistory(topic), (minute,), _is_claimed)
+
+
+def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
+    """Count deliveries by class of lateness; return the number of classes that were raised."""
+    return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int)
+
+
+def note_times(
+    topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+) -> Call[int]:
+    """Count deliveries by lateness and calls by duration, permanently; return the number of classes that were raised."""
+    return Call(
+        "history/times",
+        Named(times_key, topic.name),
+        (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us),
+        int,
+    )
+
+
+def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
+    """Store the record of a minute, and keep at most ``keep`` minutes. Answers kept or present."""
+    return Call("history/keep", OfHistory(topic), (minute, record, keep), word)
+
+
+def _times(key: bytes, values: list[Any]) -> Times:
+    return Times.of(stored_hashes.counters(key, zip(TIMES, values, strict=True)))
+
+
+def times(topic: Topic) -> Call[Times]:
+    """Return all that ``note_times`` has counted for ``topic``. Raises ``WrongType`` for values that are not numbers."""
+    return RedisCommand("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times))
+
+
+def _minutes_key(prefix: str, topic: str) -> bytes:
+    return history_keys(prefix, topic).minutes
+
+
+def minutes(topic: Topic, first: int, last: int) -> Call[list[bytes | None]]:
+    """Return the records of up to 1,000 minutes, from ``first`` to ``last``. None: the minute was not sampled."""
+    return RedisCommand("HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same)

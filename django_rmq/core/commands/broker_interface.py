@@ -1,0 +1,152 @@
+"""The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Self, TypeVar
+
+from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.model.send_results import Confirmed, Durability
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.stored_hashes import Definitions
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+T = TypeVar("T")
+Heard_co = TypeVar("Heard_co", covariant=True)
+
+
+class Subscription(Protocol[Heard_co]):
+    """A subscription to channels that is active until ``close``."""
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for ``select``. Raises ``OSError`` if there is none."""
+
+    def get(self, timeout: float = 0.0) -> Sequence[Heard_co]:
+        """Return what was published; wait at most ``timeout`` seconds for the first item."""
+
+    def close(self) -> None:
+        """End the subscription."""
+
+
+class BrokerPipeline(Protocol):
+    """Collects calls for one round trip.
+
+    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
+    same time. A failed connection fails every call of the pipeline, because it is not known which of them
+    ran.
+    """
+
+    confirmed: Confirmed | None
+    """What ``confirm`` has reached; available after ``receive``."""
+
+    def add(self, call: Call[T]) -> Answer[T]:
+        """Collect a call; return an object that holds its answer after the pipeline has run."""
+
+    def confirm(self, wanted: Durability) -> None:
+        """Wait, after the collected calls, until they are as durable as ``wanted``.
+
+        Waits at most two fifths of the socket time-out for each kind of confirmation.
+        """
+
+    def keep_order(self) -> None:
+        """Run everything after a call again if that call has to be repeated. All calls must be safe to run twice."""
+
+    def __len__(self) -> int: ...
+
+    def send(self) -> Self:
+        """Send what was collected. Raises ``ServerTrouble``; ``receive`` must not be called then."""
+
+    def receive(self) -> list[Any]:
+        """Return the answer of each call, or an ``RmqError``, in order."""
+
+    def execute(self) -> list[Any]:
+        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
+
+
+class Broker(Protocol):
+    """Runs calls. It repeats none by itself, because only the caller knows whether that is safe."""
+
+    @property
+    def prefix(self) -> str:
+        """The text in front of every key."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether everything is in the memory of this process, so that no other process can use it."""
+
+    def run(self, call: Call[T]) -> T:
+        """Run a call and return its answer. Raises ``RmqError``."""
+
+    def pipeline(self) -> BrokerPipeline:
+        """Return a pipeline, which collects calls; ``execute`` runs all of them in one round trip."""
+
+    def load_scripts(self) -> None:
+        """Load every script into the server, so that no pipeline finds one missing."""
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+
+    def definitions(self) -> Definitions:
+        """Return the registered definition of every topic.
+
+        Raises ``WrongType`` if the key of the definitions holds another type.
+        """
+
+    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+        """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
+
+        ``replace`` overwrites the definition but keeps what it records about re-slottings.
+        """
+
+    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
+
+        The change is atomic: if somebody else changes the definition meanwhile, ``change`` is called again.
+        Raises ``WrongType`` if the key holds another type.
+        """
+
+    def undefine(self, topic: Topic) -> None:
+        """Delete the definition of a topic, its counters and its history."""
+
+    def note_slot_basis(self, topic: Topic) -> None:
+        """Record that ``topic`` has messages whose slot cannot be computed from what is stored."""
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever called for ``topic``."""
+
+    def ping(self) -> None:
+        """Raise ``ServerTrouble`` unless the server answers and is ready."""
+
+    def now_ms(self) -> int:
+        """Return the server's clock in ms."""
+
+    def servers(self) -> list[ServerInfo]:
+        """Return what the server reports about itself; on a cluster, what each primary reports.
+
+        Raises ``ServerRefused`` if INFO is not permitted.
+        """
+
+    def refused(self, topics: Iterable[Topic]) -> list[str]:
+        """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
+
+    def wakeups(self, topics: Iterable[Topic]) -> Subscription[tuple[str, int]]:
+        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, or ``-1 - slot`` when
+        the slot is paused."""
+
+    def worker_changes(self) -> Subscription[tuple[str, int]]:
+        """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
+
+    def publish_events(self, payload: bytes) -> int:
+        """Publish events; return how many subscribers received them (on a cluster: those of one node)."""
+
+    def events(self) -> Subscription[bytes]:
+        """Subscribe to the events of messages."""
+
+
+def run_all(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
+    """Run calls in one round trip; return the answer of each, or its error, in order."""
+    pipeline = broker.pipeline()
+    answers = [pipeline.add(call) for call in calls]
+    pipeline.execute()
+    return [answer.result() for answer in answers]

@@ -1,0 +1,112 @@
+"""Calls by which a worker acquires slots and takes messages from them: the first phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from django_rmq.core.commands.codecs import cursor, moment
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_keys import AtSlot, AtSlots
+from django_rmq.core.commands.script_variant import form
+from django_rmq.core.model.keys import check_slots
+from django_rmq.core.model.replies import (
+    Acquired,
+    Delivery,
+    HeldReply,
+    Prepared,
+)
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+# The constructor of a named tuple is Python code; this makes the same object without a frame for each
+# message.
+_new_delivery: Callable[[tuple[Any, ...]], Delivery] = partial(tuple.__new__, Delivery)
+
+
+def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
+    def parse(reply: list[Any]) -> Prepared:
+        word = reply[0]
+        if word == b"ok":
+            rows, lefts, envelopes = reply[3], reply[4], reply[5]
+            members, scores = rows[::2], map(float, rows[1::2])
+            bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
+            rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
+            deliveries = list(map(_new_delivery, rows))
+            due, receipt, is_suspect = moment(reply[1]), int(reply[2]), reply[6:7] == [b"suspect"]
+            timeout = reply[7] if len(reply) > 7 else None
+            is_plain = not (lefts or envelopes)
+            return Prepared(
+                "ok", due, receipt, deliveries, is_suspect=is_suspect, timeout=timeout, is_plain=is_plain
+            )
+        if word == b"more":
+            return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))
+        if word == b"moved":
+            return Prepared("moved", slots=check_slots(int(reply[1])))
+        if word == b"fenced":
+            return Prepared("fenced")
+        return Prepared(word.decode(), moment(reply[1]))
+
+    return parse
+
+
+def _held(reply: list[Any]) -> list[HeldReply] | None:
+    if reply[0] == b"busy":
+        return None
+    rows, found = reply[1], []
+    for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        receipt, original, *mark = (record or b"0 0").split(b" ")
+        original, _, timeout = original.partition(b":")
+        delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)
+        found.append(HeldReply(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))
+    return found
+
+
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
+
+
+def _acquired_in_parts(answers: list[list[Acquired] | RmqError]) -> list[Any]:
+    """Return what each part acquired, or the part's error in the place of its slot."""
+    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def acquire(topic: Topic, slot: int) -> Call[int]:
+    """Acquire the slot: return the new epoch, which fences every older prepare."""
+    return Call("acquire", AtSlot(topic, slot), (), int)
+
+
+def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
+    """Acquire up to 1,024 slots, and mark the worker as asleep in those that hold nothing.
+
+    A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
+    """
+    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, join=_acquired_in_parts)
+
+
+def held(
+    topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
+) -> Call[list[HeldReply] | None]:
+    """Return what Prepare holds for ``owner``. None: another owner holds it."""
+    return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held)
+
+
+def prepare(
+    topic: Topic,
+    slot: int,
+    owner: str,
+    epoch: int | None,
+    limit: int,
+    max_bytes: int = 16_777_216,
+    after: tuple[str, bytes] | None = None,
+) -> Call[Prepared]:
+    """Take up to ``limit`` messages (first phase), after the slot's upkeep. ``epoch`` None: not fenced."""
+    return Call(
+        form("prepare", topic),
+        AtSlot(topic, slot),
+        (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
+        _prepared(topic.max_retries),
+    )

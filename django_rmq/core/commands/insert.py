@@ -1,0 +1,105 @@
+"""Calls that insert many messages of a slot in one transaction, in which Lua looks at none of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django_rmq.core.commands.packed_arguments import Packed
+from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_keys import AtSlot, KeyPlace
+from django_rmq.core.model.topic import Topic, TopicType
+
+RECEIPT = (0, b"")
+"""Score and member of the empty message at the end of a ZADD: it shows that the ZADD has not failed."""
+
+
+class _Nowhere(NamedTuple):
+    """The place of commands without keys."""
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        return ()
+
+
+_NOWHERE = _Nowhere()
+
+
+class InsertRows(NamedTuple):
+    """The messages of a transaction: at least one and at most ``BATCH``, none of them empty."""
+
+    number: int
+    pairs: Sequence[Any] | Packed
+    """Scores and members, in turn; or these, encoded already."""
+    lowest: int
+    """The lowest score. On range_merge topics all are the same: the server's time in ms and TIME_RANGE."""
+    highest: int
+
+
+def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[Any]]:
+    """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
+
+    It is the number of messages of each status; or None, or an error of the whole transaction: then nothing was
+    sent, and only ``send_merge`` or ``send_replace`` can send these messages.
+    """
+    met = "merged" if topic.type is TopicType.RANGE_MERGE else "replaced"
+
+    def parse(reply: list[Any]) -> Counter[str] | None:
+        answer = reply[-1]
+        if isinstance(answer, Exception) or answer[0] != b"inserted":
+            return None
+        return +Counter({"stored": answer[1], met: rows.number - answer[1]})
+
+    place = AtSlot(topic, slot)
+    keeps = ("NX",) if met == "merged" else ()
+    return [
+        _part("MULTI"),
+        _step(b"begin", topic, slot, rows),
+        _part("ZADD", place, (*keeps, *RECEIPT, *_last(rows.pairs))),
+        _step(b"end", topic, slot, rows),
+        RedisCommand("EXEC", _NOWHERE, (), parse),
+    ]
+
+
+PARTS = 5
+"""The number of calls of an insertion."""
+
+
+def end_insertion(topic: Topic, slot: int) -> Call[None]:
+    """Delete, or put back, what a transaction may have left whose last step the server has not run."""
+    return _step(b"end", topic, slot, InsertRows(0, (), 0, 0))
+
+
+def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[Any]]:
+    """Return the calls that insert messages. Raises ``ValueError`` if one is empty."""
+    if not all(members):
+        raise ValueError("an empty message cannot be inserted")
+    pairs = [part for pair in zip(scores, members, strict=True) for part in pair]
+    return insertion(topic, slot, InsertRows(len(members), pairs, min(scores), max(scores)))
+
+
+def transaction_time() -> list[Call[Any]]:
+    """Return the calls that read the server's clock in a transaction. The last one has the answer, in ms."""
+
+    def parse(reply: list[Any]) -> int:
+        seconds, micros = reply[0]
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    return [_part("MULTI"), _part("TIME"), RedisCommand("EXEC", _NOWHERE, (), parse)]
+
+
+def _last(pairs: Sequence[Any] | Packed) -> Sequence[Any]:
+    return (pairs,) if isinstance(pairs, Packed) else pairs
+
+
+def _nothing(_: Any) -> None:
+    """Parse the reply of a part, which says only that it is queued."""
+
+
+def _part(command: str, place: KeyPlace = _NOWHERE, own: Sequence[Any] = ()) -> RedisCommand[None]:
+    return RedisCommand(command, place, own, _nothing)
+
+
+def _step(name: bytes, topic: Topic, slot: int, rows: InsertRows) -> Call[None]:
+    own = (name, rows.number, topic.time_range_ms or 0, rows.lowest, rows.highest)
+    return Call("insert", AtSlot(topic, slot), own, _nothing)

@@ -1,0 +1,259 @@
+"""Calls that read slots and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django_rmq.core.commands.codecs import (
+    cursor,
+    moment,
+    number,
+    same,
+    text,
+)
+from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
+from django_rmq.core.commands.script_keys import AtSlot, AtSlots, InState
+from django_rmq.core.model import stored_hashes
+from django_rmq.core.model.ledger import Ledger
+from django_rmq.core.model.outcome import digest, shortened
+from django_rmq.core.model.replies import (
+    Area,
+    Counts,
+    DescribeReply,
+    Entry,
+    FoundReply,
+    LocateReply,
+    Page,
+)
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+
+def _entries(rows: list[Any]) -> list[Entry]:
+    return [
+        Entry(member, float(score), envelope, record)
+        for member, score, envelope, record in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+    ]
+
+
+def _page(reply: list[Any]) -> Page:
+    rows = reply[1]
+    if reply[0] == b"end":
+        return Page(_entries(rows), None)
+    if len(reply) == 4:
+        return Page(_entries(rows), (reply[2].decode(), reply[3]))
+    return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
+
+
+def _counts(reply: list[Any]) -> Counts:
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
+    return Counts(
+        *(store, due, prepare, retry, dead, claimed),
+        int(float(oldest)) if oldest else None,
+        text(owner),
+        bool(paused),
+        moment(undrained),
+        moment(running),
+        lapsed,
+    )
+
+
+def _looked(reply: list[Any]) -> list[DescribeReply]:
+    found = []
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(DescribeReply(store, prepare, retry, dead, claim, *row[5:]))
+    return found
+
+
+def _found(reply: list[Any]) -> FoundReply:
+    store, prepare, retry, dead, claim = (None if score is None else float(score) for score in reply[:5])
+    in_flight, death, failure, owner, outcome = reply[5:]
+    return FoundReply(
+        store, prepare, retry, dead, claim, in_flight, death, failure, text(owner or b""), outcome
+    )
+
+
+def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], LocateReply]:
+    def parse(reply: list[Any]) -> LocateReply:
+        members, looked = reply
+        left = [
+            None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
+        ]
+        return LocateReply(members, left)
+
+    return parse
+
+
+def _heads(reply: list[bytes]) -> list[int | None]:
+    return [moment(raw) for raw in reply]
+
+
+def _ledger(key: bytes, reply: list[Any]) -> Ledger:
+    store, prepare, retry, dead, flat, claimed = reply
+    counters = stored_hashes.counters(key, zip(flat[::2], flat[1::2], strict=True))
+    return Ledger(counters, store, prepare, retry, dead, claimed)
+
+
+def _order(descending: bool) -> str:
+    return "descending" if descending else "ascending"
+
+
+def peek(
+    topic: Topic,
+    slot: int,
+    state: str,
+    *,
+    after: tuple[str, bytes] | None = None,
+    limit: int = 100,
+    descending: bool = False,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+    max_bytes: int = 4_194_304,
+) -> Call[Page]:
+    """List one state by score. Entries that are present throughout all pages appear exactly once."""
+    bounds = number(min_score), number(max_score)
+    own = (_order(descending), *bounds, *cursor(after), limit, max_bytes)
+    return Call("peek", InState(topic, slot, state), own, _page)
+
+
+def find(
+    topic: Topic,
+    slot: int,
+    state: str,
+    text: bytes,
+    *,
+    after: tuple[str, bytes] | None = None,
+    limit: int = 100,
+    scan: int = 1000,
+    descending: bool = False,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+    max_bytes: int = 4_194_304,
+    where: str = "anywhere",
+) -> Call[Page]:
+    """Search for ``text`` in member, envelope or record among the next ``scan`` entries.
+
+    ``where="error"``: search only the class of the last error, for its whole name or its last part.
+    """
+    bounds = number(min_score), number(max_score)
+    own = (_order(descending), *bounds, *cursor(after), limit, max_bytes, scan, text, where)
+    return Call("find", InState(topic, slot, state), own, _page)
+
+
+def count(topic: Topic, slot: int) -> Call[Counts]:
+    """Return how many messages the slot holds by state."""
+    return Call("count", AtSlot(topic, slot), (), _counts)
+
+
+def between(
+    topic: Topic,
+    slot: int,
+    state: str,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+) -> Call[int]:
+    """Return how many messages of one state have a score within these bounds."""
+    return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int)
+
+
+def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[DescribeReply]]:
+    """Return what the slot knows about up to 100 members, in any state."""
+    return Call("look", AtSlot(topic, slot), tuple(members), _looked)
+
+
+def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
+    if member is not None:
+        return digest(member), member
+    return (shortened(of or b""),)
+
+
+def status(topic: Topic, slot: int, member: bytes | None, of: bytes | None = None) -> Call[FoundReply]:
+    """Return where a message is, what failed, and what it has reported or become (topics with OUTCOME_RETENTION).
+
+    ``member`` None: only the SHA-1 ``of`` it is known, so only what became of it is returned.
+    """
+    return Call("status", AtSlot(topic, slot), _of_status(member, of), _found)
+
+
+def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:
+    """Return the rank of up to 1,000 members of a state among those of the same score. None: not there."""
+    return Call("ranks", InState(topic, slot, state), tuple(members), same)
+
+
+def rank(topic: Topic, slot: int, state: str, member: bytes) -> Call[int | None]:
+    """Return the rank of a member in a state. None: it is not there."""
+    return RedisCommand("ZRANK", InState(topic, slot, state), (member,), same)
+
+
+def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[list[bytes]]:
+    """Return ``[member, score, ...]`` for the ranks ``first`` to ``last`` of a state, as Redis writes them.
+
+    The answer does not show whether the set changed between two calls; the caller has to find out.
+    """
+    return RedisCommand("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat)
+
+
+def _flat(reply: list[Any]) -> list[Any]:
+    """Return members and scores in one list, also on connections whose protocol (RESP3) has them in pairs."""
+    if reply and isinstance(reply[0], list):
+        return [part for pair in reply for part in pair]
+    return reply
+
+
+def _written(areas: Sequence[Area]) -> list[Any]:
+    told = [
+        (area.state, "" if area.score is None else number(area.score), area.rank, area.looked)
+        for area in areas
+    ]
+    return [part for one in told for part in one]
+
+
+def seek(
+    topic: Topic,
+    slot: int,
+    digests: Sequence[bytes],
+    areas: Sequence[Area],
+    *,
+    scan: int = 2_000,
+    max_bytes: int = 3_145_728,
+) -> Call[LocateReply]:
+    """Find members by their SHA-1 in up to 100 areas, examining about ``scan`` entries. The areas grow in turns."""
+    return Call(
+        "seek",
+        AtSlot(topic, slot),
+        (scan, max_bytes, b"".join(digests).hex(), *_written(areas)),
+        _sought(areas),
+    )
+
+
+def _known_heads(answers: list[list[int | None] | RmqError]) -> list[int | None]:
+    """Return the heads of all slots; None for the slots of an unavailable node.
+
+    The caller can work on the slots of the other nodes.
+    """
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
+    """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing is waiting).
+
+    ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
+    """
+    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, join=_known_heads)
+
+
+def _any(answers: list[bool | RmqError]) -> bool:
+    """Slots of an unavailable node count as in use, so that the caller asks for them and hears of it."""
+    return any(isinstance(answer, RmqError) or answer for answer in answers)
+
+
+def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
+    """Return whether anything waits, rests, is in flight or claimed in any of the slots: quicker than ``heads``."""
+    return RedisCommand("EXISTS", AtSlots(topic, slots), (), bool, join=_any)
+
+
+def audit(topic: Topic, slot: int) -> Call[Ledger]:
+    """Return the slot's counters and depths, read atomically."""
+    return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))

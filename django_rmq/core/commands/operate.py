@@ -1,0 +1,148 @@
+"""Calls by which people and programs change messages and slots, apart from sending and consuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from django_rmq.core.commands.codecs import (
+    moved,
+    number,
+    word,
+    words,
+)
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_variant import form
+from django_rmq.core.model.failure_records import cut_error
+from django_rmq.core.model.replies import RECORDS, OrphansReply
+from django_rmq.core.model.topic import Topic
+
+
+def _replayed(count: int) -> Callable[[Any], list[str]]:
+    def parse(reply: list[bytes]) -> list[str]:
+        moved(reply)
+        return words(count)(reply)
+
+    return parse
+
+
+def _loose(reply: list[Any]) -> OrphansReply:
+    return OrphansReply(reply[0].decode(), reply[1], reply[2])
+
+
+def replay(
+    topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+) -> Call[list[str]]:
+    """Send dead messages again with their full number of retries. Answers replayed, merged or not_found.
+
+    ``envelopes``: new bodies of keyed messages; empty where the body does not change.
+    """
+    return Call(
+        "replay",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(members, envelopes or [b""] * len(members), strict=True))),
+        _replayed(len(members)),
+    )
+
+
+def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Call[list[str]]:
+    """Put messages into Dead by hand. Answers the state in which each was found."""
+    return Call(
+        form("bury", topic),
+        AtSlot(topic, slot),
+        (cut_error(why), *members),
+        words(len(members)),
+    )
+
+
+def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
+    """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers like ``bury``."""
+    return Call(form("remove", topic), AtSlot(topic, slot), (which, *members), words(len(members)))
+
+
+def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Delete what waits, and have consumers told of what is in flight.
+
+    Answers like ``bury``, and claimed: Spark has it, and cannot be told.
+    """
+    return Call(
+        form("remove", topic),
+        AtSlot(topic, slot),
+        ("cancel", *members),
+        words(len(members)),
+    )
+
+
+def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]) -> Call[list[str]]:
+    """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+    return Call(
+        "discard",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(map(number, scores), members, strict=True))),
+        words(len(members)),
+    )
+
+
+def reschedule(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> Call[list[str]]:
+    """Give waiting messages a new due time or priority. Answers the state in which each was found, or refused."""
+    return Call(
+        "reschedule",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(scores, members, strict=True))),
+        words(len(members)),
+    )
+
+
+def purge(
+    topic: Topic,
+    slot: int,
+    state: str,
+    up_to: float = float("inf"),
+    limit: int = 1000,
+    *,
+    min_score: float = float("-inf"),
+) -> Call[int]:
+    """Delete up to ``limit`` messages of store, retry or dead with scores up to ``up_to``; return their number."""
+    if state not in ("store", "retry", "dead"):
+        raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
+    return Call(
+        form("purge", topic),
+        AtSlot(topic, slot),
+        (state, number(min_score), number(up_to), limit),
+        int,
+    )
+
+
+def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
+    """Stop handing out messages, or resume. Answers paused, resumed or unchanged."""
+    return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word)
+
+
+def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
+    """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
+    return Call("configure", AtSlot(topic, slot), (int(apply),), word)
+
+
+def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
+    """Record ``drift`` messages beyond the ledger as foreign, if the ledger has ``foreign`` of them.
+
+    Answers ok or changed.
+    """
+    return Call("adopt", AtSlot(topic, slot), (drift, foreign), word)
+
+
+def retire(topic: Topic, slot: int) -> Call[str]:
+    """Delete the keys of an empty slot of a topic that is no longer used.
+
+    Answers retired, or holds if nothing was changed.
+    """
+    return Call("retire", AtSlot(topic, slot), (), word)
+
+
+def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[OrphansReply]:
+    """Look through some records of a kind for those that belong to no message."""
+    if kind not in RECORDS:
+        raise ValueError(f"unknown kind of records: {kind!r}")
+    return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose)

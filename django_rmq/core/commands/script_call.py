@@ -1,0 +1,112 @@
+"""The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
+
+from django_rmq.core.commands.script_keys import FACTS, AtSlots, KeyPlace
+from django_rmq.core.commands.script_signature import signature
+from django_rmq.exceptions import RmqError, Unreadable
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class OfKey(NamedTuple):
+    """A decoder that receives the key and the reply, so that its error can name the key of an unreadable value."""
+
+    key: str
+    decode: Callable[[bytes, Any], Any]
+
+
+class Call(NamedTuple, Generic[T_co]):
+    """One script with its place, independent of the broker's prefix. The clock is added when the call is sent."""
+
+    script: str
+    place: KeyPlace
+    own: Sequence[Any]
+    """The arguments, except those that are facts of the topic."""
+    decode: Callable[[Any], T_co] | OfKey
+    join: Callable[[list[Any]], T_co] | None = None
+    """Combines the answers of the parts into one. None: the call has one part."""
+    varying: int = 0
+    """How many of the last arguments differ from message to message. 0: no two calls are alike."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the call changes nothing."""
+        return signature(self.script).reads
+
+    def keys(self, prefix: str) -> Sequence[bytes]:
+        """Return the keys, in the order of the script's header."""
+        return self.place.keys(prefix, signature(self.script).keys)
+
+    def arguments(self, prefix: str) -> Sequence[Any]:
+        """Return the arguments, in the order of the script's header. The facts of the topic are taken from the topic."""
+        facts = signature(self.script).facts
+        if not facts:
+            return self.own
+        own, place = iter(self.own), self.place
+        found = [FACTS[fact](prefix, place) if fact else next(own) for fact in facts]
+        found += own
+        return found
+
+    def parts(self) -> list[Self]:
+        """Return one call for each slot; a call at one place returns itself."""
+        if not isinstance(self.place, AtSlots):
+            return [self]
+        return [self._replace(place=place) for place in self.place.parts()]
+
+    def read(self, reply: Any, prefix: str) -> T_co:
+        """Return the meaning of a reply. Raises ``Unreadable`` if a foreign value makes it meaningless."""
+        try:
+            decode = self.decode
+            if isinstance(decode, OfKey):
+                found: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
+                return found
+            return decode(reply)
+        # rule: a_foreign_value_ends_the_process
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            keys = self.keys(prefix)
+            of = keys[0].decode(errors="replace") if keys else "no key"
+            raise Unreadable(
+                f"{self.script} of {of}: the answer from Redis holds a value that RMQ did not write ({error})"
+            ) from error
+
+
+class RedisCommand(Call[T_co]):
+    """A plain command instead of a script, for operations that Redis runs fastest by itself."""
+
+
+class Answer(Generic[T]):
+    """The answer of one call of a pipeline, available after the pipeline has run."""
+
+    __slots__ = ("_found", "_is_known")
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._found: T | RmqError | None = None
+
+    def become(self, found: T | RmqError) -> None:
+        """Set the answer of the call, or the error in its place."""
+        self._found, self._is_known = found, True
+
+    def result(self) -> T | RmqError:
+        """Return the answer of the call, or the error in its place.
+
+        Raises ``RuntimeError`` before the pipeline has run.
+        """
+        if not self._is_known:
+            raise RuntimeError("the pipeline has not run yet, so there is no answer")
+        return cast("T | RmqError", self._found)
+
+    def get(self) -> T:
+        """Return the answer of the call, or raise the error in its place.
+
+        Raises ``RuntimeError`` before the pipeline has run.
+        """
+        found = self.result()
+        if isinstance(found, RmqError):
+            raise found
+        return found

@@ -1,0 +1,226 @@
+"""Settling: sends to Redis what threads report, and repeats it until Redis has confirmed it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from django_rmq.core.commands import ack
+from django_rmq.core.commands.broker_interface import BrokerPipeline
+from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.consumer.batch import BatchReport
+from django_rmq.core.consumer.shutdown import ShutdownState
+from django_rmq.core.consumer.slot_errors import SlotErrors
+from django_rmq.core.consumer.slots import SlotState
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.message import Message
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class Watcher(Protocol):
+    """Receives what Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
+
+    def wants(self, topic: str) -> bool:
+        """Return whether the ends of deliveries of a topic are wanted; called once per report of a thread."""
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
+        """Receive deliveries of one slot that this worker ended with its own receipt.
+
+        ``began_ns``: when it told Redis so, in ns since the epoch.
+        """
+
+
+class PendingAcks:
+    """What is still to be sent to Redis about one delivery of one slot."""
+
+    __slots__ = ("began_ns", "committed", "failures", "is_whole", "messages", "released", "repeated")
+
+    def __init__(self) -> None:
+        self.committed: list[bytes] = []
+        self.failures: list[Failure] = []
+        self.released: list[bytes] = []
+        self.is_whole = False
+        """Whether ``committed`` is all that its slot has in flight, so that it need not be named."""
+        self.repeated = False
+        """Whether it has been sent before, and the answer was lost."""
+        self.messages: dict[bytes, Message] = {}
+        """The messages of ``committed`` and ``failures``, if there is a watcher."""
+        self.began_ns = 0
+        """When they were sent, in ns since the epoch, if there are such messages."""
+
+
+Settlements = dict[tuple[SlotState, int], PendingAcks]
+"""By slot and receipt."""
+
+
+_CALLS: dict[str, Callable[..., Call[list[str]]]] = {
+    "committed": ack.commit,
+    "failures": ack.rollback,
+    "released": ack.release,
+}
+"""How the parts of a settlement are sent."""
+
+
+class AckCall(NamedTuple):
+    """One call of a settlement."""
+
+    place: SlotState
+    receipt: int
+    verb: str
+    items: list[Any]
+    repeated: bool
+    answer: Answer[list[str]]
+    """A word for each item."""
+
+
+class AckQueue:
+    """Everything that is to be sent to Redis, and what Redis has confirmed."""
+
+    def __init__(self, troubles: SlotErrors, ending: ShutdownState, watcher: Watcher | None) -> None:
+        self.processed = 0
+        """The number of deliveries committed or rolled back so far."""
+        self.pending: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
+        self._under_way: list[Settlements] = []
+        """Settlements that were sent and are not answered yet."""
+        self._troubles = troubles
+        self._ending = ending
+        self._watcher = watcher
+
+    def note(self, report: BatchReport, released: list[bytes]) -> None:
+        """Add a thread's report, and give back ``released``."""
+        if not (report.committed or report.failures or released):
+            return
+        batch = report.batch
+        settlement = self.pending[batch.place, batch.receipt]
+        settlement.committed += report.committed
+        # rule: takes_each_report_for_a_whole_delivery
+        settlement.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
+        settlement.failures += report.failures
+        settlement.released += released
+        if self._watcher is not None and self._watcher.wants(batch.place.topic.name):
+            settlement.messages.update((each.delivery.member, each) for each in batch.messages)
+
+    def release(self, place: SlotState, receipt: int, members: Iterable[bytes]) -> None:
+        """Give back members that have not begun."""
+        self.pending[place, receipt].released += members
+
+    def unsettled(self, topic: str) -> int:
+        """Return how many messages of a topic have ended without Redis having confirmed it."""
+        return sum(
+            len(settlement.committed) + len(settlement.failures) + len(settlement.released)
+            for (place, _), settlement in self.pending.items()
+            if place.topic.name == topic
+        )
+
+    def concerns(self, place: SlotState) -> bool:
+        """Return whether something of a slot is to be sent, or is not confirmed yet."""
+        return any(place is other for other, _ in chain(self.pending, *self._under_way))
+
+    def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
+        """Queue what is to be sent, except for slots that are left alone; return it, and the calls in their order."""
+        told: Settlements = {}
+        kept: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
+        parts: list[AckCall] = []
+        now = 0.0
+        for (place, receipt), settlement in self.pending.items():
+            if place.shut_until:
+                now = now or time.monotonic()
+                if place.shut_until > now and not self._ending.begun:
+                    kept[place, receipt] = settlement
+                    continue
+            told[place, receipt] = settlement
+            if settlement.messages:
+                settlement.began_ns = time.time_ns()
+            if settlement.is_whole:
+                whole = settlement.committed
+                answer = pipeline.add(ack.commit_all(place.topic, place.slot, receipt, len(whole)))
+                parts.append(AckCall(place, receipt, "committed", whole, settlement.repeated, answer))
+                continue
+            for verb, call in _CALLS.items():
+                items = getattr(settlement, verb)
+                for start in range(0, len(items), BATCH):
+                    some = items[start : start + BATCH]
+                    answer = pipeline.add(call(place.topic, place.slot, receipt, some))
+                    parts.append(AckCall(place, receipt, verb, some, settlement.repeated, answer))
+        self.pending = kept
+        if told:
+            self._under_way.append(told)
+        return told, parts
+
+    def lost(self, told: Settlements) -> None:
+        """Send again what was sent, because the answer was lost."""
+        self._answered(told)
+        for key, settlement in told.items():
+            kept = self.pending[key]
+            kept.committed += settlement.committed
+            kept.failures += settlement.failures
+            kept.released += settlement.released
+            kept.messages |= settlement.messages
+            kept.repeated = True  # rule: forgets_what_it_told_before
+
+    def settled(self, told: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
+        """Record what Redis confirmed. The rest is sent again, since sending twice is harmless.
+
+        Returns trouble that concerns more than one slot.
+        """
+        self._answered(told)
+        trouble: ServerTrouble | None = None
+        for part in parts:
+            place, receipt, verb, items, _, answer = part
+            words = answer.result()
+            settlement = told[place, receipt]
+            messages = settlement.messages
+            if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
+                # Not whole: what was not ended as a whole is named.
+                kept = self.pending[place, receipt]
+                getattr(kept, verb).extend(items)
+                kept.messages |= messages
+                if isinstance(words, RmqError):
+                    kept.repeated = True
+                    trouble = self._troubles.of(place, words) or trouble
+                continue
+            place.shut_until, place.away = 0.0, False
+            if verb != "released":
+                self.processed += len(items)
+                self._tell(settlement, verb, items, words)
+            if stale := words.count("stale"):
+                _log_stale(part, stale)
+        return trouble
+
+    def _answered(self, told: Settlements) -> None:
+        self._under_way = [other for other in self._under_way if other is not told]
+
+    def _tell(self, settlement: PendingAcks, verb: str, items: list[Any], words: list[str]) -> None:
+        """Pass the messages whose end Redis has confirmed to the watcher."""
+        messages, began_ns = settlement.messages, settlement.began_ns
+        if self._watcher is None or not messages:
+            return
+        ours = [(item, word) for item, word in zip(items, words, strict=False) if word != "stale"]
+        if verb == "committed":
+            self._watcher.ended([messages[member] for member, _ in ours if member in messages], [], began_ns)
+        else:
+            failures = [each.answered(word) for each, word in ours if each.member in messages]
+            self._watcher.ended([], [(messages[each.member], each) for each in failures], began_ns)
+
+
+def _log_stale(part: AckCall, stale: int) -> None:
+    logger.log(
+        logging.INFO if part.repeated else logging.WARNING,
+        "%d %s of topic %s slot %s came too late: the delivery had ended already",
+        stale,
+        part.verb,
+        part.place.topic.name,
+        part.place.slot,
+        extra={"rmq_event": "stale", "rmq_topic": part.place.topic.name, "rmq_slot": part.place.slot},
+    )
+
+
+__all__ = ["AckCall", "AckQueue", "PendingAcks", "Settlements", "Watcher"]

@@ -1,0 +1,182 @@
+"""Batches: the messages that one prepare handed out of one slot, and the reports of the threads about them.
+
+Threads get whole batches, never single messages, and report outcomes in slices, so that a slow listener's
+work is committed while it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
+
+Outcome = tuple[Message, Failure | None]
+"""The outcome of a message. None: commit it."""
+
+
+class ListenerLike(Protocol):
+    """The interface of a listener that the registry passes to the consumer."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def function(self) -> Callable[[Any], Any]: ...
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def coroutine(self) -> Callable[[Any], Awaitable[Any]] | None: ...
+
+
+class Batch:
+    """The messages that one prepare handed out of one slot, until the last of them is settled."""
+
+    __slots__ = (
+        "abandoned",
+        "begun",
+        "commits_all",
+        "confirmed",
+        "cost",
+        "cut",
+        "dropped",
+        "group",
+        "halted",
+        "listener",
+        "messages",
+        "overran_at",
+        "place",
+        "queued",
+        "receipt",
+        "reported",
+        "running_since",
+        "size",
+        "stale",
+        "steps",
+        "thread",
+        "timeout",
+    )
+
+    def __init__(
+        self, place: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
+    ) -> None:
+        self.place = place
+        """The slot's state in the dispatcher."""
+        self.listener, self.receipt = listener, receipt
+        self.messages = messages
+        """The messages, in the order of their calls once these have begun."""
+        self.queued = self.confirmed = confirmed
+        """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
+        self.begun = 0
+        """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
+        dispatcher writes ``halted``, then reads this. So no message is both given back and begun."""
+        self.reported = 0
+        """How many of ``messages`` the thread has reported."""
+        self.stale: set[bytes] = set()
+        """Members that this worker no longer holds."""
+        self.running_since: float | None = None
+        self.group: list[Message] = []
+        """The list with which a batch listener was called last."""
+        self.overran_at: float | None = None
+        """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
+        self.steps: Any = None
+        """The calls of an async listener, which can be stopped. None: it runs in a thread."""
+        self.halted = False
+        """Whether no more messages of the batch may begin."""
+        self.dropped = False
+        """Whether also the messages of a list that failed must not be tried one by one."""
+        self.cut: frozenset[bytes] = frozenset()
+        """Members that the dispatcher has given back itself."""
+        self.abandoned = False
+        """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
+        self.thread: Any = None
+        """The executor or event loop that has the batch. None: it waits for one, or its thread was given up."""
+        self.size, self.cost = 0, 0.0
+        """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
+        self.timeout: float = messages[0].topic.timeout
+        """Seconds from ``confirmed`` until the first of its messages times out."""
+        self.commits_all = False
+        """Whether they are all that is in flight in their slot, and `commit_all` may end them."""
+
+    @property
+    def topic(self) -> Topic:
+        return self.messages[0].topic
+
+    @property
+    def head(self) -> float:
+        """The highest score, if the topic has priorities."""
+        return self.messages[0].score
+
+    def ran(self, now: float) -> float:
+        """Return for how many seconds the call that runs could work: other coroutines may have blocked its loop."""
+        since, steps = self.running_since, self.steps
+        # rule: charges_those_that_a_blocked_loop_keeps_waiting
+        return 0.0 if since is None else now - since - (steps.blocked() if steps is not None else 0.0)
+
+    def running(self) -> list[Message]:
+        """Return the messages of the call that runs, or ran last."""
+        return self.group or self.messages[max(0, self.begun - 1) : self.begun]
+
+    def cancel(self, members: set[bytes]) -> None:
+        """Notify the listener that these members are cancelled. Those that have not begun will not."""
+        for message in self.messages:
+            if message.delivery.member in members:
+                message.stopped = "cancelled"
+        if self.steps is not None:
+            self.steps.stop("cancelled")
+
+    def in_flight(self) -> list[bytes]:
+        """Return the members that the heartbeat must extend: neither reported nor given back."""
+        end = self.begun if self.halted else None
+        return [message.delivery.member for message in self.messages[self.reported : end]]
+
+
+class BatchReport(NamedTuple):
+    """A thread's report: the outcomes of some messages of a batch."""
+
+    batch: Batch
+    committed: list[bytes]
+    failures: list[Failure]
+    released: list[bytes]
+    seconds: float
+    """Seconds spent in listeners for these messages."""
+    last: bool
+    """Whether nothing of the batch is left with the thread."""
+    times: Sequence[float] = ()
+    """Seconds that each call of the listener took."""
+
+
+class BatchResults:
+    """The outcomes that a thread has not yet reported of the batch that it runs."""
+
+    __slots__ = ("batch", "begun", "committed", "failures", "times")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.clear()
+
+    def clear(self) -> None:
+        """Start over after a report."""
+        self.committed: list[bytes] = []
+        self.failures: list[Failure] = []
+        self.times: list[float] = []
+        """Seconds that each call of the listener took."""
+        self.begun = time.monotonic()
+
+    def note(self, outcomes: list[Outcome]) -> None:
+        """Add the outcomes of the messages of one call."""
+        self.committed += [message.delivery.member for message, failure in outcomes if failure is None]
+        self.failures += [failure for _, failure in outcomes if failure is not None]
+
+    def slice(self, rest: list[Message] | None) -> BatchReport:
+        """Return the report. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        released = [message.delivery.member for message in rest or ()]
+        seconds = time.monotonic() - self.begun
+        return BatchReport(
+            self.batch, self.committed, self.failures, released, seconds, rest is not None, self.times
+        )
+
+
+__all__ = ["Batch", "BatchReport", "BatchResults", "ListenerLike", "Outcome"]

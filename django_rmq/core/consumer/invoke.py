@@ -1,0 +1,238 @@
+"""Calling: runs a listener for messages, one by one or in lists, and determines their outcomes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from inspect import isasyncgen, isawaitable, isgenerator
+from typing import Any
+
+from django_rmq.core.consumer import fork_guard, outcome_log
+from django_rmq.core.consumer.batch import ListenerLike, Outcome
+from django_rmq.core.consumer.failures import Undecodable, Unfit, failure_of, judged, name_of, text_of
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import Message
+from django_rmq.exceptions import Cancelled, InvalidBody
+
+HELD_BACK = Failure(b"", "held back")
+"""The ``outcome`` of a message of a strict fifo topic that is given back, because one before it holds the slot."""
+
+
+def check_returned(returned: Any) -> None:
+    """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if hasattr(returned, "close"):
+            returned.close()
+        raise TypeError(
+            f"the listener returned a {type(returned).__name__}, which is not run: it must do its work before it returns"
+        )
+
+
+def undecodable(message: Message, error: BaseException) -> Undecodable:
+    """Return the error of a message whose body cannot be decoded, because of ``error``."""
+    if isinstance(error, InvalidBody):
+        return Unfit(f"{name_of(error)}: {text_of(error)}")
+    return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
+
+
+def returned_from_one(message: Message, returned: Any) -> Failure | None:
+    """Return the outcome of a message whose listener returned something other than None. May raise ``TypeError``."""
+    if returned is False:
+        return judged(
+            message, Failure(message.delivery.member, "failed", None, "the listener returned False")
+        )
+    check_returned(returned)
+    return decided(message)
+
+
+def decided(message: Message) -> Failure | None:
+    """Return what ``retry`` or ``reject`` has decided."""
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
+    """Call a listener with ``argument``, which is ``message`` or a list that contains only it.
+
+    SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
+    """
+    try:
+        if message.stopped:
+            raise Cancelled
+        try:
+            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise undecodable(message, error) from None
+        try:
+            returned = function(argument)
+        finally:
+            if fork_guard.forking is not None:
+                fork_guard.end_copy()
+        if returned is not None:
+            return returned_from_one(message, returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises
+        return failure_of(message, error)
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+class CallGroup:
+    """A list of messages that a batch listener is called with once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.readable: list[Message] = []
+        """What the listener gets."""
+        self._unreadable: list[tuple[Message, BaseException]] = []
+        for message in messages:
+            if message.stopped:
+                self._unreadable.append((message, Cancelled()))
+                continue
+            try:
+                message.body  # noqa: B018
+                self.readable.append(message)
+            except BaseException as error:  # noqa: BLE001 - whatever a decoder, a type or UPCAST raises
+                self._unreadable.append((message, undecodable(message, error)))
+                # An unreadable message that is tried again holds the slot of a strict fifo topic. The messages
+                # behind it are not called before it has ended.
+                if message.topic.is_strict and not isinstance(self._unreadable[-1][1], Unfit):
+                    break
+
+    def rest(self) -> list[Outcome]:
+        """Return the outcomes of the messages that the listener does not get."""
+        return [(message, failure_of(message, error)) for message, error in self._unreadable]
+
+    def returned(self, returned: Any) -> list[Outcome] | None:
+        """Return the outcomes. None: the list failed as a whole. May raise ``TypeError``."""
+        if returned is False:
+            self._failed("returned False")
+            return None
+        if returned is not None:
+            check_returned(returned)
+        ended = [message for message in self.readable if message.outcome is not HELD_BACK]
+        return [(message, decided(message)) for message in ended] + self.rest()
+
+    def raised(self, error: BaseException) -> None:
+        """Record that the list failed as a whole."""
+        self._failed(name_of(error))
+
+    def _failed(self, why: str) -> None:
+        outcome_log.batch_failed(self.readable[0].topic, len(self.readable), why)
+        for message in self.readable:
+            message.outcome = None
+
+
+def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[Outcome] | None:
+    """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    if len(messages) == 1:
+        return [(messages[0], call_one(function, messages[0], list(messages)))]
+    group = CallGroup(messages)
+    if not group.readable:
+        return group.rest()
+    try:
+        try:
+            # A list of its own: the listener may change it.
+            returned = function(list(group.readable))
+        finally:
+            if fork_guard.forking is not None:
+                fork_guard.end_copy()
+        return group.returned(returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises
+        group.raised(error)
+        return None
+
+
+def holds(failure: Failure | None) -> bool:
+    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is tried again."""
+    return failure is not None and failure.kind not in ("rejected", "cancelled")
+
+
+def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
+
+    What is behind it goes back uncharged, even if the list was called with it: no later message may succeed
+    before that one. Such messages may have no outcome at all.
+    """
+    of = {id(message): (message, failure) for message, failure in outcomes}
+    kept: list[Outcome] = []
+    for message in group:
+        if id(message) not in of:
+            break
+        kept.append(of[id(message)])
+        if holds(kept[-1][1]):
+            break
+    return kept
+
+
+def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``.
+
+    Retries come last, but on fifo topics in their place.
+    """
+    if messages and messages[0].topic.is_fifo:  # rule: lists_retries_last
+        return _groups_in_line(messages, size)
+    found: list[list[Message]] = []
+    fresh: list[Message] = []
+    for message in messages:
+        if _has_failed(message):
+            found.append([message])
+        else:
+            fresh.append(message)
+    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + found
+
+
+def _has_failed(message: Message) -> bool:
+    # The envelope is read only if the message has fewer retries than its topic.
+    left = message.retries_left
+    return left < message.topic.max_retries and left < message.max_retries
+
+
+def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    found: list[list[Message]] = []
+    has_room = False
+    for message in messages:
+        is_fresh = not _has_failed(message)
+        if is_fresh and has_room and len(found[-1]) < size:
+            found[-1].append(message)
+        else:
+            found.append([message])
+        has_room = is_fresh
+    return found
+
+
+def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
+    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
+
+    On a strict fifo topic the outcomes end with the first message that holds the slot.
+    """
+    outcomes: dict[int, Failure | None] = {}
+    size = listener.batch_size
+    lists = deque(groups(messages, size) if size else [[message] for message in messages])
+    while lists:
+        group = lists.popleft()
+        found = call_group(listener.function, group) if size else _called(listener, group)
+        if found is None:
+            lists.extendleft([message] for message in reversed(group))
+            continue
+        if group[0].topic.is_strict:
+            found = in_line(group, found)
+            if len(found) < len(group) or holds(found[-1][1]):
+                lists.clear()
+        outcomes.update((id(message), outcome) for message, outcome in found)
+    return [outcomes[id(message)] for message in messages if id(message) in outcomes]
+
+
+def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
+    return [(message, call_one(listener.function, message, message)) for message in group]
+
+
+__all__ = [
+    "HELD_BACK",
+    "CallGroup",
+    "call_group",
+    "call_one",
+    "check_returned",
+    "groups",
+    "holds",
+    "in_line",
+    "returned_from_one",
+    "run",
+    "undecodable",
+]

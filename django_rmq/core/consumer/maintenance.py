@@ -1,0 +1,176 @@
+"""Duties: what a worker does beside consuming, one small step at a time, in separate threads.
+
+A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
+duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
+
+A step may wait for its server, and then so do all duties of its thread. Those that wait for different servers,
+such as Redis and a database, therefore have different threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import count
+
+from django_rmq.core.commands import operate
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.consumer")
+
+Duty = Callable[[], Generator[float, None, None]]
+"""Begins a duty, which yields the seconds until its next step. A duty that fails is started again; one that
+ends is done."""
+
+SlotsOf = Callable[[Topic], Sequence[range]]
+"""Returns the slots of a topic that this worker looks after, and no other worker does."""
+
+AGAIN_SECONDS = 5.0
+"""Seconds that a duty rests after it failed."""
+
+SLOTS_AT_ONCE = 32
+"""The number of slots whose Dead is trimmed in one round trip."""
+
+MEMBERS_AT_ONCE = 100
+"""The maximum number of messages trimmed from each of these slots. Other clients then wait for the whole trip
+no longer than for one script."""
+
+
+class DatabaseTrouble(ServerTrouble):
+    """A duty has lost its connection to a database, or cannot get one."""
+
+
+class Maintenance(threading.Thread):
+    """Runs duties until stopped. Each is then closed, so that it can release what it holds.
+
+    ``server``: the server for which these duties wait, as it is called in the name of the thread.
+    """
+
+    def __init__(self, duties: Iterable[Duty], server: str = "redis") -> None:
+        super().__init__(name=f"rmq-duties-{server}", daemon=True)
+        self._duties = list(duties)
+        self._stopped = threading.Event()
+        self._complain = LogThrottle(logger)
+
+    def stop(self) -> None:
+        """End after the current step."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        numbers = count()
+        steps = {duty: duty() for duty in self._duties}
+        due = [(0.0, next(numbers), duty) for duty in self._duties]
+        while due:
+            at, _, duty = due[0]
+            if self._stopped.wait(max(0.0, at - time.monotonic())):
+                break
+            heapq.heappop(due)
+            try:
+                pause = next(steps[duty])
+            except StopIteration:
+                continue
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                # All duties fail while their server is unavailable, which is logged as one kind of trouble.
+                kind = "server" if isinstance(error, ServerTrouble) else duty
+                self._complain(
+                    kind,
+                    f"A background task failed (%s) and restarts in {AGAIN_SECONDS:g} s",
+                    error,
+                    exc_info=not isinstance(error, RmqError),
+                )
+                steps[duty], pause = duty(), AGAIN_SECONDS
+            heapq.heappush(due, (time.monotonic() + pause, next(numbers), duty))
+        for step in steps.values():
+            with contextlib.suppress(RmqError):
+                step.close()
+
+
+def trim_dead(broker: Broker, topics: Iterable[Topic], slots_of: SlotsOf) -> list[Duty]:
+    """Return a duty for each topic with DEAD_RETENTION that deletes older messages from Dead, oldest first.
+
+    It visits all slots of a topic in turn. A round takes a twentieth of the retention, at least 1 s and at
+    most an hour; messages are deleted at most this much too late.
+    """
+    return [_Retention(broker, topic, slots_of) for topic in topics if topic.dead_retention]
+
+
+class _Retention:
+    """Trims the Dead sets of one topic."""
+
+    def __init__(self, broker: Broker, topic: Topic, slots_of: SlotsOf) -> None:
+        assert topic.dead_retention is not None
+        self._broker = broker
+        self._topic = topic
+        self._slots_of = slots_of
+        self._retention_ms = topic.dead_retention * 1000
+        self._round_seconds = min(3600.0, max(1.0, topic.dead_retention / 20))
+        self._complain = LogThrottle(logger)
+
+    def __call__(self) -> Generator[float, None, None]:
+        while True:
+            begun, trimmed = time.monotonic(), 0
+            slots = self._slots_of(self._topic)
+            trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
+            for number, part in enumerate(_parts(slots), 1):
+                found = self._trim_some(part)
+                trimmed += sum(found)
+                for slot, gone in zip(part, found, strict=True):
+                    while gone >= MEMBERS_AT_ONCE:
+                        yield 0.01
+                        gone = self._broker.run(
+                            operate.purge(self._topic, slot, "dead", self._up_to(), BATCH)
+                        )
+                        trimmed += gone
+                ahead = begun + self._round_seconds * number / trips - time.monotonic()
+                if number < trips:
+                    yield max(0.01, ahead)
+            if trimmed:
+                logger.info(
+                    "Discarded %d dead messages of topic %s that were older than DEAD_RETENTION",
+                    trimmed,
+                    self._topic.name,
+                    extra={
+                        "rmq_event": "dead_trimmed",
+                        "rmq_topic": self._topic.name,
+                        "rmq_messages": trimmed,
+                    },
+                )
+            yield max(0.01, begun + self._round_seconds - time.monotonic())
+
+    def _up_to(self) -> float:
+        return self._broker.now_ms() - self._retention_ms
+
+    def _trim_some(self, slots: list[int]) -> list[int]:
+        up_to = self._up_to()
+        calls = [operate.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE) for slot in slots]
+        found = run_all(self._broker, calls)
+        troubles = [gone for gone in found if isinstance(gone, RmqError)]
+        if troubles:
+            self._complain(
+                "trim",
+                f"Cannot discard old dead messages in {len(troubles)} slots of topic {self._topic.name}: %s",
+                troubles[0],
+            )
+        return [0 if isinstance(gone, RmqError) else gone for gone in found]
+
+
+def _parts(slots: Sequence[range]) -> Iterator[list[int]]:
+    part: list[int] = []
+    for slot in (slot for run in slots for slot in run):
+        part.append(slot)
+        if len(part) == SLOTS_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+__all__ = ["DatabaseTrouble", "Duty", "Maintenance", "SlotsOf", "trim_dead"]

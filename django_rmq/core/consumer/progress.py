@@ -1,0 +1,319 @@
+"""Notes that a worker process keeps in shared memory, which outlives it: its id, its beats, and what its threads run.
+
+After a sudden death its parent reads them: it commits what was done, ends what was running as timed out, and
+gives back what had not begun (``settle``).
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Literal
+from uuid import uuid4
+
+from django_rmq.core.commands import ack, fetch, inspect
+from django_rmq.core.commands.batching import all_held
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.consumer.failures import ran_too_long
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+SETTLE_SECONDS = 3.0
+"""Maximum seconds for settling. What is not reached by then is left to its time-out."""
+
+_AT_ONCE = 64
+"""The number of slots asked in one round trip for what is held there."""
+
+_LOOKED_AT = 1024
+"""The number of slots asked in one round trip whether anything is in flight there."""
+
+DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, OVERRAN, RECYCLE = 0, 1, 2, 3, 4, 5, 75
+"""The meanings of an end that a process announces, which are also its exit code. DONE_FOR_GOOD: it needs no successor.
+FORCED: something was not settled in time. USAGE: a successor would fail too. SERVER: Redis or the coordinator was
+unavailable. WATCHDOG: only of the whole command, the last process that could work hung. OVERRAN: only the end of the
+process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was told to end, or has reached its limit of messages
+or memory, and asks for a successor."""
+
+_OWNER = 32
+_BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
+"""Words of eight bytes before the marks of the threads."""
+
+DIED = "the process that ran it died"
+"""The error of a delivery that ends as failed because its process died."""
+
+MARKS = 32_768
+"""The number of messages of a thread whose beginning is remembered: more than the unsettled messages of a process."""
+
+
+CHARGES = 2_048
+"""The maximum number of messages that are charged because their listener exceeded HARD_TIMEOUT."""
+
+SPARE = 64
+"""The number of threads, beyond the worker's own, that can record what they run: successors of those that
+hang. Unused parts take no memory."""
+
+
+def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
+    """Return the 64 bits that identify a delivery, by a secret that a process shares with those that it forks."""
+    return hash(member) ^ hash((topic, slot, receipt))
+
+
+BEGUN, DONE = 1, 2
+"""The states of a message that a thread records. BEGUN: it is about to run. DONE: its listener has returned
+and it is to be committed."""
+
+
+class ThreadProgress:
+    """The memory in which one thread records what it begins and what is done; the oldest entry is overwritten."""
+
+    __slots__ = ("_at", "_marks", "states")
+
+    def __init__(self, marks: memoryview, states: memoryview) -> None:
+        self._marks = marks
+        self.states = states
+        self._at = 0
+
+    def put(self, place: int, topic: str, slot: int, receipt: int, member: bytes) -> None:
+        """Record at ``place`` which message is next there."""
+        self.states[place] = 0
+        self._marks[place] = hash(member) ^ hash((topic, slot, receipt))
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
+        """Record which messages are next; return a byte for each, in which to put ``BEGUN`` and ``DONE``."""
+        at, count, delivery = self._at, len(members), hash((topic, slot, receipt))
+        if at + count > MARKS:
+            at = 0
+        self._at = at + count
+        states = self.states[at : at + count]
+        states[:] = bytes(count)
+        self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
+        return states
+
+
+class SharedProgress:
+    """Memory that a child writes and its parent reads. Create it before the fork."""
+
+    def __init__(self, threads: int) -> None:
+        self.token = uuid4().hex
+        """A token known to parent and child, with which the parent can end the child's session."""
+        threads += SPARE
+        words, marks = _OWNER + 8 * _HEAD, MARKS * threads
+        head = words + 8 * CHARGES
+        self._memory = mmap.mmap(-1, head + 9 * marks)
+        whole = memoryview(self._memory)
+        self._words = whole[_OWNER:words].cast("Q")
+        self._charged = whole[words:head].cast("q")
+        self._marks = whole[head : head + 8 * marks].cast("q")
+        self._states = whole[head + 8 * marks :]
+        parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
+        self._threads = [ThreadProgress(self._marks[part], self._states[part]) for part in parts]
+
+    # --- the process
+
+    @property
+    def owner(self) -> str:
+        """The owner id of the child's dispatcher. Empty: it has none yet."""
+        return self._memory[:_OWNER].rstrip(b"\0").decode()
+
+    @owner.setter
+    def owner(self, owner: str) -> None:
+        self._memory[:_OWNER] = owner.encode().ljust(_OWNER, b"\0")
+
+    def unready(self) -> None:
+        """Record that the process is not ready, without a beat."""
+        self._words[_READY] = False
+
+    def beat(self, processed: int, is_ready: bool) -> None:
+        """Record that the process makes progress, and how much it has processed."""
+        self._words[_PROCESSED] = processed
+        self._words[_READY] = is_ready
+        self._words[_BEAT] = time.monotonic_ns()
+
+    @property
+    def beaten(self) -> int:
+        """A number that changes with each beat; 0 before the first."""
+        return self._words[_BEAT]
+
+    @property
+    def processed(self) -> int:
+        """The number of deliveries settled up to the last beat."""
+        return self._words[_PROCESSED]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the child had its slots at the last beat."""
+        return bool(self._words[_READY])
+
+    # --- its threads
+
+    def thread(self, index: int) -> ThreadProgress:
+        """Return the marks of a thread. No two threads that may still write share one."""
+        self._words[_USED] = max(self._words[_USED], index + 1)
+        return self._threads[index]
+
+    def begun(self) -> dict[int, bool]:
+        """Return the mark of each message that was begun, and whether it is done. Settled messages are no longer held."""
+        found: dict[int, bool] = {}
+        used = MARKS * self._words[_USED]
+        for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):
+            if state:
+                found[mark] = state == DONE
+        return found
+
+    # --- its end
+
+    def charge(self, marks: Sequence[int]) -> None:
+        """Record the marks of messages whose listener exceeded HARD_TIMEOUT."""
+        at = self._words[_CHARGED]
+        some = marks[: CHARGES - at]
+        self._charged[at : at + len(some)] = memoryview(array("q", some))
+        self._words[_CHARGED] = at + len(some)
+
+    @property
+    def charged(self) -> set[int]:
+        """The marks of messages whose listener exceeded HARD_TIMEOUT."""
+        return set(self._charged[: self._words[_CHARGED]])
+
+    def announce(self, end: int) -> None:
+        """Record that the process ends on purpose, and what that means: the exit code alone could be that of user code."""
+        self._words[_END] = end + 1
+
+    @property
+    def end(self) -> int | None:
+        """The end that the process has announced. None: if it has ended, it has died, whatever its exit code."""
+        return self._words[_END] - 1 if self._words[_END] else None
+
+    def clear(self) -> None:
+        """Clear everything for a new child."""
+        self.token = uuid4().hex
+        # The states alone decide which marks count, so unused memory stays untouched.
+        used = MARKS * self._words[_USED]
+        self._states[:used] = bytes(used)
+        self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
+
+
+Ending = Literal["committed", "released", "charged", "overran"]
+"""How a message of a dead worker ends. ``overran``: charged because its listener exceeded HARD_TIMEOUT."""
+
+MOST_NAMED = 10
+"""The number of messages of one topic and one ending that are named."""
+
+
+class RecoveryResult:
+    """The messages of a dead worker that were settled: how many of which topic, and which they were."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Ending, str]] = Counter()
+        self._named: defaultdict[tuple[Ending, str], list[tuple[int, bytes]]] = defaultdict(list)
+
+    def add(self, ending: Ending, topic: str, slot: int, members: Sequence[bytes]) -> None:
+        """Record messages of one slot."""
+        self._counts[ending, topic] += len(members)
+        named = self._named[ending, topic]
+        named += [(slot, member) for member in members[: MOST_NAMED - len(named)]]
+
+    def count(self, ending: Ending) -> int:
+        """Return how many messages have ended so."""
+        return sum(self.by_topic(ending).values())
+
+    def by_topic(self, ending: Ending) -> dict[str, int]:
+        """Return the topics of which messages have ended so, and how many of each."""
+        return {topic: count for (one, topic), count in self._counts.items() if one == ending and count}
+
+    def named(self, ending: Ending, topic: str) -> list[tuple[int, bytes]]:
+        """Return the slot and the member of up to ``MOST_NAMED`` messages of a topic that have ended so."""
+        return self._named[ending, topic]
+
+
+def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> RecoveryResult:
+    """Commit what a dead worker had done, end what it was running as timed out, and release what it had not begun.
+
+    If the worker has ended itself because of HARD_TIMEOUT, only what exceeded it is charged, and the rest is
+    released. Otherwise a message that was begun and is not done, or has failed, may have killed the process. It ends as timed out
+    at once, because it no longer runs. Topics without a gate have no record of who holds what; their messages
+    are left to the time-out. Raises ``ServerTrouble``.
+    """
+    owner, ends = notes.owner, _Ends(notes)
+    settled = RecoveryResult()
+    end = time.monotonic() + SETTLE_SECONDS
+    for topic in topics if owner else ():
+        if not topic.serial:
+            continue
+        for slots in _in_flight(broker, topic, end):
+            _settle_some(broker, topic, slots, owner, ends, settled)
+    return settled
+
+
+def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
+    """Yield the slots in which anything is in flight, in groups, until ``end`` by the monotonic clock."""
+    found: list[int] = []
+    for first in range(0, topic.slots, _LOOKED_AT):
+        if time.monotonic() > end:
+            return
+        slots = range(first, min(first + _LOOKED_AT, topic.slots))
+        heads = broker.run(inspect.heads(topic, slots, upkeep=True))
+        found += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
+        while len(found) >= _AT_ONCE:
+            if time.monotonic() > end:
+                return
+            yield found[:_AT_ONCE]
+            found = found[_AT_ONCE:]
+    if found:
+        yield found
+
+
+class _Ends:
+    """How the messages of a dead worker end, by what it has recorded of them."""
+
+    def __init__(self, notes: SharedProgress) -> None:
+        self._begun = notes.begun()
+        self._overran = notes.charged
+        self._is_replaced = notes.end == OVERRAN
+
+    def of(self, mark: int) -> Ending:
+        """Return how a message ends."""
+        is_done = self._begun.get(mark)
+        if is_done:
+            return "committed"
+        if mark in self._overran:
+            return "overran"
+        # rule: charges_the_neighbours_of_what_ran_too_long
+        return "released" if is_done is None or self._is_replaced else "charged"
+
+
+def _settle_some(
+    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends, settled: RecoveryResult
+) -> None:
+    """Settle what a dead worker holds in some slots, and record it in ``settled``."""
+    telling = broker.pipeline()
+    told: list[tuple[Ending, int, Sequence[bytes]]] = []
+    calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]
+    for slot, first in zip(slots, run_all(broker, calls), strict=True):
+        if isinstance(first, RmqError) or not first:
+            continue
+        to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
+        for thing in all_held(broker, topic, slot, owner, first):
+            member = thing.delivery.member
+            end = ends.of(mark_of(topic.name, slot, thing.receipt, member))
+            to_tell[thing.receipt, end].append(member)
+        for (receipt, end), members in to_tell.items():
+            for start in range(0, len(members), BATCH):
+                part = members[start : start + BATCH]
+                if end in ("charged", "overran"):
+                    kind = ("timed_out", DIED) if end == "charged" else ("overran", ran_too_long(topic))
+                    failures = [Failure(member, kind[0], error=kind[1]) for member in part]
+                    telling.add(ack.rollback(topic, slot, receipt, failures))  # rule: left_to_its_time_out
+                elif end == "committed":
+                    telling.add(ack.commit(topic, slot, receipt, part))
+                else:
+                    telling.add(ack.release(topic, slot, receipt, part))
+                told.append((end, slot, part))
+    for (end, slot, sent), words in zip(told, telling.execute(), strict=True):
+        if not isinstance(words, RmqError):
+            ended = [member for member, word in zip(sent, words, strict=True) if word != "stale"]
+            settled.add(end, topic.name, slot, ended)

@@ -1,0 +1,243 @@
+"""MAX_RATE and MAX_IN_FLIGHT: what one worker may take of topics that are limited over all workers.
+
+Redis holds what is left of each limit (``scripts/limits/allow.lua``): a bucket of deliveries, and permits for
+messages in flight. A worker requests as much as it can use now, gives back what it does not use, and reports
+what it has about once a second, so that the sums are right whichever worker owns which slots.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+
+from django_rmq.core.commands import fetch, limit_shares
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
+
+SHORTEST_WAIT = 0.02
+"""Minimum seconds between two requests for deliveries of one topic; what has accumulated meanwhile comes at once."""
+
+CONTENDED_SECONDS = 0.1
+"""Seconds between two requests for permits while several workers want more than there is."""
+
+RENEW_SECONDS = 1.0
+"""Seconds between two reports of what is in use while no worker waits for it."""
+
+REST_SECONDS = 5.0
+"""Seconds for which a topic is left alone if Redis refuses to change its limits."""
+
+RETURN_SECONDS = 1.0
+"""Maximum seconds for finding out what a dead worker still holds."""
+
+HELD_AT_ONCE = 64
+"""The number of slots asked for that in one round trip."""
+
+UNLIMITED = 1 << 30
+
+
+class RateLimitShare:
+    """This worker's share of one topic's limits."""
+
+    __slots__ = (
+        "ask_at",
+        "in_use",
+        "others_wait",
+        "permits",
+        "renew_at",
+        "tokens",
+        "told",
+        "topic",
+        "wanting",
+    )
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.tokens = 0 if topic.max_rate else UNLIMITED
+        self.permits = 0 if topic.max_in_flight else UNLIMITED
+        self.in_use = 0
+        self.told = 0
+        """The number of messages in flight that Redis counts for this worker."""
+        self.others_wait = False
+        self.wanting = False
+        """Whether messages are due for which there is no room."""
+        self.ask_at = 0.0
+        """Monotonic time before which it is useless to ask for more."""
+        self.renew_at = float("inf")
+        """Monotonic time at which to report what this worker has, even if it asks for nothing."""
+
+    @property
+    def room(self) -> int:
+        """How many messages may be taken now."""
+        return min(self.tokens, self.permits - self.in_use)
+
+    @property
+    def due(self) -> float:
+        """When to ask."""
+        return min(self.ask_at, self.renew_at) if self.wanting and self.room <= 0 else self.renew_at
+
+
+class RateLimits:
+    """The shares of all limited topics of one worker.
+
+    ``capacity`` returns how many messages of a topic this worker could have in hand at once.
+    """
+
+    def __init__(
+        self, broker: Broker, owner: str, topics: Iterable[Topic], capacity: Callable[[Topic], int]
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._capacity = capacity
+        self.shares = {
+            topic.name: RateLimitShare(topic) for topic in topics if topic.max_rate or topic.max_in_flight
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.shares)
+
+    def room(self, topic: str) -> int:
+        """Return how many messages of ``topic`` may be taken now."""
+        share = self.shares.get(topic)
+        return UNLIMITED if share is None else share.room
+
+    def started(self, topic: str, messages: int) -> None:
+        """Record messages that were handed out to this worker."""
+        share = self.shares.get(topic)
+        if share is not None:
+            share.in_use += messages
+            if share.topic.max_rate:
+                share.tokens -= messages
+
+    def ended(self, topic: str, messages: int, now: float) -> None:
+        """Record messages that are no longer in hand."""
+        share = self.shares.get(topic)
+        if share is not None:
+            share.in_use -= messages
+            if share.told > max(share.in_use, share.permits):
+                share.renew_at = now  # others wait for the permits that have just become free
+
+    def due(self) -> float:
+        """Return the monotonic time at which ``ask`` has something to do."""
+        return min((share.due for share in self.shares.values()), default=float("inf"))
+
+    def ask(
+        self,
+        now: float,
+        waiting: Callable[[str], int],
+        complain: Callable[[str, RmqError], None],
+        unsettled: Callable[[str], int],
+    ) -> None:
+        """Ask Redis if it is time to.
+
+        ``waiting`` returns how many slots of a topic wait for room; ``unsettled`` returns how many of its
+        messages have ended here and are still in flight in Redis. Raises ``ServerTrouble``.
+        """
+        for name, share in self.shares.items():
+            slots = waiting(name)
+            share.wanting = slots > 0
+            if share.due > now:
+                continue
+            try:
+                self._ask(share, slots, unsettled(name), now)
+            except RmqError as error:
+                if isinstance(error, ServerTrouble) and not isinstance(
+                    error, (NodeUnavailable, ServerRefused)
+                ):
+                    raise
+                complain(name, error)
+                rest = RENEW_SECONDS if isinstance(error, NodeUnavailable) else REST_SECONDS
+                share.ask_at = share.renew_at = now + rest
+
+    def _ask(self, share: RateLimitShare, slots: int, unsettled: int, now: float) -> None:
+        topic, capacity = share.topic, self._capacity(share.topic)
+        in_use = share.in_use + unsettled
+        more = min(capacity, slots * capacity)
+        wanted = max(in_use, min(in_use + more, capacity))
+        tokens = 0
+        if topic.max_rate:
+            has_permits = share.permits > in_use
+            tokens = (more if has_permits else 0) - max(0, share.tokens)
+            if tokens > 0 and (now < share.ask_at or share.tokens > 0):
+                tokens = 0
+        allowed = self._broker.run(
+            limit_shares.allow(
+                topic,
+                self._owner,
+                tokens=tokens,
+                in_use=in_use if topic.max_in_flight else 0,
+                wanted=wanted if topic.max_in_flight else 0,
+                lease_ms=_lease_ms(topic),
+            )
+        )
+        share.ask_at = now
+        share.renew_at = float("inf")
+        if topic.max_rate:
+            share.tokens += allowed.tokens
+            if allowed.tokens < tokens:
+                share.ask_at = now + max(SHORTEST_WAIT, allowed.wait_us / 1e6) * random.uniform(1.0, 1.1)
+            if share.tokens > 0:
+                # Tokens that will not be used soon are given back.
+                share.renew_at = now + CONTENDED_SECONDS
+        if topic.max_in_flight:
+            share.permits, share.others_wait = allowed.permits - unsettled, allowed.others_wait
+            share.told = max(in_use, allowed.permits)
+            is_short = allowed.permits < wanted
+            pause = CONTENDED_SECONDS if share.others_wait or is_short else RENEW_SECONDS
+            if share.permits <= share.in_use:
+                share.ask_at = max(share.ask_at, now + pause)
+            if share.told:
+                share.renew_at = min(share.renew_at, now + pause)
+
+    def leave(self) -> None:
+        """Give everything back. Raises ``ServerTrouble``."""
+        for share in self.shares.values():
+            if share.told or (share.topic.max_rate and share.tokens > 0):
+                self._broker.run(
+                    limit_shares.allow(
+                        share.topic,
+                        self._owner,
+                        tokens=-max(0, share.tokens) if share.topic.max_rate else 0,
+                        in_use=share.in_use if share.topic.max_in_flight else 0,
+                        wanted=0,
+                        lease_ms=_lease_ms(share.topic),
+                    )
+                )
+                share.told = share.tokens = 0
+
+
+def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
+    """Give back what a dead worker held of MAX_IN_FLIGHT, except for what Prepare still holds for it.
+
+    Call this when everything that could be settled was settled. For topics without a gate it is unknown who
+    holds what: the permits end with their lease, as they do if there are too many slots to check. Raises
+    ``ServerTrouble``.
+    """
+    end = time.monotonic() + RETURN_SECONDS
+    for topic in topics:
+        if not (topic.max_in_flight and topic.serial):
+            continue
+        in_use = 0
+        for start in range(0, topic.slots, HELD_AT_ONCE):
+            if time.monotonic() > end:
+                return
+            calls = [
+                fetch.held(topic, slot, owner, 0, BATCH)
+                for slot in range(start, min(start + HELD_AT_ONCE, topic.slots))
+            ]
+            in_use += sum(
+                len(held) for held in run_all(broker, calls) if held and not isinstance(held, RmqError)
+            )
+        broker.run(
+            limit_shares.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic))
+        )
+
+
+def _lease_ms(topic: Topic) -> int:
+    """Return how long a silent worker keeps its permits: its messages are in flight until they time out."""
+    return topic.timeout * 1000 + 1000
+
+
+__all__ = ["UNLIMITED", "RateLimitShare", "RateLimits", "return_permits"]

@@ -1,0 +1,303 @@
+"""The default coordinator: workers send heartbeats to Redis, and one of them assigns the slots.
+
+Each worker renews its session with one small script about once a second, by the clock of Redis, and learns
+what changed: the membership has a version, the assignment a number. The worker with the smallest id makes the
+assignment and writes it on condition that both are still what it read, so two that both believe to be the
+first cannot both write. If the first does not write it, the next one does after a session, and so on. All
+others only read.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from uuid import uuid4
+
+from django_rmq.core.commands import worker_registry
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.coordination import (
+    Holding,
+    Member,
+    Slots,
+    Worker,
+    assign,
+)
+from django_rmq.core.coordination.member_records import (
+    read_crew,
+    read_record,
+    served_topics,
+    whose,
+    write_record,
+)
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.shared_coordinator import (
+    AUDIT_SECONDS,
+    SETTLE_SECONDS,
+    SharedCoordinator,
+    log_assigned,
+)
+from django_rmq.core.coordination.slot_ownership import uptime
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.worker_records import Beat, Roster
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.coordination")
+
+SESSION_SECONDS = 4.0
+"""Seconds without a beat after which a worker counts as gone."""
+
+BEAT_SECONDS = 1.3
+"""Seconds between two beats. With one read of the definitions per audit, a worker then sends at most one
+command per second."""
+
+RETRY_SECONDS = 0.75 * SETTLE_SECONDS
+"""Seconds between two attempts while Redis is unavailable: few enough that all workers are back before slots are assigned,
+and keep theirs."""
+
+SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
+
+
+class RedisCoordinator(SharedCoordinator):
+    """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``; workers are then threads of one process.
+
+    ``token`` distinguishes this worker from another one with its id; any process that knows it may end the
+    session (``Broker.leave``). A worker that does not reach Redis for ``session_seconds`` gives up its slots,
+    even if its connection is stuck, and joins again when Redis answers.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        worker: Worker,
+        own: Callable[[Slots], None],
+        disown: Callable[[Slots], None],
+        *,
+        session_seconds: float = SESSION_SECONDS,
+        audit_seconds: float = AUDIT_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+        token: str = "",
+    ) -> None:
+        if not SHORTEST_SESSION <= session_seconds <= LONGEST_SESSION:
+            raise ConfigurationError(
+                f"a worker's session must last {SHORTEST_SESSION} to {LONGEST_SESSION} seconds, got {session_seconds}"
+            )
+        super().__init__(
+            worker,
+            own,
+            disown,
+            session_seconds=session_seconds,
+            audit_seconds=audit_seconds,
+            settle_seconds=settle_seconds,
+        )
+        self.broker = broker
+        self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
+        self._token = token or uuid4().hex
+        self._joined = False
+        self._number = ""
+        self._raw = b""
+        self._vetted: tuple[str, str] | None = None
+        """Membership and number that were recalculated and found correct."""
+        self._plan_flaw = ""
+        self._listening = threading.Thread(target=self._listen, name="rmq-coordinator-news", daemon=True)
+
+    # --- the interface for the worker
+
+    def start(self) -> None:
+        """Join. The first slots follow soon after."""
+        sent = uptime()
+        beat = self._send_beat(full=True)
+        if beat.status == "duplicate":
+            raise ConfigurationError(
+                f"worker id {self.worker.id} is already in use ({whose(beat.rival)}): every start of a "
+                "process needs a new id"
+            )
+        if beat.status != "ok":
+            raise ConfigurationError("2000 workers are already registered, which is the maximum")
+        self._heard(beat, sent)
+        logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
+        self._ownership.start()
+        self._listening.start()
+        self._thread.start()
+
+    def members(self) -> list[Member]:
+        """Ask Redis for all workers."""
+        return members(self.broker)
+
+    def describe(self) -> list[Holding]:
+        """Ask Redis for the owners and since when they own."""
+        return describe(self.broker)
+
+    # --- the thread that beats
+
+    def _try_turn(self) -> float:
+        try:
+            return self._turn()
+        except ServerTrouble as error:
+            self._complain("redis", "Redis is unavailable (%s); trying again", error)
+            return min(RETRY_SECONDS, self._beat_seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
+            self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
+            return self._beat_seconds
+
+    def _leave(self) -> None:
+        try:
+            if self._joined:
+                self.broker.run(worker_registry.leave(self.worker.id, self._token))
+                logger.info("Left", extra={"rmq_event": "left"})
+        except RmqError as error:
+            logger.warning("Cannot end the session (%s); it expires by itself", error)
+
+    def _turn(self) -> float:
+        """Beat once, process the answer, and return after how many seconds to beat again."""
+        sent = uptime()
+        audit = self._starts_audit(sent)
+        beat = self._send_beat(full=audit)
+        if beat.status == "expired":
+            logger.warning("The session expired; joining again", extra={"rmq_event": "expired"})
+            self._lose()
+            beat = self._send_beat(full=True)
+        if beat.status != "ok":
+            self._lose()
+            self._complain(
+                beat.status,
+                "Redis no longer accepts this worker (%s)",
+                ConfigurationError(f"{beat.status}: {whose(beat.rival)}" if beat.rival else beat.status),
+            )
+            return self.session_seconds
+        self._heard(beat, sent)
+        if audit:
+            self._vetted = None
+        due = self._lead(sorted(self._crew), sent, audit)
+        ends = sent + beat.first_end_ms / 1000 + 0.005
+        return max(0.0, min(sent + self._beat_seconds * random.uniform(0.95, 1.05), ends, due) - uptime())
+
+    def _lose(self) -> None:
+        self._joined = False
+        super()._lose()
+
+    def _send_beat(self, *, full: bool) -> Beat:
+        with self._changed:
+            worker, record = self._announced, ""
+            if not self._joined or worker is not self.worker:
+                record = write_record(self._token, worker)
+        beat = self.broker.run(
+            worker_registry.beat(
+                worker.id,
+                self._token,
+                int(self.session_seconds * 1000),
+                record=record,
+                known_members="" if full else self._members,
+                known_number="" if full else self._number,
+            )
+        )
+        if beat.status == "ok":
+            self._joined = True
+            self.worker = worker
+        return beat
+
+    def _heard(self, beat: Beat, sent: float) -> None:
+        """Process the state of the other workers and this worker's slots."""
+        if beat.workers is not None:
+            if beat.members != self._members:
+                self._changed_at = uptime()
+            self._crew = read_crew(beat.workers, self._complain)
+        if beat.plan is not None:
+            self._number, self._basis = beat.number, beat.basis
+            if beat.plan != self._raw or self._plan is None:
+                raw = self._raw = beat.plan
+                self._plan = self._read_plan(lambda: AssignmentPlan.decode(raw)) if raw else None
+        self._members = beat.members
+        if self._plan is not None and (beat.workers is not None or beat.plan is not None):
+            self._plan_flaw = self._plan.flaw(self._crew)
+        self._sent = sent
+        self._tell()
+
+    def _owned_until(self) -> float:
+        return self._sent + self.session_seconds
+
+    # --- the assignment
+
+    def _flaw(self) -> str:
+        is_vetted = self._vetted == (self._members, self._number)
+        return super()._flaw() or ("" if is_vetted else self._plan_flaw)
+
+    def _assign(self, why: str) -> None:
+        topics = served_topics(self._crew, self.broker.definitions())
+        crew = [worker.capacity for worker in self._crew.values()]
+        assignment = assign(topics, crew, self._last_plan.runs())
+        is_new = self._plan is None or self._basis != self._members or assignment != self._plan.runs()
+        if is_new:
+            plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
+            text = plan.encode()
+            number = self.broker.run(worker_registry.assign(self._members, self._number, text))
+            if number is None:
+                self._poked.set()
+                return
+            log_assigned(len(assignment), len(self._crew), why)
+            self._number, self._basis, self._raw = number, self._members, text.encode()
+            self._plan = self._last_plan = plan
+        self._vetted = (self._members, self._number)
+        self._tell()
+
+    # --- news
+
+    def _listen(self) -> None:
+        """Beat at once when other workers publish a change. Without it the next beat notices the change."""
+        while not self._stopped.is_set():
+            changes = None
+            try:
+                changes = self.broker.worker_changes()
+                self._poked.set()
+                while not self._stopped.is_set():
+                    known = {self._members, self._number}
+                    if any(str(version) not in known for _, version in changes.get(timeout=1.0)):
+                        self._poked.set()
+            except RmqError:
+                self._stopped.wait(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - beats go on without news
+                self._complain("news", "The subscription failed; heartbeats continue: %s", error)
+                self._stopped.wait(1.0)
+            finally:
+                if changes is not None:
+                    changes.close()
+
+
+# --- looking from outside ---------------------------------------------------------------------------
+
+
+def members(broker: Broker) -> list[Member]:
+    """Return all workers whose sessions are active, by id; needs no worker of its own."""
+    return members_of_roster(broker.run(worker_registry.roster()))
+
+
+def members_of_roster(roster: Roster) -> list[Member]:
+    """Return the workers of a roster whose sessions are active, by id."""
+    found = []
+    for worker, ends_ms, record in roster.sessions:
+        try:
+            found.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
+        except ValueError:
+            continue
+    return sorted((one for one in found if one.session_left > 0), key=lambda one: one.worker.id)
+
+
+def describe(broker: Broker) -> list[Holding]:
+    """Return the owners and since when they own, by topic and slot; needs no worker of its own.
+
+    Topics that are not serial are shared, and not included.
+    """
+    return describe_roster(broker.run(worker_registry.roster()))
+
+
+def describe_roster(roster: Roster) -> list[Holding]:
+    """Return the same as ``describe`` from a roster that was read already."""
+    raw = roster.plan
+    try:
+        topics = AssignmentPlan.decode(raw).topics if raw else {}
+    except ValueError:
+        return []
+    return [Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans]
+
+
+__all__ = ["RedisCoordinator", "describe", "describe_roster", "members", "members_of_roster"]

@@ -1,0 +1,273 @@
+"""The common part of coordinators whose workers meet at a server: each checks from time to time, and one assigns.
+
+The workers are ranked. The first makes the assignment once the membership has been stable for a moment, and
+writes it on condition that no other worker was faster. If it does not, the next one does after a session, and
+so on. All others read.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced
+from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.slot_ownership import SlotOwnership, uptime
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.topic import Topic
+
+logger = safe_logger("django_rmq.coordination")
+
+AUDIT_SECONDS = 5.0
+"""Seconds between two full checks, whatever changes were announced."""
+
+SETTLE_SECONDS = 0.2
+"""Seconds for which a changed membership must be stable before slots are assigned, because many workers start
+at once."""
+
+FULL_SECONDS = 0.2
+"""Seconds per worker of the crew between two notes of one worker that it has room or has none: each of them is read by all."""
+
+NEVER = float("inf")
+
+
+class SharedCoordinator(Coordinator):
+    """See ``Coordinator``. A thread takes a turn when it is time to, or when news arrives.
+
+    ``settle_seconds`` and ``audit_seconds`` correspond to the constants.
+    """
+
+    session_seconds: float
+    """Seconds after which the other workers consider a silent worker gone."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        own: Callable[[Slots], None],
+        disown: Callable[[Slots], None],
+        *,
+        session_seconds: float,
+        audit_seconds: float,
+        settle_seconds: float,
+    ) -> None:
+        self.worker = worker
+        self.session_seconds = session_seconds
+        self._audit_seconds = audit_seconds
+        self._settle_seconds = settle_seconds
+        self._announced = worker
+        """What the others should know about this worker; ``worker`` is what they know."""
+        self._members = ""
+        """The version of the membership as this worker knows it."""
+        self._basis = ""
+        """The membership for which the assignment was made."""
+        self._crew: dict[str, Worker] = {}
+        self._plan: AssignmentPlan | None = None
+        self._last_plan = AssignmentPlan({})
+        """The last readable assignment; if it is lost, the next one starts from it and moves little."""
+        self._mine: tuple[AssignmentPlan, Worker, Owned] | None = None
+        """The slots of this worker, with the plan and the worker for which they were computed."""
+        self._changed_at = 0.0
+        self._stale_since: float | None = None
+        self._is_current = False
+        self._sent = float("-inf")
+        """The ``uptime`` at which the last answered check was sent; the session runs from then."""
+        self._confirmed = float("-inf")
+        """The same for the last check whose results were passed to the worker."""
+        self._next_audit = 0.0
+        self._next_full = 0.0
+        """The ``uptime`` from which this worker may note again for which topics it has no room."""
+        self._stop_seconds = 1.0
+        self._complain = LogThrottle(logger)
+        self._stopped, self._poked = threading.Event(), threading.Event()
+        self._ownership = SlotOwnership(own, disown)
+        self._changed = self._ownership.changed
+        self._thread = _thread_of(self._run)
+
+    # --- the interface for the worker
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Disown everything and leave. If the server does not answer, the end of the session has the same effect later."""
+        end = time.monotonic() + timeout
+        self._stop_seconds = timeout / 2
+        self._stopped.set()
+        self._poked.set()
+        self._ownership.end(timeout / 2)
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, end - time.monotonic()))
+
+    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
+        """Publish what this worker is from now on."""
+        with self._changed:
+            self._announced = announced(self._announced, threads, topics)
+            self._is_current = False
+        self._poked.set()
+
+    def note_full(self, topics: frozenset[str]) -> None:
+        """Publish for which topics this worker has no room, unless it has published that just before."""
+        with self._changed:
+            now = uptime()
+            if topics == self._announced.full or now < self._next_full:
+                return
+            self._next_full = now + FULL_SECONDS * len(self._crew)
+            self._announced = replace(self._announced, full=topics)
+            self._is_current = False
+        if topics:
+            names = ", ".join(sorted(topics))
+            logger.info("No thread is free for topics: %s", names, extra={"rmq_event": "full"})
+        else:
+            logger.info("Threads are free for all topics again", extra={"rmq_event": "has_room"})
+        self._poked.set()
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Return whether everything known here has been assigned and passed on; wait for it if necessary."""
+
+        def is_settled() -> bool:
+            return self._is_in_session() and self._is_current and self._ownership.is_settled()
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
+            return not self._stopped.is_set() and is_settled()
+
+    def is_alive(self) -> bool:
+        """Return whether its threads are running, or are no longer needed."""
+        return self._stopped.is_set() or (self._ownership.is_alive() and self._thread.is_alive())
+
+    def revive(self) -> None:
+        """Replace the thread that checks and the one that passes slots to the worker, if they have died."""
+        if not self._ownership.is_alive():  # rule: coordinators_are_not_revived
+            self._ownership.start()
+        if not self._thread.is_alive():
+            fresh = _thread_of(self._run)
+            fresh.start()
+            self._thread = fresh
+
+    def owned(self) -> Owned:
+        """Return the slots passed to ``own`` and not yet to ``disown``."""
+        return self._ownership.owned()
+
+    def confirmed(self) -> float:
+        """Return when the last check was sent whose results have been passed to the worker in full."""
+        with self._changed:
+            return self._confirmed if self._ownership.is_settled() else float("-inf")
+
+    # --- implemented for each server
+
+    @abstractmethod
+    def _try_turn(self) -> float:
+        """Check once and process the result, whatever goes wrong; return after how many seconds to check again."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Publish that this worker is gone. Never raises."""
+
+    @abstractmethod
+    def _owned_until(self) -> float:
+        """Return until when, by ``uptime``, the assigned slots belong to this worker without another answer of the server."""
+
+    @abstractmethod
+    def _assign(self, why: str) -> None:
+        """Recalculate, and write the new assignment if no other worker was first."""
+
+    def _is_in_session(self) -> bool:
+        return uptime() < self._sent + self.session_seconds
+
+    def _flaw(self) -> str:
+        """Return why another assignment is necessary. Empty: it is not."""
+        if self._plan is None:
+            return "there is no assignment"
+        return "workers changed" if self._basis != self._members else ""
+
+    # --- the thread that checks
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            wait = self._try_turn()
+            if self._poked.wait(wait) and not self._stopped.is_set():
+                # Many changes at once are handled as one, and not all workers ask at the same moment.
+                self._stopped.wait(random.uniform(0.03, 0.08))
+            self._poked.clear()
+        self._ownership.end(self._stop_seconds)
+        self._leave()
+
+    def _starts_audit(self, now: float) -> bool:
+        """Return whether it is time for the next audit; if so, the audit begins with this call."""
+        if now < self._next_audit:
+            return False
+        self._next_audit = now + self._audit_seconds * random.uniform(0.9, 1.0)
+        return True
+
+    def _read_plan(self, decode: Callable[[], AssignmentPlan]) -> AssignmentPlan | None:
+        try:
+            self._last_plan = decode()
+        except ValueError as error:
+            self._complain("plan", "The assignment cannot be read and is computed again: %s", error)
+            return None
+        return self._last_plan
+
+    def _tell(self) -> None:
+        """Make the worker own what the plan assigns to it, if there is a plan."""
+        plan, worker = self._last_plan, self.worker
+        if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:
+            self._mine = (plan, worker, plan.owned_by(worker))
+        shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
+        self._ownership.want(self._mine[2], shared, self._owned_until())
+        with self._changed:
+            if self._plan is not None:
+                self._confirmed = self._sent
+            self._is_current = not self._flaw() and self._announced is worker
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        """Own none of the assigned slots."""
+        with self._changed:
+            self._is_current = False
+            self._ownership.lose()
+
+    # --- the assignment
+
+    def _lead(self, ranked: Sequence[str], now: float, audit: bool, not_before: float = 0.0) -> float:
+        """Assign if it is this worker's turn; return when it will be.
+
+        ``ranked``: the workers in the order of their turns.
+        """
+        if self.worker.id not in ranked:
+            return NEVER
+        rank = ranked.index(self.worker.id)
+        flaw = self._flaw()
+        if not flaw:
+            self._stale_since = None
+            if audit and rank == 0:
+                self._assign("the audit")
+            return NEVER
+        if self._stale_since is None:
+            self._stale_since = now
+        settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
+        due = max(settled, self._stale_since, not_before) + rank * self.session_seconds
+        if now < due:
+            return due
+        self._stale_since = None
+        self._assign(flaw)
+        return NEVER
+
+
+def _thread_of(run: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=run, name="rmq-coordinator", daemon=True)
+
+
+def log_assigned(topics: int, workers: int, why: str) -> None:
+    """Log that an assignment was written."""
+    logger.info(
+        "Assigned the slots of %d serial topics to %d workers (%s)",
+        topics,
+        workers,
+        why,
+        extra={"rmq_event": "assigned"},
+    )
+
+
+__all__ = ["AUDIT_SECONDS", "NEVER", "SETTLE_SECONDS", "SharedCoordinator", "log_assigned"]

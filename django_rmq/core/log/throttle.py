@@ -1,0 +1,95 @@
+"""Repeated trouble in the log: a line at once, then fewer and fewer, each with the number of those left out.
+
+A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. Trouble that
+stops and comes back later is logged at once again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from django_rmq.core.log.safe_logger import SafeLogger
+from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
+
+FIRST_SECONDS = 10.0
+"""Seconds after a line for which the same kind of trouble is not logged; doubled each time it goes on."""
+
+LONGEST_SECONDS = 300.0
+
+KINDS = 1_000
+"""The number of kinds of trouble that are remembered; beyond that the oldest are forgotten."""
+
+
+class _Streak:
+    """Continuing trouble of one kind."""
+
+    __slots__ = ("left_out", "pause", "until")
+
+    def __init__(self, now: float) -> None:
+        self.pause = FIRST_SECONDS
+        self.until = now + FIRST_SECONDS
+        self.left_out = 0
+
+
+class LogThrottle:
+    """Decides which lines about repeated trouble are written, and writes them to ``logger``. Thread-safe."""
+
+    def __init__(self, logger: logging.Logger | SafeLogger) -> None:
+        self._logger = logger
+        self._streaks: dict[Any, _Streak] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, kind: Any) -> int | None:
+        """Return how many of this kind were left out since its last line; None if this one is left out too."""
+        now = time.monotonic()
+        with self._lock:
+            streak = self._streaks.get(kind)
+            if streak is not None and now < streak.until:
+                streak.left_out += 1
+                return None
+            if streak is None or not streak.left_out:
+                # New, or quiet since its last line. The dict keeps the order of the last lines.
+                self._streaks.pop(kind, None)
+                self._streaks[kind] = _Streak(now)
+                if len(self._streaks) > KINDS:
+                    del self._streaks[next(iter(self._streaks))]
+                return 0
+            left_out, streak.left_out = streak.left_out, 0
+            streak.pause = min(2 * streak.pause, LONGEST_SECONDS)
+            streak.until = now + streak.pause
+            return left_out
+
+    def forget(self) -> None:
+        """Forget all kinds, so that the next trouble of each is logged."""
+        with self._lock:
+            self._streaks.clear()
+
+    def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
+        """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged recently.
+
+        Temporary trouble is a warning, everything else an error. ``exc_info``: include the traceback in the
+        first line of a streak.
+        """
+        left_out = self.admit(kind)
+        if left_out is None:
+            return
+        text += counted(left_out)
+        passes = isinstance(error, (ServerTrouble, LostRace)) and not isinstance(error, ServerRefused)
+        self._logger.log(
+            logging.WARNING if passes else logging.ERROR,
+            text,
+            error,
+            exc_info=error if exc_info and not left_out else None,
+            extra={"rmq_event": "trouble"},
+        )
+
+
+def counted(left_out: int, what: str = "") -> str:
+    """Return the end of a line that stands for ``left_out`` others; ``what`` names them."""
+    return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
+
+
+__all__ = ["LogThrottle", "counted"]

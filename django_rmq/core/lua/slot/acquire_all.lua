@@ -1,0 +1,37 @@
+-- Begin to own many slots, each as `acquire` does, and sleep in the empty ones, as `prepare` does.
+--
+-- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
+--
+-- ARGV[1] slots        how many the topic has
+-- ARGV[2] timeout      seconds; that of the topic, if the slot has none
+-- ARGV[3] max_retries  as above
+-- ARGV[4] now
+--
+-- Returns {the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}
+
+if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
+-- include: _empty_slots
+local epochs, words = {}, {}
+local function begin(i, empty)
+  local control = slots_keys[i + 3]
+  -- Each slot is independent: a key of a foreign type in one does not affect the others.
+  local known = redis.pcall('HMGET', control, 'slots', 'paused', 'moving', 'timeout', 'max_retries')
+  if known.err then return '', 'look' end
+  -- Start with a deletion of nothing: after it, a full server accepts the rest, so that owners can drain it.
+  redis.call('HDEL', control, '') -- rule: acquire_all_needs_memory
+  local epoch = redis.pcall('HINCRBY', control, 'epoch', 1) -- rule: fence
+  if type(epoch) == 'table' then return '', 'look' end
+  local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots -- rule: asleep_while_open
+  if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end -- rule: asleep_over_messages
+  redis.call('HSET', control, 'slots', slots, 'timeout', known[4] or timeout, 'max_retries', known[5] or max_retries,
+    'sleeping_until', '9007199254740991') -- rule: asleep_unannounced
+  return epoch, 'asleep'
+end
+for first = 1, #slots_keys, 80 do
+  local empty = all_empty(first, 16)
+  for i = first, math.min(first + 75, #slots_keys), 5 do
+    local n = #words + 1
+    epochs[n], words[n] = begin(i, empty)
+  end
+end
+return { epochs, words }

@@ -1,0 +1,34 @@
+-- Phase two, success, of everything that one prepare of a strict slot handed out, without naming it.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS[4] failures  HASH  member -> last failure
+-- KEYS[5] stats     HASH  counter -> n
+-- KEYS[6] control   HASH  field -> value
+-- KEYS[7] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] receipt
+-- ARGV[3] size NUMBER  messages that the prepare handed out
+-- ARGV[4] now
+--
+-- Returns ok | unsure (nothing is changed: they have to be committed by name)
+
+-- check: types
+local known = redis.call('HMGET', control, 'deliveries', 'marked', 'sleeping_until')
+local sleeping_until = known[3]
+-- include: _ledger
+-- include: _wake_up
+-- A strict slot is empty when it hands out, so until it hands out again nothing else is in flight there.
+if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
+if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
+if redis.call('ZCARD', prepare) ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
+-- Their bodies and failures are found by name.
+local named = redis.call('HLEN', prepare_body) + redis.call('HLEN', failures)
+if named > 0 then return 'unsure' end -- rule: commit_all_leaves_records
+redis.call('UNLINK', prepare, inflight)
+count('committed', size)
+if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_all_opens_silently
+keep_counts()
+return 'ok'

@@ -1,0 +1,100 @@
+-- Send many unkeyed messages of one slot in a transaction, without a look at each.
+--
+-- The transaction has three commands: this script with the step `begin`, a ZADD of all messages and of an empty member to
+-- `inserting`, and this script with the step `end`. In between Store has the name `inserting`. Where each message has to be
+-- looked at, `begin` declines: a hash in `inserting` refuses the ZADD. A ZADD without `begin` fills an `inserting` of its own,
+-- which `end` deletes. The empty member is the receipt: without it the ZADD has failed.
+-- Both steps are one script with the same keys, so that a server lacks or denies both of them or none.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] retry     ZSET  member -> ms + retries/1024
+-- KEYS[3] failures  HASH  member -> last failure
+-- KEYS[4] stats     HASH  counter -> n
+-- KEYS[5] control   HASH  field -> value
+-- KEYS[6] inserting ZSET  member -> due ms, or priority; a hash after `begin` has declined
+--
+-- ARGV[1] channel
+-- ARGV[2] slots            the caller's slot count
+-- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
+-- ARGV[4] kind             range_merge, priority or fixed_time
+-- ARGV[5] max_retries      the topic's, until the slot has its own
+-- ARGV[6] max_wait NUMBER  0: the first send decides the time
+-- ARGV[7] step             begin or end
+-- ARGV[8] n NUMBER         how many messages; 0: an earlier transaction is ended, and those that are new count
+-- ARGV[9] range_ms NUMBER  range_merge: how long they wait
+-- ARGV[10] lowest NUMBER   of the scores; all range_merge messages have the same
+-- ARGV[11] highest NUMBER
+-- ARGV[12] now
+--
+-- Returns {'begun'} | {'declined'} | {'inserted', how many of them are new}
+
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since',
+  'inserting')
+local known_slots, sleeping_until, undrained_since, noted = known[1], known[2], known[4], known[5]
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _ledger
+-- include: _wake_up
+-- include: _nonempty_since
+-- include: _priorities
+
+-- include: _insertion_end
+if step == 'end' then
+  local added = restored()
+  if not added then
+    keep_counts()
+    return { 'declined' }
+  end
+  local sent = math.max(n, added)
+  count('sent', sent)
+  count('stored', added)
+  count(kind == 'range_merge' and 'merged' or 'replaced', sent - added)
+  if not known_slots then redis.pcall('HSET', control, 'slots', slots) end -- rule: insert_notes_no_slots
+  -- rule: insert_wakes_nobody
+  if added > 0 or kind ~= 'range_merge' then wake(kind == 'priority' and 0 or lowest) end
+  keep_counts()
+  note_sent() -- rule: insert_notes_nothing
+  return { 'inserted', added }
+end
+
+if noted or redis.call('EXISTS', inserting) == 1 then
+  end_insertion() -- rule: leaves_what_was_left
+  keep_counts()
+end
+-- include: _types
+local function is_plain()
+  -- rule: insert_of_foreign_types
+  if known.err or mistyped('zset', store, retry) or mistyped('hash', failures, stats) then return false end
+  if known_slots and known_slots ~= slots then return false end -- rule: inserts_into_a_moved_slot
+  if not (n >= 1 and n <= 1000 and lowest <= highest) then return false end
+  if not (is_fresh(lowest) and is_fresh(highest)) then return false end -- rule: inserts_any_score
+  local floor = 999
+  if kind == 'priority' then
+    floor = floor_priority()
+    if redis.call('HLEN', failures) > 0 then return false end -- rule: insert_ignores_retries_of_priorities
+  elseif kind == 'range_merge' then
+    local late = now_ms + range_ms - lowest
+    if max_wait > 0 or lowest < highest then return false end -- rule: inserts_debounced
+    if late < -1000 or late > 1000 then return false end -- rule: inserts_at_any_time
+  elseif kind ~= 'fixed_time' then
+    return false
+  end
+  if redis.call('ZCOUNT', store, '-inf', floor) > 0 then return false end -- rule: insert_ignores_retries_that_wait
+  if redis.call('EXISTS', retry) == 1 then return false end -- rule: insert_ignores_what_rests
+  if backlog > 0 and redis.call('ZCARD', store) + n > backlog then return false end -- rule: inserts_beyond_the_backlog
+  return not redis.call('ZSCORE', store, '') -- rule: takes_an_empty_message_for_the_receipt
+end
+local plain = is_plain()
+if plain then
+  local waiting = redis.call('ZCARD', store)
+  redis.call('HSET', control, 'inserting', waiting) -- rule: renames_before_it_is_noted
+  if waiting > 0 and redis.pcall('RENAME', store, inserting).err then
+    redis.call('HDEL', control, 'inserting') -- rule: notes_what_was_not_renamed
+    plain = false
+  end
+end
+if plain then return { 'begun' } end
+redis.call('HSET', inserting, 'declined', 1)
+return { 'declined' }

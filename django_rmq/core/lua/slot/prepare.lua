@@ -1,0 +1,165 @@
+-- Phase one: deliver available messages, after the upkeep that is due.
+--
+-- KEYS[1] store       ZSET  member -> due ms, or priority
+-- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight    HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS[4] dead        ZSET  member -> ms of death
+-- KEYS[5] deaths      HASH  member -> death
+-- KEYS[6] failures    HASH  member -> last failure
+-- KEYS[7] body        HASH  member -> envelope
+-- KEYS[8] stats       HASH  counter -> n
+-- KEYS[9] control     HASH  field -> value
+-- KEYS[10] retry      ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim      ZSET  member -> score it was taken with
+-- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body HASH  claimed member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+-- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] slots                the caller's slot count
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms, after a time-out
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries          the topic's, until the slot has its own
+-- ARGV[10] serial FLAG         1 or 0
+-- ARGV[11] strict FLAG         1: nothing is delivered while something is in flight, claimed or resting
+-- ARGV[12] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
+-- ARGV[13] owner
+-- ARGV[14] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[15] limit NUMBER        messages at most
+-- ARGV[16] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[17] after_score         with ARGV[18]: continue behind this entry; empty: from the head
+-- ARGV[18] after_member
+-- ARGV[19] now
+--
+-- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
+--       | {'more', next due, score, member}                                    continue behind this entry
+--       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, suspect[, timeout]]}
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body
+--         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
+
+-- check: types but claim claims claim_body claim_failed inserting
+-- The other keys of claims are touched only while something is claimed.
+local claimed = redis.call('ZCARD', claimants) > 0
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
+if wrong_claim then return wrong_claim end
+local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
+  'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us', 'inserting')
+local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
+-- What the caller assumes if no retries left are returned: those of its own settings.
+local expected = tonumber(max_retries)
+local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
+local undrained_since, spent_us, noted = known[10], known[11], known[12]
+if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
+local last_receipt = tonumber(known[5]) or 0
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
+if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
+  redis.pcall('HINCRBY', stats, 'fenced', 1) -- rule: fenced_uncounted
+  return { 'fenced' }
+end
+limit = math.max(1, math.min(limit, 1000))
+-- include: _now
+-- A hybrid logical clock: if a fail-over loses the last deliveries, the next receipt is higher than theirs. Receipts are odd
+-- and even in turn, and what is decided by that takes turns as well.
+local receipt = last_receipt + 1 -- rule: receipts_repeat
+local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
+receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
+-- include: _numbers
+-- include: _retries
+-- include: _message_limits
+-- include: _retry_budget
+-- include: _retry_score
+-- include: _outcomes where OUTCOME_RETENTION
+-- include: _ledger
+-- include: _wake_up
+-- include: _backoff
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _delivery_end
+-- include: _give_back
+-- include: _failures
+-- include: _expiry
+-- include: _step_size
+-- include: _claims
+-- include: _time_outs
+-- include: _promote
+-- include: _nonempty_since
+-- include: _due_bound
+-- include: _rank_after
+-- include: _insertion_end
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
+redis.call('HDEL', control, '') -- rule: prepare_needs_memory
+if not (known_slots and known[6] and known[7]) then
+  redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
+end
+if noted then end_insertion() end -- rule: prepare_sees_no_store
+local share = math.min(limit, 400)
+local expired = expire_due(share) -- rule: no_upkeep
+local promoted = promote_due(share)
+-- Read here, because `limit` may become less: there may be more upkeep to do.
+local behind = expired >= share or promoted >= share
+local in_flight = redis.call('ZCARD', prepare)
+claimed = claimed and redis.call('ZCARD', claimants) > 0
+
+-- include: _sleep
+-- include: _candidates
+-- include: _delivery
+-- include: _rate_limit
+local shut = in_flight >= room -- rule: room_off
+if serial then shut = holder ~= owner and (in_flight > 0 or (claimed and claim_shuts())) end -- rule: gate
+if strict then shut = shut or in_flight > 0 or claimed or redis.call('ZCARD', retry) > 0 end -- rule: strict_overtakes
+-- While a re-slotting moves messages, nothing is delivered.
+if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
+if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
+if not serial then limit = math.min(limit, room - in_flight) end
+if slot_each_us > 0 then
+  local allowed, at = pace()
+  if allowed < 1 then return idle('busy', math.min(next_due(false), at), nil) end -- rule: paceless
+  limit = math.min(limit, allowed)
+end
+
+-- A member whose last delivery timed out, or ran for too long, is delivered alone, because it may kill its process.
+local function suspicious(member)
+  local failure = redis.call('HGET', failures, member)
+  local kind = failure and string.match(failure, '^%S+')
+  return kind == 'timed_out' or kind == 'overran' -- rule: overran_in_company
+end
+local wary = redis.call('HLEN', failures) > 0
+-- rule: company_for_a_suspect
+if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepare, 0, 0)[1]) then
+  return idle('busy', next_due(false), GATE)
+end
+
+local free, retries, complete, is_head, last_score, last_member = choose()
+
+-- include: _delivery_limits
+bury_lapsed(lapsed)
+if taken > 0 then
+  take(members, prepared, flights, bodies, is_head)
+  count('prepared', taken)
+  local at = slot_each_us > 0 and spend(taken)
+  note_undrained()
+  keep_counts()
+  local due = at and math.min(next_due(false), at) or next_due(more)
+  for i = #free, taken * 2 + 1, -1 do
+    free[i] = nil
+  end
+  return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
+    #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
+end
+if refused then return idle('busy', next_due(false), GATE) end
+if #lapsed > 0 then return idle('empty', next_due(true), nil) end
+if last_member and not complete then
+  note_undrained()
+  keep_counts()
+  return { 'more', text_of(now_ms), last_score, last_member }
+end
+local due = next_due(false)
+if last_member then return idle('busy', due, GATE) end
+return idle('empty', due, math.min(due, NEVER))

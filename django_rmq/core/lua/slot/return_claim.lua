@@ -1,0 +1,79 @@
+-- Give back the messages of a claim: as if never claimed, or with a retry used, by all or by those that its query has failed.
+--
+-- KEYS[1] store        ZSET  member -> due ms, or priority
+-- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight     HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS[4] dead         ZSET  member -> ms of death
+-- KEYS[5] deaths       HASH  member -> death
+-- KEYS[6] failures     HASH  member -> last failure
+-- KEYS[7] body         HASH  member -> envelope
+-- KEYS[8] stats        HASH  counter -> n
+-- KEYS[9] control      HASH  field -> value
+-- KEYS[10] retry       ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim       ZSET  member -> score it was taken with
+-- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body  HASH  member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+-- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] max_retries          the topic's, until the slot has its own
+-- ARGV[8] consumer
+-- ARGV[9] number NUMBER        of the claim
+-- ARGV[10] spent FLAG          1 or 0
+-- ARGV[11] limit NUMBER        messages at most
+-- ARGV[12] now
+--
+-- Returns {word, left in the claim}   word: ok (ask again while something is left) | stale (acknowledged, or never there)
+
+-- check: types
+limit = math.min(limit, 1000)
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _message_limits
+-- include: _retry_budget
+-- include: _retry_score
+-- include: _outcomes where OUTCOME_RETENTION
+-- include: _ledger
+-- include: _wake_up
+-- include: _backoff
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _delivery_end
+-- include: _failures
+-- include: _step_size
+-- include: _claims
+-- include: _nonempty_since
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
+redis.call('HDEL', control, '')
+local newest, state = newest_claim(consumer)
+if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
+  count('stale')
+  keep_counts()
+  return { 'stale', 0 }
+end
+local left = 0
+if redis.call('ZSCORE', claimants, consumer) then
+  -- A claim that began to return in one of the two ways ends in that way.
+  if state == 'open' or state == 'sealed' then
+    state = spent and 'lost' or 'returned'
+    note_claim(consumer, number, state) -- rule: return_without_end
+  end
+  local _, earliest = return_claimed(limit, state == 'lost')
+  left = close_claim(consumer)
+  -- rule: return_wakes_nobody
+  if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+  note_undrained()
+  if earliest then wake(earliest) end
+end
+keep_counts()
+return { 'ok', left }

@@ -1,0 +1,68 @@
+-- Phase two, failure: back to Store, to Retry or to Dead, for deliveries whose receipt the caller still holds.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] receipt
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8...] failures          member, what (failed, undecodable, timed_out, overran, cancelled, rejected), delay ms or
+--                            empty, error
+-- ARGV[#ARGV] now
+--
+-- Returns a word for each member: ok | cancelled (somebody has cancelled the delivery, and it ended so) | stale
+
+-- check: types
+if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _message_limits
+-- include: _retry_score
+-- include: _outcomes where OUTCOME_RETENTION
+-- include: _ledger
+-- include: _wake_up
+-- include: _backoff
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _delivery_end
+-- include: _failures
+-- include: _nonempty_since
+local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
+for i = first, last, 4 do
+  local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
+  local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
+  if record and score and string.sub(record, 1, #prefix) == prefix then -- rule: rollback_anyone
+    local left = bounded(math.floor(tonumber(score) % 1000), 0, max_retries)
+    -- 139 years: the score in Retry must have room for the budget.
+    if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end -- rule: rollback_delay_unbounded
+    earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
+    -- rule: rollback_keeps_quiet
+    words[#words + 1] = string.find(record, ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok'
+    ended = true
+  else
+    words[#words + 1] = 'stale'
+    count('stale')
+  end
+end
+-- rule: rollback_opens_silently
+if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended then note_undrained() end
+wake(earliest)
+keep_counts()
+return words

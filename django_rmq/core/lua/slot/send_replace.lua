@@ -1,0 +1,55 @@
+-- Send priority or fixed_time messages of one slot: the last score wins.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] slots           the caller's slot count
+-- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
+-- ARGV[4] kind            priority or fixed_time
+-- ARGV[5] max_retries     the topic's, until the slot has its own
+-- ARGV[6] n NUMBER
+-- ARGV[7...] pairs        n times score, member; then n envelopes if the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
+
+local envelope = #ARGV > first + 2 * n and first + 2 * n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+-- include: _numbers
+-- include: _retries
+local at, answer = ARGV[first], { 'stored' }
+local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
+-- The first waiting priority takes the slow path, which stores since when, and which scores are retries.
+local is_noted = kind ~= 'priority' or known[4] -- rule: alone_notes_nothing
+local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
+local due = kind == 'priority' and 0 or tonumber(at)
+-- include: _single_send
+-- check: types
+if known.err then return known end
+if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _now
+-- include: _ledger
+-- include: _wake_up
+-- include: _nonempty_since
+-- include: _priorities
+-- include: _send
+local members, rows, fresh = {}, {}, nil
+for i = 1, n do
+  local score, member = ARGV[first + 2 * i - 2], ARGV[first + 2 * i - 1]
+  if score ~= fresh then
+    -- rule: replace_takes_any_score
+    if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
+    fresh = score
+  end
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
+end
+local reply = place(members, rows, envelope, 'replaced', true, {}) -- rule: replace_keeps_the_first
+note_sent()
+return reply

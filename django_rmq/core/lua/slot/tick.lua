@@ -1,0 +1,47 @@
+-- Put one tick of a schedule into Store, unless this tick or a later one of the schedule was put here before.
+--
+-- KEYS[1] store    ZSET  member -> due ms
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value; tick:NAME -> "generation instant [taken]"
+--
+-- ARGV[1] channel
+-- ARGV[2] slots              the caller's slot count
+-- ARGV[3] backlog NUMBER     how many may wait here; 0: any number
+-- ARGV[4] kind               range_merge or fixed_time
+-- ARGV[5] latest_field       tick:NAME of the schedule
+-- ARGV[6] generation NUMBER  rises with every change of the schedule
+-- ARGV[7] instant            when the tick is due, in ms
+-- ARGV[8] member
+-- ARGV[9...] envelopes        one: body and what travels with it
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {stored} | {known} (put here before) | {stale} (of an earlier generation) | {full}
+
+-- check: types
+local due = tonumber(instant)
+if kind == 'priority' or kind == 'fifo' or not due or due <= 999 or due > 1e14 or due % 1 ~= 0 then
+  return redis.error_reply('ERR instant is out of bounds')
+end
+local known = redis.call('HMGET', control, 'slots', 'sleeping_until', latest_field)
+local known_slots, sleeping_until = known[1], known[2]
+local latest, last, taken = string.match(known[3] or '0 0', '^(%d+) (-?%d+)(.*)$')
+latest, last = tonumber(latest) or 0, tonumber(last) or 0
+if latest > generation then return { 'stale' } end -- rule: a_stale_tick_is_written
+-- What was found taken when the schedule changed may have gone to another slot only, and is planned again then.
+-- rule: a_tick_is_doubled
+if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot
+-- include: _now
+-- include: _numbers
+-- include: _ledger
+-- include: _wake_up
+local function is_retry(score)
+  return score <= 999
+end
+-- include: _send
+local reply = place({ member }, { instant, member }, first, 'replaced', true, {})
+if reply[1] == 'mixed' and reply[2][1] == 'refused' then return { 'full' } end -- rule: a_refused_tick_counts
+redis.call('HSET', control, latest_field, string.format('%.0f %.0f', generation, due))
+return { 'stored' }

@@ -1,0 +1,245 @@
+"""Every Redis key of RMQ, and the function that finds a message's slot.
+
+Slot 3 of topic ``price`` with key prefix ``P`` has the base key ``K = P + "price_3"``; in the
+other names the braces are literal and make Redis Cluster keep all keys of a slot on one node.
+
+===================  ======  ====================================================================
+key                  type    member -> score, or field -> value
+===================  ======  ====================================================================
+``K``                zset    Store: member -> due ms, or priority; or a retry score; fifo: due ms + sequence / 1024
+``prepare_{K}``      zset    member -> seconds * 1000 + retries left
+``inflight_{K}``     hash    member -> "receipt original_score[:timeout] [mark [outlived]]"
+``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
+``dead_{K}``         zset    member -> ms of death
+``deaths_{K}``       hash    member -> the record of the death
+``failures_{K}``     hash    live members that failed: kind, times, score, last error
+``body_{K}``         hash    keyed topics: member that waits or rests -> envelope (body and what travels with it)
+``prepare_body_{K}`` hash    keyed topics: member in flight -> envelope that it was handed out with
+``stats_{K}``        hash    the ledger: counter -> n
+``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
+                             sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
+                             been empty; marked: the receipt of the delivery that a person has marked
+                             last; last_place: fifo, the last place given to a message that was due
+                             at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
+                             tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
+                             reslot, moving, tickets (see ``reslotting``); inserting: within a
+                             transaction, how many messages Store held before it
+``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
+``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
+``claim_failed_{K}`` hash    claimed messages that their query has failed: member -> "what LF error"
+``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
+``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
+``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
+                             target, rows, and each row's parts
+``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
+``outcomes_{K}``     hash    topics with OUTCOME_RETENTION: digest of a member -> what became of the message, or its progress
+``outcome_times_{K}``  zset  digest -> ms of that
+``inserting_{K}``    zset    within a transaction: Store, while many messages are inserted
+``P rmq:topics``     hash    topic -> its definition as JSON
+``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
+``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
+                             negative: the slot is paused, or some of it is cancelled (see ``wakeups``)
+``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
+``workers_{W}``      hash    worker -> its token, and its record as JSON
+``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
+                             number: the plan's own; basis: the membership that it was made for
+``W``                channel a version or number, when membership or assignment changed
+``minutes_{H}``      hash    minute since the epoch -> the sample; ``H = P + "rmq:history:T"``
+``pending_{H}``      hash    claimed: the minute being sampled; first: the oldest that is kept;
+                             late0 … late23: deliveries since the last record, by lateness
+``times_{H}``        hash    late0 … late23, late: deliveries by lateness and the sum in ms; took0 … took23, took:
+                             calls of the listener by how long they took and the sum in µs; never reset
+``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
+                             bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
+``result_{R}``       hash    what became of a task: stamp, job and record (see ``results/keep``); ``R = P + "rmq:result:ID"``
+``consumer_{C}``     hash    who has the name of a Spark consumer: driver, checkpoint, about, since, until (see
+                             ``consumers/hold``); ``C = P + "rmq:consumer:T:NAME"``
+``P rmq:schedules``  hash    NAME:field -> value; fields: spec, override, paused, removed, generation, at, state,
+                             changed, topic, crc, last, late (see ``schedule``); generation -> the newest of all
+``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
+===================  ======  ====================================================================
+
+Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from django_rmq.core.model.limits import shown
+from django_rmq.exceptions import ConfigurationError
+
+MAX_SLOTS = 1 << 20
+TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+class SlotKeys(NamedTuple):
+    """All keys of one slot, as bytes ready for the wire."""
+
+    store: bytes
+    prepare: bytes
+    inflight: bytes
+    retry: bytes
+    dead: bytes
+    deaths: bytes
+    failures: bytes
+    body: bytes
+    stats: bytes
+    control: bytes
+    claims: bytes
+    claimants: bytes
+    claim: bytes
+    claim_body: bytes
+    claim_failed: bytes
+    leaving: bytes
+    arrived: bytes
+    prepare_body: bytes
+    outcomes: bytes
+    outcome_times: bytes
+    inserting: bytes
+
+
+class WorkerKeys(NamedTuple):
+    """All keys of workers and their assignment, on one node of a Redis Cluster."""
+
+    sessions: bytes
+    workers: bytes
+    assignment: bytes
+
+
+class HistoryKeys(NamedTuple):
+    """The keys of a topic's history, on one node of a Redis Cluster."""
+
+    minutes: bytes
+    pending: bytes
+
+
+@lru_cache(maxsize=1 << 14)
+def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
+    """Return the keys of slot ``slot`` of ``topic`` under ``prefix``."""
+    store = f"{prefix}{topic}_{slot}"
+    tagged = [f"{kind}_{{{store}}}".encode() for kind in SlotKeys._fields[1:]]
+    return SlotKeys(store.encode(), *tagged)
+
+
+def keys_of_slots(prefix: str, topic: str, slots: Iterable[int], kinds: Sequence[str]) -> list[bytes]:
+    """Return some keys of each of many slots, slot by slot: quicker than all keys of each."""
+    base = f"{prefix}{topic}_".encode()
+    forms = [b"%b" if kind == "store" else kind.encode() + b"_{%b}" for kind in kinds]
+    stores = [base + b"%d" % slot for slot in slots]
+    return [form % store for store in stores for form in forms]
+
+
+def topics_key(prefix: str) -> bytes:
+    """Return the hash that holds the definition of every topic."""
+    return f"{prefix}rmq:topics".encode()
+
+
+def explicit_basis_key(prefix: str) -> bytes:
+    """Return the hash of topics that hold messages whose slot cannot be computed again."""
+    return topics_key(prefix) + b":explicit_basis"
+
+
+def worker_keys(prefix: str) -> WorkerKeys:
+    """Return the keys of workers and assignment under ``prefix``."""
+    tag = workers_channel(prefix)
+    return WorkerKeys(*(b"%s_{%s}" % (kind.encode(), tag) for kind in WorkerKeys._fields))
+
+
+def history_keys(prefix: str, topic: str) -> HistoryKeys:
+    """Return the keys of the history of ``topic``."""
+    return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))
+
+
+def times_key(prefix: str, topic: str) -> bytes:
+    """Return the hash that counts lateness and time in listeners of ``topic``."""
+    return f"times_{{{prefix}rmq:history:{topic}}}".encode()
+
+
+def limits_key(prefix: str, topic: str) -> bytes:
+    """Return the hash by which workers share the limits of ``topic``."""
+    return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
+
+
+def bucket_key(prefix: str, spender: str) -> bytes:
+    """Return the hash that says what ``spender`` (letters and digits) has spent of its rate."""
+    return f"bucket_{{{prefix}rmq:bucket:{spender}}}".encode()
+
+
+def answer_key(prefix: str, request: str) -> bytes:
+    """Return the hash that keeps the answer to ``request`` (letters and digits), which runs only once."""
+    return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
+
+
+def result_key(prefix: str, task: str) -> bytes:
+    """Return the hash that keeps what became of ``task``."""
+    return f"result_{{{prefix}rmq:result:{task}}}".encode()
+
+
+def consumer_key(prefix: str, consumer: str) -> bytes:
+    """Return the hash that says which driver has the name of a Spark consumer (``TOPIC:NAME``)."""
+    return f"consumer_{{{prefix}rmq:consumer:{consumer}}}".encode()
+
+
+def schedules_key(prefix: str) -> bytes:
+    """Return the hash of all schedules."""
+    return f"{prefix}rmq:schedules".encode()
+
+
+def workers_channel(prefix: str) -> bytes:
+    """Return the channel on which scripts say that membership or assignment changed."""
+    return f"{prefix}rmq:workers".encode()
+
+
+def events_channel(prefix: str) -> bytes:
+    """Return the channel on which senders and workers publish events."""
+    return f"{prefix}rmq:events".encode()
+
+
+def wake_channel(prefix: str, topic: str) -> bytes:
+    """Return the channel on which scripts publish the index of a slot that became takeable."""
+    return f"{prefix}rmq:wake:{topic}".encode()
+
+
+def slot_of(basis: bytes, slots: int) -> int:
+    """Return the slot of a message: CRC-32 of its slot basis (or member), modulo the slot count.
+
+    The CRC is that of ``java.util.zip.CRC32`` (article, section Producer).
+    """
+    return zlib.crc32(basis) % slots
+
+
+def check_topic_name(name: object) -> str:
+    """Return ``name`` if it may name a topic, else raise ``ConfigurationError``."""
+    if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"topic name {name!r} is not allowed: it must be 1 to 100 of A-Z a-z 0-9 . _ - "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def check_prefix(prefix: object) -> str:
+    """Return ``prefix`` if it may stand before every key, else raise ``ConfigurationError``."""
+    if not isinstance(prefix, str) or "{" in prefix or "}" in prefix or not prefix.isprintable():
+        raise ConfigurationError(
+            f"key prefix {prefix!r} is not allowed: it must be printable text without braces, "
+            "which would move the keys of a slot to different nodes of a Redis Cluster"
+        )
+    return prefix
+
+
+def check_slots(slots: object) -> int:
+    """Return ``slots`` if it is a power of two from 1 to 2**20, else raise ``ConfigurationError``."""
+    if isinstance(slots, int) and not isinstance(slots, bool) and 1 <= slots <= MAX_SLOTS:
+        if slots & (slots - 1) == 0:
+            return slots
+        below = 1 << (slots.bit_length() - 1)
+        raise ConfigurationError(
+            f"slot count must be a power of two, got {slots} (nearest: {below} or {min(below * 2, MAX_SLOTS)})"
+        )
+    raise ConfigurationError(f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {shown(slots)}")

@@ -1,0 +1,208 @@
+"""A message as its listener gets it."""
+
+from __future__ import annotations
+
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic
+
+from django_rmq.core.model import redaction
+from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.body_type import BodyType
+from django_rmq.core.model.delivery_handle import DeliveryControl, DeliveryHandle
+from django_rmq.core.model.envelope import Envelope
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message_content import content_of, key_of, raw_body
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.retry_scores import due_of, priority_of
+from django_rmq.core.model.topic import Topic
+from django_rmq.durations import Duration
+from django_rmq.exceptions import InvalidBody, retry_seconds
+
+
+def message_id(slot: int, member: bytes) -> str:
+    """Return the id by which people and programs name a message: its slot and its member."""
+    return f"{slot}.{to_base64url(member)}"
+
+
+def to_base64url(raw: bytes) -> str:
+    """Return bytes in base64url, without padding."""
+    return urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def from_base64url(text: str) -> bytes | None:
+    """Return the bytes for which ``to_base64url`` returns exactly ``text``. None: there are none."""
+    try:
+        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    return raw if to_base64url(raw) == text else None
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Body = TypeVar("Body", default=Any)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
+
+_UNREAD = object()
+
+
+class Message(DeliveryHandle, Generic[Body]):
+    """What a listener gets: one delivery. The body is decoded when it is first read.
+
+    A type checker takes ``Message[PriceChanged]`` for one whose body is such an instance.
+
+    In a batch, ``retry`` and ``reject`` set the outcome of a single message; otherwise it shares the outcome
+    of the batch.
+    """
+
+    __slots__ = ("_bodies", "_body", "_envelope", "delivery", "labels", "outcome", "receipt", "slot", "topic")
+
+    labels: dict[str, str]
+    """What log lines say of the message beside its name: field -> value. Only listeners of RMQ's own set it."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        slot: int,
+        receipt: int,
+        delivery: Delivery,
+        holder: DeliveryControl | None = None,
+    ) -> None:
+        self._holder = holder
+        self._reported_at = -math.inf
+        self.topic = topic
+        self.slot = slot
+        self.receipt = receipt
+        """The number of the delivery. It rises with every delivery of a slot, so it can serve as a fencing token."""
+        self.delivery = delivery
+        self.outcome: Failure | None = None
+        """What ``retry`` or ``reject`` decided. None: success."""
+        self.stopped = ""
+        self._body: Any = _UNREAD
+        self._envelope: Envelope | None = None
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic.name} {self.name} receipt={self.receipt}>"
+
+    @property
+    def id(self) -> str:
+        """The message's id: its slot and its member."""
+        return message_id(self.slot, self.delivery.member)
+
+    @property
+    def name(self) -> str:
+        """An id for log lines. It reveals nothing of the message, and finds it in the admin."""
+        return redaction.name(self.topic.name, self.slot, self.delivery.member)
+
+    @property
+    def envelope(self) -> Envelope:
+        """The body with its headers and expiry (unkeyed messages: the body alone)."""
+        if self._envelope is None:
+            self._envelope = content_of(self.topic, self.delivery.member, self.delivery.envelope)
+        return self._envelope
+
+    @property
+    def raw(self) -> bytes:
+        """The body as it was stored."""
+        return raw_body(self.topic, self.delivery.member, self.delivery.envelope)
+
+    @property
+    def body(self) -> Body:
+        """The decoded body; on topics whose BODY names a type, an instance of it.
+
+        Raises ``ValueError`` for bytes that do not match the topic's BODY: ``InvalidBody`` if it names a type.
+        """
+        if self._body is _UNREAD:
+            typed = self.topic.typed
+            self._body = decode_body(self.topic, self.raw) if typed is None else self._typed(typed)
+        return self._body  # type: ignore[no-any-return]
+
+    @property
+    def bodies(self) -> list[Body]:
+        """The decoded bodies of all merged sends in their order (topics with ``ACCUMULATE``); otherwise the only one.
+
+        Raises the errors of ``body``.
+        """
+        collected = self.envelope.bodies
+        if collected is None:
+            return [self.body]
+        if self.topic.typed is None:
+            return [decode_body(self.topic, raw) for raw in collected]
+        self.body  # noqa: B018 - reads all of them
+        return list(self._bodies)
+
+    def _typed(self, typed: BodyType) -> Any:
+        """Return the instance, and keep those of all merged sends, so that each is read once."""
+        collected = self.envelope.bodies
+        if collected is None:
+            return typed.read(self.raw)
+        found = []
+        for index, raw in enumerate(collected):
+            try:
+                found.append(typed.read(raw))
+            except InvalidBody as error:
+                raise error.reworded(f"body {index + 1} of {len(collected)}: {error}") from None
+        self._bodies = found
+        return found[-1]
+
+    @property
+    def key(self) -> str | None:
+        """The key of the message. None: it has none, because its topic is not keyed, or it was sent without one (fifo)."""
+        return key_of(self.topic, self.delivery.member)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the sender gave (keyed topics only)."""
+        return self.envelope.headers or {}
+
+    @property
+    def origin(self) -> str | None:
+        """What identifies the send, in every delivery of its message. None if it was sent without one (see ``ORIGIN``)."""
+        return self.envelope.origin
+
+    @property
+    def max_retries(self) -> int:
+        """How often the message may be tried again in all: its own MAX_RETRIES, or its topic's."""
+        return self.topic.retries_of(self.envelope.max_retries)
+
+    @property
+    def timeout(self) -> int:
+        """The seconds until a delivery of the message times out: its own TIMEOUT, or its topic's."""
+        own = self.envelope.timeout
+        return self.topic.timeout if own is None else min(own, self.topic.timeout)
+
+    @property
+    def retries_left(self) -> int:
+        """How often the message may still be tried after this delivery."""
+        return self.delivery.retries_left
+
+    @property
+    def due(self) -> datetime | None:
+        """When it was due, in UTC. None on priority topics, and for a retry, which has lost its time."""
+        return due_of(self.topic, self.delivery.score)
+
+    @property
+    def priority(self) -> int | None:
+        """Its priority, also if it failed and kept it. None on other topics, and with RETRY_PRIORITY "lowest" for a retry."""
+        return priority_of(self.topic, self.delivery.score)
+
+    @property
+    def score(self) -> float:
+        """The number in Redis with which it was taken: due ms, priority, or that of a retry. See ``due`` and ``priority``."""
+        return self.delivery.score
+
+    def retry(self, reason: str = "retry", *, delay: Duration | None = None) -> None:
+        """In a batch: try this message again, after ``delay`` or the topic's back-off. Raises the errors of ``Retry``."""
+        seconds = retry_seconds("message.retry", reason, delay)
+        rest_ms = None if seconds is None else round(seconds * 1000)
+        self.outcome = Failure(self.delivery.member, "failed", rest_ms, reason)
+
+    def reject(self, reason: str = "rejected") -> None:
+        """In a batch: put this message into Dead at once."""
+        self.outcome = Failure(self.delivery.member, "rejected", None, reason)

@@ -1,0 +1,34 @@
+"""What log lines, spans and texts of objects may reveal about messages. The Django app sets this from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class RedactionRules(NamedTuple):
+    """The rules in force. Without Django, messages are named by their slot alone and nothing is hidden."""
+
+    name: Callable[[str, int, bytes], str] = lambda topic, slot, member: f"{slot}~"
+    """Makes an id from topic, slot and member that reveals nothing of the message."""
+    hides: Callable[[str], bool] = lambda topic: False
+    """Whether the contents of a topic's messages are hidden, and with them errors, which quote the contents."""
+
+
+rules = RedactionRules()
+
+
+def name(topic: str, slot: int, member: bytes) -> str:
+    """Return an id that reveals nothing of the message. Never raises, because it is called while a failure is handled."""
+    try:
+        return rules.name(topic, slot, member)
+    except Exception:  # noqa: BLE001 - settings without a secret key, say
+        return f"{slot}~"
+
+
+def hides(topic: str) -> bool:
+    """Return whether the contents of the messages of ``topic`` are hidden, and with them errors, which quote the contents."""
+    return rules.hides(topic)
+
+
+__all__ = ["RedactionRules", "hides", "name"]

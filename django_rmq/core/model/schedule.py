@@ -1,0 +1,192 @@
+"""Schedules: what one is, as settings and Redis say it, and what Redis knows about its ticks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha1
+from typing import Any, NamedTuple, Self
+
+TIMING = ("cron", "every", "timezone")
+"""What decides when a schedule ticks."""
+
+EDITABLE = (*TIMING, "catch_up")
+"""What people may change; it stays changed when the settings are deployed again."""
+
+CATCH_UP = ("none", "last", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One schedule as it is declared. Every value is validated before the object is built."""
+
+    name: str
+    topic: str
+    body: Any = None
+    cron: str | None = None
+    """Five fields, as in Debian's cron. None: the schedule has ``every``."""
+    every: int | None = None
+    """Seconds. The ticks are the multiples since 1970-01-01 UTC."""
+    timezone: str = "UTC"
+    """In which ``cron`` counts."""
+    catch_up: str = "last"
+    """Which of the ticks that were missed are sent: none, the last one or all."""
+
+    @property
+    def text(self) -> str:
+        """What is stored in Redis. Equal schedules have equal texts."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """The SHA-1 of what is stored in Redis."""
+        return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    @property
+    def timing(self) -> str:
+        """When it ticks, as people read it."""
+        return f"every {self.every} s" if self.every is not None else f"{self.cron} {self.timezone}"
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it says when it ticks in one way only."""
+        return (self.cron is None) != (self.every is None)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the schedule of a stored text. Raises ``ValueError``."""
+        try:
+            found: Self = cls(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(f"not a schedule: {error}") from None
+        return found
+
+    def changed(self, override: Mapping[str, Any]) -> Schedule:
+        """Return the schedule with what people have changed; ``cron`` and ``every`` replace each other."""
+        given = {name: override[name] for name in EDITABLE if name in override}
+        if given.get("cron") is not None:
+            given["every"] = None
+        elif given.get("every") is not None:
+            given["cron"] = None
+        return replace(self, **given)
+
+
+class Wall(NamedTuple):
+    """What the clock on the wall showed at a tick, by the rules of its time zone when the tick was planned."""
+
+    instant: int
+    """The tick, in ms."""
+    offset: int
+    """Seconds that the zone was ahead of UTC."""
+    timezone: str
+
+    @property
+    def shown_ms(self) -> int:
+        """The time that the clock showed, in ms since the epoch as if it were UTC."""
+        return self.instant + self.offset * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """What Redis knows about a schedule. Times in ms since the epoch."""
+
+    name: str
+    declared: Schedule
+    """As the settings of the present version of the project say."""
+    override: Mapping[str, Any]
+    """What people have changed."""
+    generation: int
+    """Rises with every change."""
+    state: str
+    """ready: the next tick is to be planned. writing: ``at`` is to be written into its slot. written: it is there.
+    retracting: it is to be taken back, because the schedule was changed."""
+    at: int
+    """The latest tick that was planned, or the instant from which the next one counts."""
+    changed_ms: int
+    is_paused: bool = False
+    is_removed: bool = False
+    topic: str = ""
+    """The topic of the tick ``at``. Empty: there was none."""
+    crc: int = 0
+    """The CRC of the slot basis of the tick ``at``."""
+    last: int | None = None
+    """The tick before ``at``."""
+    late_ms: int = 0
+    """How long after its instant the latest tick was written. 0: ahead of it."""
+    renewed_ms: int = 0
+    """When a worker said last that it declares the schedule as it is. 0: the last one that did so has ended."""
+    former: str = ""
+    """The digest of the declaration before the present one. Empty: there was none."""
+    walls: tuple[Wall, ...] = ()
+    """Of the tick ``at`` and those before."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule with what people have changed."""
+        return self.declared.changed(self.override)
+
+    def ran(self, now_ms: int) -> list[Wall]:
+        """Return the walls of the latest ticks that were due."""
+        return [
+            each for each in self.walls if each.instant in (self.at, self.last) and each.instant <= now_ms
+        ]
+
+    def last_run(self, now_ms: int) -> int | None:
+        """Return the latest tick that was due. None: there was none yet."""
+        return self.at if self.state == "written" and self.at <= now_ms else self.last
+
+
+def records(fields: Mapping[bytes, bytes]) -> list[ScheduleRecord]:
+    """Return what the fields of the hash say about each schedule. Raises ``ValueError`` for values that nobody wrote here."""
+    found: dict[str, dict[str, str]] = {}
+    for field, value in fields.items():
+        name, colon, part = field.decode().partition(":")
+        if colon:
+            found.setdefault(name, {})[part] = value.decode()
+    # An older version of RMQ that removes a schedule leaves the fields that it does not know.
+    return [_record(name, parts) for name, parts in sorted(found.items()) if "spec" in parts]
+
+
+def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
+    override = json.loads(parts.get("override", "{}"))
+    if not isinstance(override, dict):
+        raise ValueError(f"the override of schedule {name} is not an object")  # noqa: TRY004 - a stored value
+    return ScheduleRecord(
+        name,
+        Schedule.parse(parts["spec"]),
+        override,
+        int(parts["generation"]),
+        parts["state"],
+        int(parts["at"]),
+        int(parts["changed"]),
+        "paused" in parts,
+        "removed" in parts,
+        parts.get("topic", ""),
+        int(parts.get("crc", 0)),
+        int(parts["last"]) if "last" in parts else None,
+        int(parts.get("late", 0)),
+        int(parts.get("renewed", 0)),
+        parts.get("former", ""),
+        tuple(
+            Wall(int(instant), int(offset), str(zone))
+            for instant, offset, zone in json.loads(parts.get("walls", "[]"))
+        ),
+    )
+
+
+def walls_text(walls: Iterable[Wall]) -> str:
+    """Return what is stored in Redis. Empty: there are none."""
+    found = [list(wall) for wall in walls]
+    return json.dumps(found, separators=(",", ":")) if found else ""
+
+
+def tick_member(name: str, instant: int) -> bytes:
+    """Return the key of the message of a tick: ``nightly@2026-03-29T01:00:00Z``."""
+    return f"{name}@{instant_text(instant)}".encode()
+
+
+def instant_text(instant: int) -> str:
+    """Return an instant (ms) as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(instant // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,152 @@
+"""The results of sends."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, cast, overload
+
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.replies import Sent
+
+
+class Durability(NamedTuple):
+    """The durability requested of a send beyond being stored."""
+
+    replicas: int = 0
+    """How many replicas must confirm that they have it."""
+    fsync: bool = False
+    """Whether it must be on the primary's disk."""
+
+
+STORED = Durability()
+"""No durability beyond being stored."""
+
+
+SendStatus = Literal[
+    "pending",
+    "stored",
+    "merged",
+    "replaced",
+    "superseded",
+    "present",
+    "refused",
+    "failed",
+    "in_outbox",
+    "outdated",
+    "discarded",
+]
+"""The status of a send; ``SendResult.status`` says what each means."""
+
+OUTDATED: Final = "outdated"
+"""The status of a send or removal whose row is gone from the outbox: the relay or a newer send has dealt with it."""
+
+
+class Confirmed(NamedTuple):
+    """What has been reached of a ``Durability``. None: not requested, or unknown."""
+
+    replicas: int | None = None
+    fsynced: bool | None = None
+
+    def least(self, other: Confirmed) -> Confirmed:
+        """Return the lower values of the two."""
+        replicas = (
+            None if self.replicas is None or other.replicas is None else min(self.replicas, other.replicas)
+        )
+        fsynced = None if self.fsynced is None or other.fsynced is None else self.fsynced and other.fsynced
+        return Confirmed(replicas, fsynced)
+
+
+@dataclass(slots=True)
+class SendResult:
+    """The result of a send. Inside a database transaction its ``status`` is ``pending`` until the commit.
+
+    After a rollback of the transaction, or of the send's savepoint, it is ``discarded``.
+    """
+
+    topic: str
+    slot: int
+    member: bytes
+    status: SendStatus = "pending"
+    """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
+    (the server was unavailable at the commit), in_outbox (the relay of the outbox will send it), outdated (the relay
+    or a newer send of the same message had dealt with it) or discarded (rolled back, or an earlier callback of the
+    commit raised: Django then runs no more of them)."""
+    score: float = math.nan
+    """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
+    replicas: int | None = None
+    """How many replicas have it, if ``replicas=`` was given. None: not requested, or unknown."""
+    fsynced: bool | None = None
+    """Whether it is known to be on the primary's disk, if ``fsync=`` was given; None: not requested."""
+    wanted: Durability = STORED
+
+    @property
+    def id(self) -> str:
+        """The message's id: its slot and its member."""
+        return message_id(self.slot, self.member)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the message is (or was already) in the queue."""
+        return self.status in ("stored", "merged", "replaced", "superseded", "present", OUTDATED)
+
+    @property
+    def durable(self) -> bool:
+        """Whether the message is in the queue and as durable as requested by ``replicas=`` and ``fsync=``."""
+        enough = (self.replicas or 0) >= self.wanted.replicas
+        return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
+
+
+class SendResults(Sequence[SendResult]):
+    """The results of a bulk send, in the order of its messages.
+
+    A result object is made when it is first read.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._made: list[SendResult] = []
+        self._trips: list[tuple[Sequence[int], Sequence[bytes], Mapping[int, Sequence[Sent]]]] = []
+
+    def add(self, slots: Sequence[int], members: Sequence[bytes], sent: Mapping[int, Sequence[Sent]]) -> None:
+        """Add one round trip: the slot of each member, and the answers of each slot in that order."""
+        self._trips.append((slots, members, sent))
+
+    def extend(self, results: Iterable[SendResult]) -> None:
+        """Add results that already exist."""
+        self._make().extend(results)
+
+    def counts(self) -> Counter[str]:
+        """Return the number of messages of each status."""
+        found = Counter[str](result.status for result in self._made)
+        for _, _, sent in self._trips:
+            for answers in sent.values():
+                found.update(status for status, _ in answers)
+        return found
+
+    def _make(self) -> list[SendResult]:
+        for slots, members, sent in self._trips:
+            answers = {slot: iter(found) for slot, found in sent.items()}
+            for slot, member in zip(slots, members, strict=True):
+                status, score = next(answers[slot])
+                self._made.append(SendResult(self._topic, slot, member, cast("SendStatus", status), score))
+        self._trips.clear()
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._made) + sum(len(slots) for slots, _, _ in self._trips)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._make()[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._make())
+
+    def __repr__(self) -> str:
+        return f"<SendResults of {len(self)} messages of {self._topic}: {dict(self.counts())}>"

@@ -1,0 +1,129 @@
+"""What a Redis server reports about itself, and what follows from it: how full it is, and whether it takes writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ALMOST_FULL = 0.8
+"""The part of its memory limit from which a server is reported, before it refuses writes."""
+
+SETTINGS = ("maxmemory-policy", "save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
+"""The settings that are read with CONFIG GET, because INFO does not contain them."""
+
+
+class ServerInfo(NamedTuple):
+    """What a Redis server reports about itself. A server that hides a value is taken to be well there."""
+
+    name: str
+    info: Mapping[str, str]
+    """The reply to INFO."""
+    config: Mapping[str, str]
+    """The ``SETTINGS``, as far as the user may read them."""
+    node: str = ""
+    """The address of a node of a Redis Cluster. Empty: there is only one server."""
+
+    @property
+    def policy(self) -> str:
+        """The maxmemory-policy. Empty: unknown."""
+        return self.config.get("maxmemory-policy") or self.info.get("maxmemory_policy", "")
+
+    @property
+    def deletes_messages(self) -> bool:
+        """Whether it deletes messages when its memory is full.
+
+        A policy that evicts only keys with a time to live spares RMQ's keys, which have none.
+        """
+        return self.policy.startswith("allkeys")
+
+    @property
+    def memory_used(self) -> int | None:
+        """The bytes that count for its limit: without the buffers of replicas and of the append-only file."""
+        used = self._number("used_memory")
+        return None if used is None else max(0, used - (self._number("mem_not_counted_for_evict") or 0))
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The maximum of these bytes, ``maxmemory``. None: there is none, or it is unknown."""
+        return self._number("maxmemory") or None
+
+    @property
+    def memory_share(self) -> float:
+        """The part of the limit that is used. 0: there is no limit, or it is unknown."""
+        limit = self.memory_limit
+        return (self.memory_used or 0) / limit if limit else 0.0
+
+    @property
+    def memory_text(self) -> str:
+        """How much of its memory is used, in readable form. Empty: unknown."""
+        used, limit = self.memory_used, self.memory_limit
+        if used is None:
+            return ""
+        if limit is None:
+            return f"{size_text(used)} are used, and there is no limit"
+        return f"{size_text(used)} of {size_text(limit)} are used ({self.memory_share:.0%})"
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why it refuses writes. Empty: it takes them."""
+        if self.info.get("role") == "slave":
+            # Redis checks nothing else on a replica.
+            if self.info.get("slave_read_only") == "0":
+                return ["it is a replica, whose writes are lost at the next synchronization"]
+            return ["it is a read-only replica"]
+        found = []
+        if self.memory_share > 1 and not self.deletes_messages:
+            found.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
+        if self._snapshot_failed and self._stops_after_snapshots:
+            found.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")
+        if self.info.get("aof_enabled") == "1" and self.info.get("aof_last_write_status") == "err":
+            found.append("it cannot write its append-only file")
+        good = self._number("min_slaves_good_slaves")
+        wanted = self._wanted_replicas
+        if good is not None and good < wanted:
+            found.append(f"{good} of the {wanted} replicas that min-replicas-to-write requires are connected")
+        return found
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not well although it takes writes."""
+        if self.refusals:
+            return []
+        found = []
+        if self.memory_share >= ALMOST_FULL:
+            follows = "it deletes messages" if self.deletes_messages else "it refuses sends"
+            found.append(f"its memory is almost full: {self.memory_text}. Above the limit {follows}")
+        if self._snapshot_failed:
+            found.append("its last snapshot failed")
+        return found
+
+    @property
+    def _snapshot_failed(self) -> bool:
+        return self.info.get("rdb_last_bgsave_status") == "err"
+
+    @property
+    def _stops_after_snapshots(self) -> bool:
+        """Whether it refuses writes after a failed snapshot: by default it does, unless it takes none by itself."""
+        stops = self.config.get("stop-writes-on-bgsave-error", "yes")
+        return stops != "no" and self.config.get("save") != ""
+
+    @property
+    def _wanted_replicas(self) -> int:
+        """How many replicas must be connected. INFO counts them only if at least one must be."""
+        wanted = self.config.get("min-replicas-to-write", "")
+        return int(wanted) if wanted.isdecimal() else 1
+
+    def _number(self, name: str) -> int | None:
+        value = self.info.get(name, "")
+        return int(value) if value.isdecimal() else None
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in readable form, in the largest unit of which there is at least one."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size} bytes"
+
+
+__all__ = ["ALMOST_FULL", "SETTINGS", "ServerInfo", "size_text"]

@@ -1,0 +1,228 @@
+"""What is known about one message, and how the answer of a slot is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import floor, isfinite
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+from django_rmq.core.model.failure_records import Death, FailureRecord, error_class
+from django_rmq.core.model.limits import shown
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.outcome import Outcome, Progress, parse
+from django_rmq.core.model.replies import FoundReply
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import InvalidRequest
+
+MessageState = Literal[
+    "waiting",
+    "running",
+    "running_and_waiting",
+    "resting",
+    "dead",
+    "done",
+    "removed",
+    "cancelled",
+    "unknown",
+]
+"""The state of a message; ``MessageStatus.state`` says what each means."""
+
+ENDS: tuple[MessageState, ...] = ("dead", "done", "removed", "cancelled")
+"""The states of messages that have ended."""
+
+STATES: tuple[MessageState, ...] = ("waiting", "running", "running_and_waiting", "resting", *ENDS)
+"""The states of messages of which something is known."""
+
+QUEUES: Mapping[str, str] = MappingProxyType(
+    {"waiting": "store", "running": "prepare", "resting": "retry", "dead": "dead", "claimed": "claim"}
+)
+"""The state of a copy of a message → the queue of its slot that holds it, by the name that the article gave it."""
+
+STATE_OF: Mapping[str, str] = MappingProxyType({queue: state for state, queue in QUEUES.items()})
+"""The same, the other way round."""
+
+
+def queue_of(state: str) -> str:
+    """Return the queue of a state; the name of a queue is taken, too. Raises ``InvalidRequest`` for another word."""
+    queue = QUEUES.get(state, state)
+    if queue not in STATE_OF:
+        raise InvalidRequest(f"unknown state {shown(state)}: it must be one of {', '.join(QUEUES)}")
+    return queue
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStatus:
+    """What Redis knows about one message. All times are aware datetimes in UTC; None: there is none, or it is not known."""
+
+    topic: str
+    id: str = field(repr=False)
+    """The message's id: its slot and its member. It contains what is stored."""
+    state: MessageState
+    """``waiting``, ``running``, ``running_and_waiting``, ``resting`` or ``dead``; on topics with OUTCOME_RETENTION
+    also ``done``, ``removed`` and ``cancelled``. ``unknown``: it was never sent, or its end is not kept."""
+    due: datetime | None = None
+    """When it can be delivered next. Not known on priority topics, and for a retry that can be delivered at once."""
+    priority: int | None = None
+    """Its priority, if it waits on a priority topic and has not failed."""
+    attempts: int = 0
+    """How many deliveries there were since the message last ended, with the one that is in flight."""
+    worker: str = ""
+    """The worker that has it, or had it when it ended. Empty: none, or unknown (claims, topics that are not
+    SERIAL)."""
+    delivered: datetime | None = None
+    """When the delivery began that is in flight, or in which it ended."""
+    ended: datetime | None = None
+    """When it ended: ``done``, ``removed``, ``cancelled`` or ``dead``."""
+    progress: float | None = None
+    """The fraction from 0 to 1 that its listener reported (OUTCOME_RETENTION). 1 once it is done."""
+    progress_text: str = ""
+    """What the listener said about its progress."""
+    progress_at: datetime | None = None
+    """When the listener reported it."""
+    reason: str = ""
+    """Why it is dead: failed, timed_out, overran, undecodable, rejected, buried or lapsed."""
+    error_class: str = ""
+    """The class of its last error."""
+    first_failed: datetime | None = None
+    last_failed: datetime | None = None
+
+    @property
+    def took(self) -> float | None:
+        """Seconds from its delivery to its end. In a batch this includes the wait for the messages before it."""
+        if self.delivered is None or self.ended is None:
+            return None
+        return max(0.0, (self.ended - self.delivered).total_seconds())
+
+
+def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageStatus:
+    """Return the status of a message. A record that RMQ did not write counts as none."""
+    name = message_id(slot, member)
+    outcome = _outcome(found.outcome)
+    failure, death = _failure(found.failure), _death(found.death)
+    if found.prepare is not None or found.claim is not None:
+        return _in_flight(topic, name, found, failure, outcome)
+    if found.store is not None or found.retry is not None:
+        return MessageStatus(
+            topic.name,
+            name,
+            "resting" if found.store is None else "waiting",
+            **_next(topic, found),
+            attempts=failure.times if failure else 0,
+            **_failed(failure),
+        )
+    ended = outcome if isinstance(outcome, Outcome) else None
+    if found.dead is not None and (ended is None or ended.state == "dead" or ended.ended_ms < found.dead):
+        same = ended if ended is not None and ended.ended_ms == found.dead else None
+        return MessageStatus(
+            topic.name,
+            name,
+            "dead",
+            attempts=same.attempts if same else death.times if death else 0,
+            worker=_worker(topic, same),
+            delivered=_instant(same.delivered_ms) if same else None,
+            ended=_instant(found.dead),
+            reason=death.reason if death else "",
+            **_failed(death),
+        )
+    if ended is None or ended.state == "dead":
+        # What is no longer in Dead was deleted, or replayed and ended by a Spark query, which leaves no outcome.
+        return MessageStatus(topic.name, name, "unknown")
+    return from_outcome(topic, name, ended)
+
+
+def from_outcome(topic: Topic, name: str, ended: Outcome) -> MessageStatus:
+    """Return the status of a message of which only the note of its end is left. ``name``: its id."""
+    return MessageStatus(
+        topic.name,
+        name,
+        cast("MessageState", ended.state),
+        attempts=ended.attempts,
+        worker=_worker(topic, ended),
+        delivered=_instant(ended.delivered_ms),
+        ended=_instant(ended.ended_ms),
+        progress=1.0 if ended.state == "done" else None,
+        reason=ended.reason,
+        error_class=ended.error_class,
+    )
+
+
+def _in_flight(
+    topic: Topic,
+    name: str,
+    found: FoundReply,
+    failure: FailureRecord | None,
+    outcome: Progress | Outcome | None,
+) -> MessageStatus:
+    receipt = (found.in_flight or b"").partition(b" ")[0]
+    number = int(receipt) if receipt.isdigit() else 0
+    reported = outcome if isinstance(outcome, Progress) and outcome.receipt == number else None
+    waits = found.store is not None or found.retry is not None
+    return MessageStatus(
+        topic.name,
+        name,
+        "running_and_waiting" if waits else "running",
+        **(_next(topic, found) if waits else {}),
+        attempts=(failure.times if failure else 0) + 1,
+        worker=found.owner if topic.serial and found.prepare is not None else "",
+        # A receipt is the time of the delivery in us.
+        delivered=_instant(number / 1000) if number else None,
+        progress=reported.fraction if reported else None,
+        progress_text=reported.text if reported else "",
+        progress_at=_instant(reported.reported_ms) if reported else None,
+        **_failed(failure),
+    )
+
+
+def _next(topic: Topic, found: FoundReply) -> dict[str, Any]:
+    """Return when the copy that waits or rests can be delivered, or its priority."""
+    if found.store is None:
+        return {"due": _instant(found.retry, whole=True)}
+    if topic.is_priority:
+        is_fresh = found.store >= topic.min_priority and isfinite(found.store) and found.store % 1 == 0
+        return {"priority": int(found.store)} if is_fresh else {}
+    return {"due": _instant(found.store, whole=True)} if found.store > 999 else {}
+
+
+def _worker(topic: Topic, ended: Outcome | None) -> str:
+    return ended.worker if ended is not None and topic.serial else ""
+
+
+def _failed(record: FailureRecord | Death | None) -> dict[str, Any]:
+    if record is None or not record.times:
+        return {}
+    return {
+        "error_class": error_class(record.error.decode("utf-8", "replace")),
+        "first_failed": _instant(record.first_ms),
+        "last_failed": _instant(record.last_ms),
+    }
+
+
+def _instant(ms: float | None, *, whole: bool = False) -> datetime | None:
+    """Return the instant; None for a score that is none. ``whole``: a score, whose fraction is no time."""
+    if ms is None or not 0 < ms < 1e14:
+        return None
+    return datetime.fromtimestamp((floor(ms) if whole else ms) / 1000, UTC)
+
+
+def _outcome(raw: bytes | None) -> Progress | Outcome | None:
+    try:
+        return None if raw is None else parse(raw)
+    except ValueError:
+        return None
+
+
+def _failure(raw: bytes | None) -> FailureRecord | None:
+    try:
+        return None if raw is None else FailureRecord.parse(raw)
+    except ValueError:
+        return None
+
+
+def _death(raw: bytes | None) -> Death | None:
+    try:
+        return None if raw is None else Death.parse(raw)
+    except ValueError:
+        return None

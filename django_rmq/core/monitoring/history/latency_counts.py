@@ -1,0 +1,108 @@
+"""The lateness of messages and the duration of listeners, counted in classes by every worker."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from django_rmq.core.commands import activity
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.history_samples import LATENESS_BUCKETS
+from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError
+
+logger = safe_logger("django_rmq.history")
+
+EDGES_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000,
+    1_800_000, 3_600_000, 10_800_000, 43_200_000, 86_400_000,
+)  # fmt: skip
+"""The classes of lateness: up to 1 ms, up to 2 ms, …, up to a day, more."""
+
+FLUSH_SECONDS = 5.0
+"""Seconds for which lateness is counted before it is sent to Redis."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The counts of one topic since the last flush."""
+
+    late: list[int] = field(default_factory=lambda: [0] * LATENESS_BUCKETS)
+    late_ms: float = 0.0
+    took: list[int] = field(default_factory=lambda: [0] * LATENESS_BUCKETS)
+    took_ms: float = 0.0
+
+
+class TimesCount:
+    """Counts how late messages are handed out and how long listeners take, and sends the counts to Redis every few seconds.
+
+    If a process is killed, a few seconds of its counts are lost.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._counted: defaultdict[Topic, _Counted] = defaultdict(_Counted)
+        self._lock = threading.Lock()
+        self._complain = LogThrottle(logger)
+
+    def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
+        """Count messages that were just handed out. Priorities and retries have no due time."""
+        if topic.is_priority:
+            return
+        late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
+        with self._lock:
+            counted = self._counted[topic]
+            _add(counted.late, late)
+            counted.late_ms += sum(one for one in late if one > 0)
+
+    def note_calls(self, topic: Topic, seconds: Sequence[float]) -> None:
+        """Count the durations of calls of the listener."""
+        took = sorted(one * 1000 for one in seconds)
+        with self._lock:
+            counted = self._counted[topic]
+            _add(counted.took, took)
+            counted.took_ms += sum(took)
+
+    def flushing(self) -> Generator[float, None, None]:
+        """A duty that sends the counts to Redis, also at the end."""
+        try:
+            while True:
+                yield FLUSH_SECONDS
+                self._flush()
+        finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            taken, self._counted = self._counted, defaultdict(_Counted)
+        for topic, counted in taken.items():
+            try:
+                if any(counted.late):
+                    self._broker.run(activity.note_late(topic, counted.late))
+                late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
+                self._broker.run(activity.note_times(topic, counted.late, late_ms, counted.took, took_us))
+            except RmqError as error:
+                self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
+
+
+def _add(counts: list[int], found: Sequence[float]) -> None:
+    """Add the number of ``found`` (in order) in each class."""
+    for bucket, number in enumerate(_by_class(found)):
+        if number:
+            counts[bucket] += number
+
+
+def _by_class(late: Sequence[float]) -> Iterator[int]:
+    """Return the number of ``late`` (in order) in each class."""
+    before = 0
+    for edge in EDGES_MS:
+        upto = bisect_left(late, edge + 1e-6, before)
+        yield upto - before
+        before = upto
+    yield len(late) - before

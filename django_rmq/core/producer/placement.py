@@ -1,0 +1,269 @@
+"""From a body and its options to a message that is ready for its slot, also while its topic is being re-slotted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+from zlib import crc32
+
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import (
+    Envelope,
+    basis_bytes,
+    encode_envelope,
+    new_origin,
+)
+from django_rmq.core.model.limits import MAX_PRIORITY, shown
+from django_rmq.core.model.message_content import LARGEST_HELD, draw_members
+from django_rmq.core.model.topic import Topic, TopicType, slot_counts
+from django_rmq.core.producer.fifo_members import line_basis
+from django_rmq.core.producer.validation import (
+    check_fixed_time,
+    check_headers,
+    check_key,
+    check_max_retries,
+    check_score,
+    check_stored_basis,
+    check_timeout,
+)
+from django_rmq.durations import Duration
+from django_rmq.exceptions import InvalidBody, InvalidMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message as its sender gives it. In ``send_messages``, options given here override the shared ones."""
+
+    body: Any
+    key: str | None = None
+    priority: int | None = None
+    time_range: Duration | None = None
+    fixed_time: datetime | None = None
+    delay: Duration | None = None
+    slot_basis: object = None
+    headers: Mapping[str, str] | None = field(default=None, hash=False)
+    expires: datetime | None = None
+    max_retries: int | None = None
+    timeout: Duration | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the options given beside the body."""
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+
+OPTIONS = dict.fromkeys(one.name for one in fields(Send) if one.name != "body")
+"""The names of the options of a message, in order."""
+
+
+class Outgoing(NamedTuple):
+    """A validated message, ready for its slot."""
+
+    topic: Topic
+    slot: int
+    member: bytes
+    score: int
+    """range_merge, fifo: ms to wait. priority: the priority. fixed_time: the due time in ms."""
+    envelope: bytes | None = None
+    act: Literal["send", "ensure", "remove", "cancel"] = "send"
+    """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back.
+    ``cancel``: take it back, and have its listener told if it runs."""
+    crc: int | None = None
+    """CRC of the slot basis, from which the slot follows for any slot count. None: unknown."""
+
+    @property
+    def removes(self) -> bool:
+        """Whether it takes a message back instead of sending one."""
+        return self.act in ("remove", "cancel")
+
+    def placed(self, topic: Topic) -> Outgoing:
+        """Return the message as ``topic`` places it; the topic may have another slot count."""
+        crc = self.slot if self.crc is None else self.crc
+        return self._replace(topic=topic, slot=crc & (topic.slots - 1))
+
+
+def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
+    """Return the score that makes a replayed message due at once, or restores its priority (``scored``)."""
+    if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
+        return 0
+    if topic.type is TopicType.FIXED_TIME:
+        return now_ms
+    had = scored if scored is not None and math.isfinite(scored) else 0
+    return int(min(max(had, topic.min_priority), MAX_PRIORITY))
+
+
+@lru_cache(1024)
+def _with_fields(topic: Topic, fields: tuple[tuple[str, Any], ...]) -> Topic:
+    """Return the same object each time, because what goes over the wire is cached per object."""
+    return replace(topic, **dict(fields))
+
+
+class Placement:
+    """Decides where messages are placed: by the slot count of their topic, or by the counts learned from a re-slotting.
+
+    ``counts``: for topics that were re-slotted, the slot counts in the order in which to try them. ``followed``: the
+    fields in which Redis differs from the settings for topics in ``counts``.
+    """
+
+    def __init__(
+        self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self._counts = counts
+        self._followed = {} if followed is None else followed
+
+    def outgoing(
+        self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None
+    ) -> Outgoing:
+        """Return a message in the slot of its basis. None: in the slot of its member."""
+        present = self.present(topic)
+        crc = crc32(member if basis is None else basis)
+        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
+
+    def present(self, topic: Topic, attempt: int = 0) -> Topic:
+        """Return ``topic`` with the slot count to try: the first, or the next one if a slot refused it."""
+        counts = self._counts.get(topic.name)
+        if counts is None:
+            return topic
+        # rule: senders_keep_their_retries
+        fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}
+        if all(getattr(topic, name) == value for name, value in fields.items()):
+            return topic
+        return _with_fields(topic, tuple(fields.items()))
+
+    def slots(self, out: Outgoing) -> list[int]:
+        """Return the slots that may hold a message.
+
+        While its topic is being re-slotted there are two, the old one first.
+        """
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in self.counts(out.topic)]
+
+    def counts(self, topic: Topic) -> tuple[int, ...]:
+        """Return the slot counts by which the messages of ``topic`` are placed, as far as it is known here."""
+        return self._counts.get(topic.name, (topic.slots,))
+
+    def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, Any]]) -> set[str]:
+        """Take over from ``definitions`` how topics were re-slotted; return those with counts not yet ``looked`` at."""
+        new: set[str] = set()
+        for name, known in looked.items():
+            if "reslot" not in definitions.get(name, {}):
+                continue
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if not known.issuperset(counts):
+                new.add(name)
+                known.update(counts)
+        return new
+
+    def renewed(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
+        """Return messages with their current first placement; they may have been built long ago."""
+        if not self._counts:
+            return list(messages)
+        present = [self.present(out.topic) for out in messages]
+        return [
+            out if topic is out.topic else out.placed(topic)
+            for out, topic in zip(messages, present, strict=True)
+        ]
+
+    def moved(
+        self, messages: Sequence[Outgoing], definitions: Mapping[str, dict[str, Any]]
+    ) -> list[Outgoing] | None:
+        """Return messages that a slot refused as ``definitions`` place them.
+
+        None: the definitions do not explain the refusal.
+        """
+        present: dict[tuple[str, int], Topic] = {}
+        for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
+            if "slots" not in definitions.get(name, {}):
+                return None
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if counts == (slots,):
+                return None  # the definition gives the count that the slot refuses
+            # A slot that refuses the old count has been given the new one.
+            attempt = counts.index(slots) + 1 if slots in counts else 0
+            topic = next(out.topic for out in messages if out.topic.name == name)
+            present[name, slots] = self.present(topic, attempt)
+        return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
+
+
+def built(places: Placement, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
+    """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``. Times are in ms, timeout in s."""
+    topic = places.present(topic)
+    given = options.get
+    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
+    raw = encode_body(topic, body)
+    basis = basis_of(topic, body, given("slot_basis"))
+    key, headers, expires = given("key"), given("headers"), given("expires")
+    retries, timeout = given("max_retries"), given("timeout")
+    if (is_alone := topic.is_fifo and key is None) and basis is None:
+        basis = line_basis(topic)
+    if topic.identity == "body":
+        if key is not None or headers or expires is not None or retries is not None or timeout is not None:
+            raise InvalidMessage(
+                f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
+                "IDENTITY 'key', because equal bodies merge into one message"
+            )
+        return places.outgoing(topic, basis, raw, score)
+    content = Envelope(
+        raw,
+        0 if expires is None else check_fixed_time(expires, name="expires"),
+        None if basis is None or (is_alone and topic.slot_basis) else check_stored_basis(basis),
+        check_headers(headers),
+        new_origin() if topic.origin else None,
+        (raw,) if topic.accumulate else None,
+        None if retries is None else check_max_retries(topic, retries),
+        None if timeout is None else check_timeout(topic, timeout),
+    )
+    member = draw_members(1)[0] if is_alone else check_key(key)
+    envelope = encode_envelope(content)
+    # Scripts look for expiries and limits beside the member only.
+    if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:
+        return places.outgoing(topic, basis, member + envelope, score)
+    return places.outgoing(topic, basis, member, score, envelope)
+
+
+def member_of(topic: Topic, body: object, key: object) -> bytes:
+    """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
+    if topic.keyed:
+        if key is None:
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
+        return check_key(key)
+    if key is not None:
+        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")
+    return encode_body(topic, body)
+
+
+def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = False) -> bytes | None:
+    """Return the slot basis of a message. None: its member decides.
+
+    ``names``: the body only says which message is meant.
+    """
+    if slot_basis is not None:
+        if topic.slot_basis is not None:
+            raise InvalidMessage(
+                f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which decides the slot: remove "
+                f"slot_basis={shown(slot_basis)}"
+            )
+        return basis_bytes(slot_basis)
+    return None if topic.slot_basis is None else basis_of_field(topic, body, names=names)
+
+
+def basis_of_field(topic: Topic, body: object, *, names: bool = False) -> bytes:
+    """Return the slot basis of a message that the SLOT_BASIS of its topic gives.
+
+    ``names``: on a keyed topic the field is enough, as it is stored.
+    """
+    name = topic.slot_basis
+    if topic.typed is not None:
+        try:
+            body = topic.typed.plain(body)
+        except InvalidBody:
+            if not (names and topic.keyed and isinstance(body, Mapping) and name in body):
+                raise
+    # The first test is quick, and most bodies pass it.
+    if not (type(body) is dict or isinstance(body, Mapping)) or name not in body:
+        raise InvalidMessage(
+            f"topic {topic.name} has SLOT_BASIS {name!r}: the body must be an object with that field"
+        )
+    return basis_bytes(body[name])

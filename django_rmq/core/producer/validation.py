@@ -1,0 +1,246 @@
+"""Checks of the options of a send. Each returns the value in its final form, or raises ``InvalidMessage``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import datetime
+
+from django_rmq.core.model.limits import (
+    MAX_DURATION_MS,
+    MAX_INSTANT_MS,
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+    is_number,
+    is_whole,
+    shown,
+)
+from django_rmq.core.model.send_results import STORED, Durability
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.exceptions import InvalidMessage
+
+MAX_HEADER_BYTES = 8_192
+"""The maximum size of all headers of a message, as JSON, in bytes."""
+
+LONGEST_GUESSED = 10_000_000_000
+"""An instant before this number of ms, in April 1970, is probably meant as something else."""
+
+MAX_REPLICAS = 100
+"""The maximum number of replicas that a send may ask to confirm."""
+
+
+JUST_NOW_MS = 60_000
+"""For how long an instant that has just passed is taken as now: ``fixed_time=timezone.now()`` is no mistake."""
+
+
+def check_time_range(value: int) -> int:
+    """Return ``time_range``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("time_range", value, 1)
+
+
+def check_delay(value: int) -> int:
+    """Return ``delay``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("delay", value, 0)
+
+
+def _checked_ms(name: str, value: int, least: int) -> int:
+    if not is_whole(value) or not least <= value <= MAX_DURATION_MS:
+        raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {shown(value)}")
+    return value
+
+
+def check_priority(topic: Topic, value: object) -> int:
+    """Return ``priority``, or raise ``InvalidMessage``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidMessage(f"priority must be an integer, got {shown(value)}")
+    if not topic.min_priority <= value <= MAX_PRIORITY:
+        raise InvalidMessage(
+            f"priority must be from {topic.min_priority} (lower numbers are reserved for retries) to "
+            f"{MAX_PRIORITY}, got {shown(value)}"
+        )
+    return value
+
+
+def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -> int:
+    """Return an instant, which is in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
+
+    A ``fixed_time`` of the last minute counts as now. ``past`` allows all past times.
+    """
+    if not is_whole(at):
+        raise InvalidMessage(f"{name} must be whole ms since the epoch, got {shown(at)}")
+    now = time.time() * 1000
+    if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
+        hint = "; is it a duration, or in seconds where ms are taken?" if 0 < at < LONGEST_GUESSED else ""
+        raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
+    if at > MAX_INSTANT_MS:
+        raise InvalidMessage(f"{name} {_instant(at)} is after {_instant(MAX_INSTANT_MS)}")
+    if at <= 999:
+        raise InvalidMessage(
+            f"{name} {at} ms is too small: it must be above 999, smaller numbers are reserved for retries"
+        )
+    return at
+
+
+def check_durability(replicas: object, fsync: object) -> Durability:
+    """Return the durability that a send requests beyond being stored, or raise ``InvalidMessage``."""
+    if type(replicas) is int and not replicas and fsync is False:
+        return STORED
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidMessage(
+            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {shown(replicas)}"
+        )
+    if not isinstance(fsync, bool):
+        raise InvalidMessage(f"fsync must be True or False, got {shown(fsync)}")
+    return Durability(replicas, fsync)
+
+
+def _instant(ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000).astimezone().isoformat()} ({ms} ms)"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def check_score(
+    topic: Topic,
+    priority: int | None = None,
+    time_range: int | None = None,
+    fixed_time: int | None = None,
+    delay: int | None = None,
+) -> int:
+    """Return the score given by the options of a message (times in ms), which must be those of its topic's type."""
+    kind = topic.type
+    check_placement(topic, priority, time_range, fixed_time, delay)
+    if kind is TopicType.FIFO:
+        return 0 if delay is None else check_delay(delay)
+    if topic.type is TopicType.RANGE_MERGE:
+        if time_range is None:
+            if topic.time_range_ms is None:
+                raise InvalidMessage(
+                    f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
+                )
+            return topic.time_range_ms
+        return check_time_range(time_range)
+    if topic.type is TopicType.PRIORITY:
+        if priority is not None:
+            return check_priority(topic, priority)
+        if topic.default_priority is None:
+            raise InvalidMessage(
+                f"topic {topic.name} has the type priority: pass priority= (an integer), or set DEFAULT_PRIORITY"
+            )
+        return topic.default_priority
+    if fixed_time is None:
+        raise InvalidMessage(
+            f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
+        )
+    return check_fixed_time(fixed_time)
+
+
+def check_placement(
+    topic: Topic, priority: object, time_range: object, fixed_time: object, delay: object
+) -> None:
+    """Raise ``InvalidMessage`` if one of the options is that of another type than the topic's."""
+    kind = topic.type
+    if (
+        (priority is not None and kind is not TopicType.PRIORITY)
+        or (time_range is not None and kind is not TopicType.RANGE_MERGE)
+        or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
+        or (delay is not None and kind is not TopicType.FIFO)
+    ):
+        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
+
+
+_OPTIONS = {
+    TopicType.RANGE_MERGE: "time_range",
+    TopicType.PRIORITY: "priority",
+    TopicType.FIXED_TIME: "fixed_time",
+    TopicType.FIFO: "delay",
+}
+"""The option of a send that says when a message of this type is due, or how urgent it is."""
+
+
+def option_of(topic: Topic) -> str:
+    """Return the option of a send that says when a message of ``topic`` is due or how urgent it is, and what it takes."""
+    return _TAKEN[topic.type]
+
+
+_TAKEN = {
+    TopicType.RANGE_MERGE: "time_range= (how long it waits for others to merge with)",
+    TopicType.PRIORITY: "priority= (an integer)",
+    TopicType.FIXED_TIME: "fixed_time= (an aware datetime)",
+    TopicType.FIFO: "delay= (how long it waits at least)",
+}
+
+
+def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
+    wanted = _OPTIONS[topic.type]
+    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != wanted)
+    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {wanted}=, not {names}")
+
+
+def check_key(key: object) -> bytes:
+    """Return a key as the member that Redis holds. None: a generated key."""
+    if key is None:
+        # As unlikely to come twice as a UUID, and made in a third of the time.
+        return os.urandom(16).hex().encode()
+    if not isinstance(key, str) or not key:
+        raise InvalidMessage(f"key must be a non-empty str, got {shown(key)}")
+    try:
+        member = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"key {key!r} is not valid Unicode") from None
+    if len(member) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"key has {len(member)} bytes, more than {MAX_KEY_BYTES}")
+    return member
+
+
+def check_headers(headers: object) -> dict[str, str] | None:
+    """Return headers in their stored form. None: there are none."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers must be a mapping from str to str, got {shown(headers)}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"headers must be pairs of str, got {shown(name)}: {shown(value)}")
+    found = dict(headers)
+    try:
+        size = len(json.dumps(found, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage("headers contain text that is not valid Unicode") from None
+    if size > MAX_HEADER_BYTES:
+        raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
+    return found or None
+
+
+def check_max_retries(topic: Topic, value: object) -> int:
+    """Return how often a message may be tried again, or raise ``InvalidMessage``."""
+    if not is_whole(value) or not 0 <= value <= topic.max_retries:
+        raise InvalidMessage(
+            f"max_retries must be a whole number from 0 to {topic.max_retries}, the MAX_RETRIES of topic {topic.name}, "
+            f"got {shown(value)}"
+        )
+    return value
+
+
+def check_timeout(topic: Topic, value: float) -> int:
+    """Return the time-out of a message in seconds, or raise ``InvalidMessage``."""
+    if not is_number(value) or value != int(value) or not 1 <= value <= topic.timeout:
+        raise InvalidMessage(
+            f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, "
+            f"got {shown(value)}"
+        )
+    return int(value)
+
+
+def check_stored_basis(basis: bytes) -> str:
+    """Return a slot basis in the form in which the envelope of a keyed message holds it."""
+    # It is stored beside the body, so that the slot can be found again when the slot count changes.
+    if len(basis) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"slot_basis has {len(basis)} bytes, more than {MAX_KEY_BYTES}")
+    try:
+        return basis.decode()
+    except UnicodeDecodeError:
+        raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, which keyed topics require") from None

@@ -1,0 +1,256 @@
+"""The steps by which each tick of a schedule becomes one message.
+
+Any number of processes may take them at the same time, and each may die between any two. A step that another
+process has taken changes nothing: Redis holds the state of each schedule, and each slot the latest tick of
+each schedule that was put into it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from zlib import crc32
+
+from django_rmq.core.commands import schedule_records, schedule_ticks
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
+from django_rmq.core.model.schedule import (
+    ScheduleRecord,
+    instant_text,
+    tick_member,
+    walls_text,
+)
+from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.producer.placement import Outgoing, basis_of
+from django_rmq.core.producer.validation import check_stored_basis
+from django_rmq.core.schedules.tick_times import next_instant, next_tick, wall
+from django_rmq.exceptions import (
+    CallerError,
+    ConfigurationError,
+    RmqError,
+    SlotMoved,
+    TopicFull,
+    UnknownTopic,
+)
+
+logger = logging.getLogger("django_rmq.schedules")
+
+LONGEST_PAUSE = 5.0
+"""The maximum seconds between two looks at the schedules."""
+
+
+class Stepper:
+    """Takes the steps that are due, of the schedules of ``topics``.
+
+    ``sent`` is called with each message that was written.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: Mapping[str, Topic],
+        sent: Callable[[str, SendResult], None] = lambda topic, result: None,
+    ) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._sent = sent
+        self._complain = LogThrottle(logger)
+
+    def step(self, also: str = "") -> float:
+        """Take one step of each schedule; return the seconds until there is another one.
+
+        ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
+        """
+        now_ms = self._broker.now_ms()
+        return self.step_each(self._broker.run(schedule_records.read_schedules()), now_ms, also)
+
+    def step_each(self, records: Iterable[ScheduleRecord], now_ms: int, also: str = "") -> float:
+        """Take one step of each of these schedules, which were just read; see ``step``."""
+        pause = LONGEST_PAUSE
+        trouble: RmqError | None = None
+        for record in records:
+            # A schedule of another topic is left to those who consume it.
+            if record.schedule.topic not in self._topics and record.name != also:
+                continue
+            try:
+                pause = min(pause, self._step(record, now_ms))
+            except CallerError as error:
+                self._complain(record.name, f"Schedule {record.name} does not run: %s", error)
+            except RmqError as error:
+                trouble = trouble or error  # such as a node that is down: the others go on
+        if trouble is not None:
+            raise trouble
+        return pause
+
+    def settle(self, also: str = "") -> None:
+        """Take all steps that are due now. Raises ``RmqError``."""
+        for _ in range(100):
+            if self.step(also) > 0:
+                return
+
+    def _step(self, record: ScheduleRecord, now_ms: int) -> float:
+        if record.state == "retracting":
+            return 0.0 if self._retract(record) else 1.0
+        if record.state == "writing":
+            return 0.0 if self._write(record) else 1.0
+        if record.is_paused:
+            return LONGEST_PAUSE
+        if record.state == "written" and record.at > now_ms:
+            return (record.at - now_ms) / 1000
+        ran = record.ran(now_ms)
+        instant = next_instant(record.schedule, record.at, now_ms, ran)
+        if instant is None:
+            return LONGEST_PAUSE
+        out, walls = self.message(record, instant), (wall(record.schedule, instant), *ran)
+        planned = replace(
+            record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0, walls=walls
+        )
+        answer = self._broker.run(
+            schedule_records.plan_tick(
+                record.name,
+                record.generation,
+                record.at,
+                instant,
+                planned.topic,
+                planned.crc,
+                walls_text(walls),
+            )
+        )
+        if answer == "planned":
+            self._write(planned)
+        return 0.0 if answer != "early" else 0.05
+
+    def message(self, record: ScheduleRecord, instant: int) -> Outgoing:
+        """Return the message of a tick. Raises ``InvalidMessage``, ``ConfigurationError`` and ``UnknownTopic``."""
+        headers = {"schedule": record.name, "tick": instant_text(instant)}
+        schedule, member = record.schedule, tick_member(record.name, instant)
+        # Drawn, it would be another one for a tick that is written again after Redis has lost it.
+        # rule: a_tick_written_again_is_another_message
+        origin = derived_origin(instant, f"{self._broker.prefix} {member.decode()}")
+        topic = self._topic(schedule.topic)
+        if not (topic.takes_instants and topic.keyed):
+            raise ConfigurationError(
+                f"topic {topic.name} has the TYPE {topic.type.value} and the IDENTITY {topic.identity}: "
+                "messages with a key and a due time are needed"
+            )
+        return message(topic, member, schedule.body, headers, instant, origin)
+
+    def _topic(self, name: str) -> Topic:
+        """Return the topic as the settings declare it, or as Redis has it."""
+        if (found := self._topics.get(name)) is not None:
+            return found
+        if registered := self._broker.definitions().of(name):
+            return Topic.registered(name, registered, registered["slots"])
+        raise UnknownTopic(f"no topic {name!r} is declared or registered in Redis")
+
+    def _places(self, topic: Topic, crc: int) -> list[tuple[Topic, int]]:
+        """Return the slots that may have been given a tick, those of earlier slot counts first."""
+        registered = self._broker.definitions().of(topic.name)
+        counts = [*former_slot_counts(registered), *slot_counts(registered)] if registered else [topic.slots]
+        return [(replace(topic, slots=count), crc & (count - 1)) for count in dict.fromkeys(counts)]
+
+    def _write(self, record: ScheduleRecord) -> bool:
+        """Write the planned tick into its slot; return whether it is there."""
+        out = self.message(record, record.at)
+        for topic, slot in self._places(out.topic, record.crc):
+            try:
+                answer = self._broker.run(
+                    schedule_ticks.tick(
+                        topic,
+                        slot,
+                        record.name,
+                        record.generation,
+                        record.at,
+                        out.member,
+                        out.envelope or b"",
+                    )
+                )
+            except SlotMoved:
+                continue
+            if answer == "stale" and plan_again(self._broker, record):  # rule: a_stale_tick_counts_as_written
+                # The schedule was just changed, or its key has lost the last changes, and the slot has not.
+                return True
+            if answer == "full":
+                error = TopicFull(
+                    f"slot {slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
+                )
+                self._complain(record.name, f"Schedule {record.name} waits: %s", error)
+                return False
+            if answer == "stored":
+                self._sent(
+                    topic.name, SendResult(topic.name, slot, out.member, status="stored", score=record.at)
+                )
+            self._broker.run(
+                schedule_records.settle_tick(record.name, record.generation, record.at, "written")
+            )
+            return True
+        return False
+
+    def _retract(self, record: ScheduleRecord) -> bool:
+        """Take back the latest tick, unless somebody has taken it; return whether that is done."""
+        answers: set[str] = set()
+        if record.topic:
+            try:
+                topic = self._topic(record.topic)
+            except UnknownTopic:
+                pass  # nothing is left of it
+            else:
+                member = tick_member(record.name, record.at)
+                answers = {
+                    self._broker.run(
+                        schedule_ticks.retract(place, slot, record.name, record.generation, record.at, member)
+                    )
+                    for place, slot in self._places(topic, record.crc)
+                }
+        outcome = "written" if "written" in answers and "removed" not in answers else "removed"
+        self._broker.run(schedule_records.settle_tick(record.name, record.generation, record.at, outcome))
+        return True
+
+
+def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
+    """Have the latest tick of a schedule taken back and planned again; return whether nobody else had done so."""
+    before = walls_text(each for each in record.walls if each.instant == record.last)
+    return broker.run(schedule_records.change_schedule(record.name, "walls", before)) == "changed"
+
+
+def message(
+    topic: Topic, member: bytes, body: object, headers: dict[str, str], score: int, origin: str
+) -> Outgoing:
+    """Return a message of a schedule. Its due time may have passed. Raises ``InvalidMessage``."""
+    basis = basis_of(topic, body, None)
+    envelope = Envelope(
+        encode_body(topic, body),
+        slot_basis=None if basis is None else check_stored_basis(basis),
+        headers=headers,
+        origin=origin if topic.origin else None,
+    )
+    crc = crc32(member if basis is None else basis)
+    slot = crc & (topic.slots - 1)
+    return Outgoing(topic, slot, member, score, encode_envelope(envelope), crc=crc)
+
+
+def next_run(record: ScheduleRecord, now_ms: int) -> int | None:
+    """Return when a schedule is due next (ms). None: it is paused, removed, or never due again."""
+    if record.is_paused or record.is_removed:
+        return None
+    if record.state in ("writing", "written") and record.at > now_ms:
+        return record.at
+    return next_tick(record.schedule, max(record.at, now_ms))
+
+
+def lateness_ms(record: ScheduleRecord, now_ms: int) -> int:
+    """Return how late the schedule is: of a tick that should have been written by now, or of the latest one."""
+    if record.is_paused or record.is_removed or record.state == "retracting":
+        return 0
+    if record.state == "writing":
+        return max(0, now_ms - record.at)
+    following = next_tick(record.schedule, record.at)
+    overdue = 0 if following is None else now_ms - following
+    return overdue if overdue > 0 else record.late_ms
+
+
+__all__ = ["LONGEST_PAUSE", "Stepper", "lateness_ms", "message", "next_run", "plan_again"]

@@ -1,0 +1,158 @@
+"""When a schedule ticks. Cron expressions and daylight saving are handled by ``cronsim``, as Debian's cron does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import takewhile
+from zoneinfo import ZoneInfo, available_timezones
+
+from django_rmq.core.model.schedule import Schedule, ScheduleRecord, Wall
+from django_rmq.exceptions import ConfigurationError
+
+MISSED_MS = 60_000
+"""A tick counts as missed if it is not written this long after its instant."""
+
+_SPANS_MS = (3_600_000, 86_400_000, 32 * 86_400_000, 366 * 86_400_000)
+"""How far back the last tick is searched, in turn."""
+
+
+def next_tick(schedule: Schedule, after_ms: int) -> int | None:
+    """Return the first tick after an instant. None: there is none."""
+    return next(_ticks(schedule, after_ms), None)
+
+
+def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
+    """Return the last tick after one instant and up to another. None: there is none."""
+    if schedule.every is not None:
+        found = up_to_ms - up_to_ms % (schedule.every * 1000)
+        return found if found > after_ms else None
+    for span_ms in (*_SPANS_MS, up_to_ms - after_ms):
+        start_ms = max(after_ms, up_to_ms - span_ms)
+        ticks = list(takewhile(lambda tick: tick <= up_to_ms, _ticks(schedule, start_ms)))
+        if ticks:
+            return ticks[-1]
+    return None
+
+
+def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[Wall] = ()) -> int | None:
+    """Return the tick to send after the one at ``after_ms``: the next one, unless it was missed.
+
+    What applies then is ``catch_up``. ``ran``: the latest ticks that ran; none of them comes again because the
+    rules of its time zone have changed. None: there is none.
+    """
+    found = _next_instant(schedule, after_ms, now_ms)
+    while found is not None and _is_repeated(schedule, found, ran):
+        found = next_tick(schedule, found)
+    return found
+
+
+def _next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
+    first = next_tick(schedule, after_ms)
+    if first is None or first > now_ms - MISSED_MS or schedule.catch_up == "all":
+        return first
+    if schedule.catch_up == "none":
+        return next_tick(schedule, now_ms - MISSED_MS)
+    return last_tick(schedule, after_ms, now_ms)
+
+
+def wall(schedule: Schedule, instant: int) -> Wall:
+    """Return what the clock on the wall shows at an instant (ms), by the present rules of the schedule's zone."""
+    if schedule.every is not None:
+        return Wall(instant, 0, "")
+    offset = datetime.fromtimestamp(instant // 1000, zone(schedule.timezone)).utcoffset() or timedelta()
+    return Wall(instant, round(offset.total_seconds()), schedule.timezone)
+
+
+def has_moved(record: ScheduleRecord, now_ms: int) -> bool:
+    """Return whether the tick that waits has another instant since the rules of its time zone have changed.
+
+    A tick that would have been due by now stays as it is: it runs on its day, and not again.
+    """
+    planned = next((each for each in record.walls if each.instant == record.at), None)
+    if planned is None or record.state != "written" or record.at <= now_ms:
+        return False
+    present = wall(record.schedule, record.at)
+    # rule: a_tick_stays_where_old_rules_put_it
+    return (
+        present.timezone == planned.timezone
+        and present.offset != planned.offset
+        and wall(record.schedule, now_ms).shown_ms < planned.shown_ms
+    )
+
+
+def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[Wall]) -> bool:
+    """Return whether a tick of a fixed time of day ran before the rules of its time zone changed.
+
+    Where the minute or the hour begins with a star, every hour that passes counts, as for daylight saving.
+    """
+    if schedule.cron is None or any(field.startswith("*") for field in schedule.cron.split()[:2]):
+        return False
+    shown_ms = wall(schedule, instant).shown_ms
+    # rule: new_rules_repeat_a_run
+    return any(
+        each.timezone == schedule.timezone
+        and wall(schedule, each.instant).offset != each.offset
+        and shown_ms <= each.shown_ms
+        for each in ran
+    )
+
+
+def check(cron: str, timezone: str) -> None:
+    """Raise ``ConfigurationError`` unless ``cron`` is an expression of five fields that ticks in ``timezone``."""
+    if next_tick(Schedule("", "", cron=cron, timezone=timezone), 1_800_000_000_000) is None:
+        raise ConfigurationError(f"{cron!r} is never due")
+
+
+def zone(name: str) -> tzinfo:
+    """Return the time zone of this name, or raise ``ConfigurationError``."""
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, LookupError):
+        if name == "UTC":
+            return UTC
+        if not available_timezones():
+            raise ConfigurationError(
+                f"the time zone {name!r} cannot be read, because this system has no time zones: "
+                "install the package tzdata, from PyPI or from the system"
+            ) from None
+        raise ConfigurationError(
+            f"{name!r} is not a time zone; the name of one is like Europe/Berlin"
+        ) from None
+
+
+def _cron(expression: str, after: datetime) -> Iterator[datetime]:
+    """Return the times of a cron expression. Raises ``ConfigurationError``."""
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise ConfigurationError(
+            "the package cronsim, which cron expressions need, is not installed"
+        ) from None
+    if len(expression.split()) != 5:
+        raise ConfigurationError(
+            f"{expression!r} has {len(expression.split())} fields: a cron expression has five"
+        )
+    try:
+        return iter(CronSim(expression, after))
+    except CronSimError as error:
+        raise ConfigurationError(f"{expression!r} is not a cron expression: {error}") from None
+
+
+def _ticks(schedule: Schedule, after_ms: int) -> Iterator[int]:
+    """Yield the ticks after an instant, in order."""
+    if schedule.every is not None:
+        step_ms = schedule.every * 1000
+        tick = after_ms - after_ms % step_ms
+        while True:
+            tick += step_ms
+            yield tick
+    latest = after_ms
+    for found in _cron(
+        schedule.cron or "", datetime.fromtimestamp(after_ms // 1000, zone(schedule.timezone))
+    ):
+        tick = int(found.timestamp()) * 1000
+        # Where the clock is set back, an hour passes twice; a fixed time of day belongs to its first pass.
+        if tick > latest:
+            latest = tick
+            yield tick

@@ -1,1 +1,0 @@
-"""Operations on whole topics: the definition, the slot count, and what Redis must store for them."""

@@ -1,0 +1,160 @@
+"""Messages, as commands name, select and show them."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management import CommandError
+
+from django_rmq.core.model.body_codec import exact_json
+from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
+from django_rmq.core.model.topic import Topic
+from django_rmq.management import ago, at_least, duration, shown
+from django_rmq.operations import Filter, Hold, MessageCopy
+from django_rmq.operations.body_redaction import is_redacted, shown_body
+
+
+def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
+    """Add the options that name a message. ``many``: several ids may be given."""
+    parser.add_argument(
+        "--id",
+        action="append" if many else "store",
+        metavar="ID",
+        help="the message with this id, as a send, a list or the log shows it"
+        + (", can be repeated" if many else ""),
+    )
+    parser.add_argument("--key", metavar="KEY", help="the message with this key (topics with IDENTITY 'key')")
+    parser.add_argument(
+        "--body",
+        metavar="JSON",
+        help="the message with this body; beside --key, on topics with SLOT_BASIS: an object with that field",
+    )
+    parser.add_argument("--slot-basis", metavar="TEXT", help="the slot basis that the send was given")
+
+
+def add_filter(parser: ArgumentParser) -> None:
+    """Add the options that select messages of a state."""
+    parser.add_argument(
+        "--error",
+        metavar="CLASS",
+        default="",
+        help="messages whose last error has this class, with or without its module",
+    )
+    parser.add_argument(
+        "--text", default="", help="messages with this text in the body, the key, the headers or the error"
+    )
+    parser.add_argument(
+        "--older-than",
+        type=duration,
+        metavar="AGE",
+        help="messages that have been due, running or dead for at least: 90, 15m, 2h or 7d",
+    )
+    parser.add_argument("--newer-than", type=duration, metavar="AGE", help="for at most")
+    parser.add_argument("--slot", type=at_least(0), metavar="N", help="messages of this slot")
+
+
+def add_priority(parser: ArgumentParser) -> None:
+    """Add the option that selects waiting messages by their priority."""
+    parser.add_argument(
+        "--priority", type=at_least(1), metavar="N", help="priority topics: waiting messages of this priority"
+    )
+
+
+def filter_of(options: Mapping[str, Any]) -> Filter:
+    """Return the filter that the options describe."""
+    names = ("text", "error", "older_than", "newer_than", "slot", "priority")
+    return Filter(**{name: options[name] for name in names if options.get(name) is not None})
+
+
+def add_state(parser: ArgumentParser, *states: str, default: str | None = None) -> None:
+    """Add the option for one of these states of messages. The name of its queue is taken, too."""
+
+    def parse(text: str) -> str:
+        if STATE_OF.get(text, text) in states:
+            return STATE_OF.get(text, text)
+        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(states)}")
+
+    names = [state if state == QUEUES[state] else f"{state} (or {QUEUES[state]})" for state in states]
+    text = ", ".join(names) + ("" if default is None else f"; default: {default}")
+    parser.add_argument(
+        "--state", required=default is None, default=default, type=parse, metavar="STATE", help=text
+    )
+
+
+def is_named(options: Mapping[str, Any]) -> bool:
+    """Return whether the options name a message."""
+    return any(options[name] is not None for name in ("id", "key", "body"))
+
+
+def name_of(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
+    named = {name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None}
+    if not is_named(options) or ("id" in named and len(named) > 1):
+        raise CommandError("Name the message by --id, or by --key or --body.", returncode=2)
+    if "body" in named and topic.body != "text":
+        try:
+            named["body"] = exact_json(named["body"])
+        except ValueError as error:
+            raise CommandError(f"--body is not JSON: {error}", returncode=2) from None
+    return named
+
+
+def as_json(one: MessageStatus) -> dict[str, Any]:
+    """Return a status for JSON; times as text."""
+    found = {name: _plain(value) for name, value in asdict(one).items()}
+    return {**found, "took": one.took}
+
+
+def lines_of_status(one: MessageStatus) -> list[str]:
+    """Return a line for each fact that is known."""
+    facts = {name: _plain(value) for name, value in asdict(one).items()}
+    facts["took"] = None if one.took is None else f"{one.took:.3f} s"
+    if one.progress is not None:
+        facts["progress"] = f"{one.progress:.0%}"
+    return [f"{name:14}{shown(str(value))}" for name, value in facts.items() if value not in (None, "")]
+
+
+def copy_as_json(copy: MessageCopy) -> dict[str, Any]:
+    """Return a message of a list for JSON, as far as it may be seen."""
+    left_out = ("topic", "queue", "member", "raw", "scored")
+    found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
+    found["state"] = copy.state
+    found["body"], found["encoding"] = shown_body(copy)
+    return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
+
+
+def instant(ms: int | None) -> str:
+    """Return a time in UTC. None: a dash."""
+    if ms is None:
+        return "-"
+    return (
+        datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+    )
+
+
+def line_of_hold(hold: Hold) -> str:
+    """Return what keeps a message from being delivered now, as a line."""
+    seconds = None if hold.since_ms is None else abs(time.time() - hold.since_ms / 1000)
+    number = 0.0 if hold.count is None else hold.count
+    texts = {
+        "paused": "the topic is paused",
+        "no_worker": "no worker serves the topic",
+        "slot_unowned": "no worker owns the slot",
+        "behind_failed": f"strict order, behind the failed message {hold.message_id}",
+        "slot_busy": f"slot busy for {ago(seconds)}, with {number:g} in flight: {hold.message_id}",
+        "claimed": f"{number:g} of the slot are claimed by Spark",
+        "in_flight_limit": f"in flight limit: {number:g} are in flight (MAX_IN_FLIGHT)",
+        "behind": f"behind {number:g} of its slot, first {hold.message_id}",
+        "rate": f"rate: at most {number:g} per second (MAX_RATE)",
+        "not_due": f"its time, in {ago(seconds)}",
+    }
+    return f"{'held by':14}{texts[hold.reason]}"
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value

@@ -1,0 +1,380 @@
+"""The ids by which people and programs name messages, and how the message of an id is found.
+
+Everything that takes an id reads it here: the operations, and with them commands, REST and the admin; ``message_status``,
+``remove_message`` and ``cancel_message``.
+
+A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
+**sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:
+``<slot>.<queue>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
+message with a sealed id is searched at its place first, then among the last of every queue of its slot.
+
+An id names its message also after the topic was re-slotted. ``Whereabouts`` are where its message may be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django_rmq import connections
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.limits import shown
+from django_rmq.core.model.message import from_base64url, message_id
+from django_rmq.core.model.replies import Area, LocateReply
+from django_rmq.core.model.status import QUEUES
+from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.exceptions import InvalidMessage, InvalidRequest
+from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id, unsealed_digest
+
+ID_IS_WHOLE = "id= is the whole name of a message: give no body, key or slot_basis"
+
+ROUNDS = 2
+"""How often a message is searched, with one script each time; reading the message afterwards makes three."""
+
+ALL_ROUNDS = 1_000
+"""The same for a command: the search goes through the whole slot, up to two million entries."""
+
+LOOKED_AT_ONCE = 100
+"""The number of messages about which one script answers."""
+
+SOUGHT_AT_ONCE = 12
+"""The number of messages that one script searches; with the longest bodies they are about what it may read."""
+
+MOST_SLOTS = 256
+"""The number of slots in which a message is sought that is not in the slot of its id, because of a re-slotting."""
+
+MOST_SLOTS_OF_REQUEST = 16
+"""The same for a sealed id in ``ROUNDS`` rounds: each slot is a search, for which a request has to wait."""
+
+_NUMBER = re.compile(r"0|[1-9]\d{0,6}", re.ASCII)
+_PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageIdentity:
+    """The content of an id: the slot, and the member, or its digest and where to search for it."""
+
+    slot: int
+    member: bytes | None
+    digest: bytes = b""
+    """The digest of an unknown member. Empty: this actor may not know whether the message is there."""
+    place: Area | None = None
+
+
+def id_of(
+    topic: Topic,
+    slot: int,
+    member: bytes,
+    queue: str = "",
+    score: float = math.nan,
+    rank: int | None = None,
+    *,
+    sealed: bool,
+) -> str:
+    """Return the id of a message: plain, unless the member is long or ``sealed`` forbids it in the id.
+
+    ``queue``, ``score`` and ``rank``: where a search for a sealed id begins, if known.
+    """
+    if len(member) <= LONGEST_PLAIN and not sealed:
+        return message_id(slot, member)
+    plain, tilde, digest = sealed_id(topic.name, slot, member).partition("~")
+    place = "" if math.isnan(score) else f".{queue}.{score:.17g}.{'' if rank is None else rank}"
+    return f"{plain}{place}{tilde}{digest}"
+
+
+def identify(topic: Topic, text: str, broker: Broker | None = None) -> MessageIdentity:
+    """Return the content of an id. Raises ``InvalidRequest`` for text that is not an id of ``topic``.
+
+    ``broker``: has the slot counts that the topic had before; their ids are taken, too.
+    """
+    head, tilde, sealed = text.partition("~")
+    number, dot, rest = head.partition(".")
+    if not ((dot or tilde) and _NUMBER.fullmatch(number)):
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id: it must be <slot>.<message>, as a send returns it, or "
+            "<slot>~<digest>, as the log shows it"
+        )
+    slot = int(number)
+    if slot >= topic.slots and (broker is None or slot >= _most_slots(topic, broker)):
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
+        )
+    if tilde:
+        digest = unsealed_digest(topic.name, sealed)
+        if digest is None:
+            raise InvalidRequest(
+                f"{_shown(text)} is not a message id of topic {topic.name}: it was changed, or sealed "
+                "with another key"
+            )
+        return MessageIdentity(slot, None, digest, _place(text, rest) if dot else None)
+    member = from_base64url(rest)
+    if member is None:
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id: the part after the slot is not base64url. The id that the log shows "
+            "has a tilde after the slot"
+        )
+    return MessageIdentity(slot, member)
+
+
+def identify_for_program(topic: Topic, text: object) -> MessageIdentity:
+    """Return the content of an id that the project's own code gives.
+
+    Raises ``InvalidMessage`` for anything that is not an id of ``topic``.
+    """
+    if not isinstance(text, str):
+        raise InvalidMessage(f"an id must be a text, got {shown(text)}")
+    try:
+        return identify(topic, text, connections.get_broker())
+    except InvalidRequest as error:
+        raise InvalidMessage(str(error)) from None
+
+
+def _most_slots(topic: Topic, broker: Broker) -> int:
+    """Return the largest number of slots that ``topic`` has or had."""
+    definition = broker.definitions().get(topic.name)
+    return max((*slot_counts(definition), *former_slot_counts(definition))) if definition else topic.slots
+
+
+def _place(text: str, place: str) -> Area:
+    match = _PLACE.fullmatch(place)
+    try:
+        score = float(match[2]) if match else math.nan
+    except ValueError:
+        score = math.nan
+    if match is None or math.isnan(score):
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
+        )
+    return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
+
+
+@dataclass(slots=True)
+class FoundMessages:
+    """The messages of ids."""
+
+    messages: dict[MessageIdentity, MessageIdentity] = field(default_factory=dict)
+    """Id -> slot and member of its message."""
+    unseen: set[MessageIdentity] = field(default_factory=set)
+    """Not found, although not everything was searched where they should be."""
+
+
+def find_messages(
+    broker: Broker,
+    topic: Topic,
+    identities: Iterable[MessageIdentity],
+    *,
+    rounds: int = ROUNDS,
+    queues: Sequence[str] = tuple(QUEUES.values()),
+) -> FoundMessages:
+    """Find the messages of sealed ids in the slots of these, in up to ``rounds`` round trips with a script for every 12
+    of a slot. A plain id is taken for its message, which is not looked for.
+    """
+    found = FoundMessages()
+    sealed: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
+    for one in identities:
+        if one.member is not None:
+            found.messages[one] = one
+        elif one.digest:
+            sealed[one.slot].append(one)
+    searches = [
+        _Search(slot, named[first : first + SOUGHT_AT_ONCE], queues)
+        for slot, named in sealed.items()
+        for first in range(0, len(named), SOUGHT_AT_ONCE)
+    ]
+    for _ in range(rounds):
+        going = [search for search in searches if search.goes_on]
+        if not going:
+            break
+        calls = [inspect.seek(topic, search.slot, search.digests, search.areas) for search in going]
+        for search, answer in zip(going, walk(broker, calls), strict=True):
+            for one, member in search.take(answer).items():
+                found.messages[one] = MessageIdentity(one.slot, member)
+    for search in searches:
+        found.unseen.update(search.unseen)
+    return found
+
+
+def find_moved(
+    broker: Broker, topic: Topic, identities: Iterable[MessageIdentity], *, rounds: int = ROUNDS
+) -> FoundMessages:
+    """Find messages that are no longer in the slots of their ids, because the topic was re-slotted since.
+
+    While the topic is being re-slotted, a message may be on its way between two slots: what is not found is ``unseen``.
+    """
+    found = FoundMessages()
+    definition = broker.definitions().get(topic.name, {})
+    if "reslot" not in definition:
+        return found
+    named = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
+    # What is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
+    staying = set(_held(broker, topic, [one for one in named if one.member is not None]))
+    is_under_way = len(slot_counts(definition)) > 1
+    candidates: defaultdict[MessageIdentity, list[MessageIdentity]] = defaultdict(list)
+    """The id in another slot -> the ids that were given for it."""
+    for one in named:
+        if one in staying:
+            continue
+        slots = _later_slots(one, definition)
+        most = MOST_SLOTS_OF_REQUEST if one.member is None and rounds <= ROUNDS else MOST_SLOTS
+        if len(slots) > most or is_under_way:
+            found.unseen.add(one)
+        for slot in slots[:most]:
+            candidates[replace(one, slot=slot, place=None)].append(one)
+    sought = find_messages(broker, topic, [one for one in candidates if one.member is None], rounds=rounds)
+    for one in sought.unseen:
+        found.unseen.update(candidates[one])
+    held = _held(broker, topic, [one for one in candidates if one.member is not None])
+    for one, at in (*sought.messages.items(), *((one, one) for one in held)):
+        for given in candidates[one]:
+            # The likely slots come first.
+            found.messages.setdefault(given, at)
+    found.unseen -= found.messages.keys()
+    return found
+
+
+def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -> Iterator[MessageIdentity]:
+    """Yield those of plain ids whose slots hold their members."""
+    by_slot: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
+    for one in identities:
+        by_slot[one.slot].append(one)
+    pages = [
+        (slot, named[first : first + LOOKED_AT_ONCE])
+        for slot, named in by_slot.items()
+        for first in range(0, len(named), LOOKED_AT_ONCE)
+    ]
+    calls = [inspect.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
+    for (_, page), answer in zip(pages, walk(broker, calls), strict=True):
+        yield from (one for one, looked in zip(page, answer, strict=True) if looked.is_held)
+
+
+def slots_of(broker: Broker, topic: Topic, identity: MessageIdentity) -> list[int]:
+    """Return the slots that may hold what is noted of a message: that of its id, and those to which re-slottings move it."""
+    definition = broker.definitions().get(topic.name, {})
+    others = _later_slots(identity, definition) if "reslot" in definition else []
+    return [identity.slot, *others[:MOST_SLOTS]]
+
+
+def _later_slots(identity: MessageIdentity, definition: Mapping[str, Any]) -> list[int]:
+    """Return where re-slottings may have moved a message, the likely slots first."""
+    counts = slot_counts(definition)
+    known = min((n for n in (*counts, *former_slot_counts(definition)) if n > identity.slot), default=None)
+    if known is None:
+        return []
+    # The last bits of its CRC stay the same, whatever the number of slots is.
+    others = {one for count in counts for one in range(identity.slot % count, count, known)}
+    own: dict[int, None] = {}
+    if identity.member is not None:
+        # Most messages are where their member places them; others have a basis that the id does not tell.
+        own = dict.fromkeys(slot_of(identity.member, count) for count in counts)
+    return [one for one in (*own, *sorted(others - own.keys())) if one != identity.slot]
+
+
+class Whereabouts:
+    """Where the message of an id may be: in the slot of the id, then where re-slottings have moved it.
+
+    The second place is looked for only if the iteration goes on after the first one.
+    """
+
+    def __init__(
+        self, broker: Broker, topic: Topic, identity: MessageIdentity, *, rounds: int = ROUNDS
+    ) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._identity = identity
+        self._rounds = rounds
+        self.is_unseen = False
+        """Whether the message may be where nothing was searched so far."""
+
+    def __iter__(self) -> Iterator[MessageIdentity]:
+        """Yield slot and member."""
+        for find in (find_messages, find_moved):
+            found = find(self._broker, self._topic, [self._identity], rounds=self._rounds)
+            self.is_unseen |= self._identity in found.unseen
+            yield from found.messages.values()
+
+
+def find_held(broker: Broker, topic: Topic, identity: MessageIdentity) -> MessageIdentity | None:
+    """Return the slot and the member of a message that some slot holds; every slot is searched wholly. None: none does."""
+    places = Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS)
+    return next((at for at in places if any(_held(broker, topic, [at]))), None)
+
+
+class _Search:
+    """The search for a few members in one slot: at their places first, then in whole queues."""
+
+    def __init__(self, slot: int, named: Sequence[MessageIdentity], queues: Sequence[str]) -> None:
+        self.slot = slot
+        self._queues = [Area(queue) for queue in queues]
+        self._wanted: defaultdict[bytes, list[MessageIdentity]] = defaultdict(list)
+        self._left: dict[Area, Area | None] = {}
+        """Each area, and the part of it that was not searched."""
+        for one in named:
+            self._wanted[one.digest].append(one)
+            areas = self._areas_of(one)
+            self._left |= dict(zip(areas, areas, strict=True))
+
+    @property
+    def digests(self) -> list[bytes]:
+        """The digests not found yet."""
+        return list(self._wanted)
+
+    @property
+    def areas(self) -> list[Area]:
+        """The areas still to be searched."""
+        return [area for area in self._left.values() if area is not None]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to find, and somewhere to search."""
+        return bool(self._wanted and self.areas)
+
+    @property
+    def unseen(self) -> list[MessageIdentity]:
+        """The ids that were not found, but may be where nothing was searched."""
+        return [
+            one
+            for named in self._wanted.values()
+            for one in named
+            if any(self._left[area] is not None for area in self._areas_of(one))
+        ]
+
+    def take(self, sought: LocateReply) -> dict[MessageIdentity, bytes]:
+        """Record what a script has found, and search for the others in all queues from now on."""
+        found: dict[MessageIdentity, bytes] = {}
+        for digest, member in zip(self.digests, sought.members, strict=True):
+            if member is not None:
+                found |= dict.fromkeys(self._wanted.pop(digest), member)
+        asked = [area for area, left in self._left.items() if left is not None]
+        self._left |= dict(zip(asked, sought.left, strict=True))
+        for area in self._queues:
+            self._left.setdefault(area, area)
+        return found
+
+    def _areas_of(self, one: MessageIdentity) -> list[Area]:
+        """Return the areas in which a message should be."""
+        return [one.place] if one.place is not None else self._queues
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+__all__ = [
+    "FoundMessages",
+    "MessageIdentity",
+    "Whereabouts",
+    "find_held",
+    "find_messages",
+    "find_moved",
+    "id_of",
+    "identify",
+    "identify_for_program",
+    "slots_of",
+]

@@ -1,0 +1,163 @@
+"""One message that is named: what is known about it, and sending it again after its death."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.status import MessageStatus, read
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import InvalidMessage
+from django_rmq.message_ids import (
+    ALL_ROUNDS,
+    ID_IS_WHOLE,
+    MessageIdentity,
+    Whereabouts,
+    identify_for_program,
+    slots_of,
+)
+from django_rmq.observability import announcements
+from django_rmq.sending.coroutines import coroutine_of
+
+
+def message_status(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+) -> MessageStatus:
+    """Return what Redis knows about a message. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
+
+    ``id`` is that of a ``SendResult`` or ``Message``, or one that the log shows (``3~...``). A fifo message without a
+    key has no other name. A message that ended is known for OUTCOME_RETENTION. It takes one round trip, and a few
+    where nothing is known.
+
+    Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
+    """
+    declared = get_config().topic(topic)
+    if id is not None:
+        if body is not None or key is not None or slot_basis is not None:
+            raise InvalidMessage(ID_IS_WHOLE)
+        return _of_id(declared, id)
+    connections.agree(declared)
+    connections.present(declared)
+    producer = connections.get_producer()
+    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+    # While the topic is being re-slotted there are two.
+    slots = list(dict.fromkeys(producer.slots(out)))
+    found = _asked(declared, slots, out.member)
+    if found.state == "unknown":
+        connections.present(declared, at_once=True)
+        present = list(dict.fromkeys(producer.slots(out)))
+        if present != slots:
+            found = _asked(declared, present, out.member)
+    return found
+
+
+amessage_status = coroutine_of(message_status)
+
+ReplayResult = Literal["replayed", "merged", "waiting", "running", "resting", "not_found"]
+"""What ``replay_message`` has done, or where the message is that was not dead."""
+
+
+def replay_message(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+) -> ReplayResult:
+    """Send a dead message again, with its full number of retries. It is named as for ``message_status``.
+
+    It is sent at once, also in a transaction. Returns ``replayed``, or ``merged`` if it waits already; if it was not
+    dead, ``waiting``, ``running``, ``resting`` or ``not_found``.
+
+    Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
+    """
+    declared, broker = get_config().topic(topic), connections.get_broker()
+    places: Iterable[MessageIdentity]
+    if id is None:
+        connections.agree(declared)
+        connections.present(declared, at_once=True)
+        producer = connections.get_producer()
+        out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+        places = [MessageIdentity(slot, out.member) for slot in dict.fromkeys(producer.slots(out))]
+    elif body is not None or key is not None or slot_basis is not None:
+        raise InvalidMessage(ID_IS_WHOLE)
+    else:
+        places = Whereabouts(broker, declared, identify_for_program(declared, id), rounds=ALL_ROUNDS)
+    word: ReplayResult = "not_found"
+    for at in places:
+        member = at.member or b""
+        (found,) = broker.run(operate.replay(connections.present(declared, at_once=True), at.slot, [member]))
+        if found in ("replayed", "merged"):
+            announcements.replayed(topic, {found: 1}, "program")
+            return cast("ReplayResult", found)
+        state = _asked(declared, [at.slot], member).state.removesuffix("_and_waiting")
+        if state in ("waiting", "running", "resting"):
+            word = cast("ReplayResult", state)
+    return word
+
+
+areplay_message = coroutine_of(replay_message)
+
+
+def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
+    """Return the status of a message that is in one of ``slots``; the last one that knows it decides."""
+    pipeline = connections.get_broker().pipeline()
+    answers = [pipeline.add(inspect.status(topic, slot, member)) for slot in slots]
+    pipeline.execute()
+    found = [read(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)]
+    return next((one for one in reversed(found) if one.state != "unknown"), found[-1])
+
+
+def _of_id(topic: Topic, name: str) -> MessageStatus:
+    """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
+    identity, broker = identify_for_program(topic, name), connections.get_broker()
+    for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
+        found = _asked(topic, [at.slot], at.member or b"")
+        if found.state != "unknown":
+            return found
+    return status_of_ended(broker, topic, identity, name) or MessageStatus(topic.name, name, "unknown")
+
+
+def status_of_ended(
+    broker: Broker, topic: Topic, identity: MessageIdentity, name: str
+) -> MessageStatus | None:
+    """Return how a message ended that no slot holds any more; what is left of it is found by its digest alone.
+
+    None: it is not known.
+    """
+    if not topic.outcome_retention_ms or (identity.member is None and not identity.digest):
+        return None
+    slots = slots_of(broker, topic, identity)
+    pipeline = broker.pipeline()
+    answers = [
+        pipeline.add(inspect.status(topic, slot, identity.member, identity.digest or None)) for slot in slots
+    ]
+    pipeline.execute()
+    ended = (
+        read(topic, slot, identity.member or b"", answer.get())
+        for slot, answer in zip(slots, answers, strict=True)
+    )
+    found = next((one for one in ended if one.state != "unknown"), None)
+    return None if found is None else replace(found, id=name)
+
+
+__all__ = [
+    "MessageStatus",
+    "ReplayResult",
+    "amessage_status",
+    "areplay_message",
+    "message_status",
+    "replay_message",
+    "status_of_ended",
+]

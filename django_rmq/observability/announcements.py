@@ -1,0 +1,267 @@
+"""Announcing: passes what happens to messages to Django's signals and the event stream.
+
+Without receivers it costs nothing.
+
+The start of a listener's call is announced in its thread; what Redis has confirmed is announced in a separate
+thread, so that no receiver delays the worker. Announcing never raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from asyncio import CancelledError
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import close_old_connections, reset_queries
+from django.db import connections as databases
+
+from django_rmq import connections, signals, transactions
+from django_rmq.core.consumer.async_invoke import Coroutine
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model import redaction
+from django_rmq.core.model.failure_records import Failure, error_class
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.monitoring.events import EventStream
+from django_rmq.observability import telemetry
+
+logger = safe_logger("django_rmq.events")
+_complaints = LogThrottle(logger)
+
+WAITING = 20_000
+"""The maximum number of ended messages that wait to be announced in a worker; further ones are not announced."""
+
+
+def _send(signal: signals.TopicSignal, topic: str, **what: Any) -> None:
+    if not signal.has_listeners(topic):
+        return
+    try:
+        signal.send_robust(sender=topic, topic=topic, **what)
+    except BaseException:
+        # SystemExit of a receiver would be mistaken for the listener's own.
+        if _complaints.admit(signal) is not None:
+            logger.exception("A receiver of a signal failed")
+
+
+def _stream() -> EventStream | None:
+    try:
+        return connections.events()
+    except Exception as error:  # noqa: BLE001 - logged, not raised
+        _complaints("stream", "Cannot open the stream of events: %s", error, exc_info=True)
+        return None
+
+
+# --- sending
+
+
+def are_sends_watched(topic: str) -> bool:
+    """Return whether sends to ``topic`` have a receiver."""
+    return (
+        signals.message_sent.has_listeners(topic)
+        or signals.message_merged.has_listeners(topic)
+        or _stream() is not None
+    )
+
+
+def sent(topic: str, results: Sequence[SendResult]) -> None:
+    """Announce the results of sends that Redis has answered."""
+    if not are_sends_watched(topic):
+        return
+    arrived = [result for result in results if result.ok]
+    merged = [result for result in arrived if result.status in ("merged", "replaced")]
+    for event, signal, some in (
+        ("sent", signals.message_sent, arrived),
+        ("merged", signals.message_merged, merged),
+    ):
+        if some:
+            _send(signal, topic, results=some)
+            _note(event, topic, some)
+
+
+def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
+    """Announce sends that failed at a commit."""
+    _send(signals.send_failed, topic, results=results, error=error)
+    _note("send_failed", topic, results)
+
+
+def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
+    """Announce removals that failed at a commit."""
+    _send(signals.remove_failed, topic, results=results, error=error)
+
+
+# --- consuming
+
+
+def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a worker calls in place of ``function``, a listener of ``topic``: it announces and traces each start."""
+    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+        return telemetry.around(topic, function)
+
+    def announced(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
+        _send(signals.message_started, topic.name, messages=messages)
+        _note("started", topic.name, messages)
+        return function(argument)
+
+    # Receivers can read the current span.
+    return telemetry.around(topic, announced)
+
+
+def around_async(topic: Topic, function: Coroutine) -> Coroutine:
+    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+        return telemetry.around_async(topic, function)
+
+    async def announced(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
+        if signals.message_started.has_listeners(topic.name):
+            await _asend_started(topic.name, messages)
+        _note("started", topic.name, messages)
+        return await function(argument)
+
+    return telemetry.around_async(topic, announced)
+
+
+async def _asend_started(topic: str, messages: list[Message]) -> None:
+    try:
+        await signals.message_started.asend_robust(sender=topic, topic=topic, messages=messages)
+    except CancelledError:
+        raise
+    except BaseException:
+        if _complaints.admit(signals.message_started) is not None:
+            logger.exception("A receiver of a signal failed")
+
+
+def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+    """Announce deliveries of one topic whose end Redis has confirmed."""
+    if committed:
+        topic = committed[0].topic.name
+        _send(signals.message_committed, topic, messages=committed)
+        _note("committed", topic, committed)
+    if cancelled := [message for message, failure in failed if failure.kind == "cancelled"]:
+        _note("cancelled", cancelled[0].topic.name, cancelled)
+        failed = [one for one in failed if one[1].kind != "cancelled"]
+    dead = [
+        (message, failure)
+        for message, failure in failed
+        if failure.kind == "rejected" or message.retries_left <= 0
+    ]
+    for event, signal, some in (
+        ("failed", signals.message_failed, failed),
+        ("dead", signals.message_dead, dead),
+    ):
+        if some:
+            topic = some[0][0].topic.name
+            _send(signal, topic, failures=some)
+            errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
+            if redaction.hides(topic):
+                errors = [error_class(error) for error in errors]
+            _note(event, topic, [message for message, _ in some], errors=errors)
+
+
+class Reporter:
+    """A worker's ``Watcher``: announces what has ended, from a separate thread, until ``stop``."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]], int, int]] = deque()
+        self._waiting = 0
+        self._left_out = 0
+        self._complain = LogThrottle(logger)
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def wants(self, topic: str) -> bool:
+        """Return whether ends of deliveries of ``topic`` have a receiver."""
+        return (
+            signals.message_committed.has_listeners(topic)
+            or signals.message_failed.has_listeners(topic)
+            or signals.message_dead.has_listeners(topic)
+            or _stream() is not None
+            or telemetry.is_on()
+        )
+
+    def ended(
+        self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int = 0
+    ) -> None:
+        """Queue ended deliveries for announcement; drop them if too many are waiting."""
+        ended_ns = time.time_ns()
+        weight = len(committed) + len(failed)
+        with self._changed:
+            if self._waiting and self._waiting + weight > WAITING:
+                self._left_out += weight
+                self._tell_left_out()
+                return
+            self._waiting += weight
+            self._ended.append((committed, failed, began_ns or ended_ns, ended_ns))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self, seconds: float) -> None:
+        """Announce what is left, within this many seconds, and end."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ended or self._is_stopped)
+                    if not self._ended:
+                        return
+                    committed, failed, began_ns, ended_ns = self._ended.popleft()
+                    self._waiting -= len(committed) + len(failed)
+                try:
+                    reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+                    close_old_connections()
+                    ended(committed, failed)
+                    _observe("commit", committed, began_ns, ended_ns)
+                    _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
+                    transactions.roll_back_open()
+                    close_old_connections()
+                except Exception as error:  # noqa: BLE001 - logged, not raised
+                    self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)
+        finally:
+            databases.close_all()
+
+    def _tell_left_out(self) -> None:
+        if self._complain.admit("slow") is not None:
+            logger.warning(
+                "Receivers of signals are too slow: they were not called for the end of %d messages",
+                self._left_out,
+            )
+            self._left_out = 0
+
+
+def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: int) -> None:
+    if messages and telemetry.is_on():
+        telemetry.settled(operation, messages, began_ns, ended_ns)
+
+
+# --- people
+
+
+def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
+    """Announce that somebody has replayed dead messages."""
+    _send(signals.message_replayed, topic, outcomes=dict(outcomes), actor=actor)
+    _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
+
+
+def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: Any) -> None:
+    stream = _stream()
+    if stream is not None:
+        stream.note(event, topic, [_place(message) for message in messages], **more)
+
+
+def _place(message: Message | SendResult) -> tuple[int, bytes]:
+    return message.slot, message.delivery.member if isinstance(message, Message) else message.member

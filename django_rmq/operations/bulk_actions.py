@@ -1,0 +1,202 @@
+"""Operations on all selected messages, and on whole topics: each is a run of small steps."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django_rmq import connections
+from django_rmq.core.commands import operate
+from django_rmq.core.model.status import STATE_OF, queue_of
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations import bulk_steps, message_actions, retirement
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.bulk_run import BulkRun, Limits
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.message_actions import REPLAY, MessageAction
+from django_rmq.operations.messages import checked
+from django_rmq.operations.named_actions import new_score
+
+LINE_MS = 10_002
+"""The ms after a due time in which a fifo topic has a place for a message."""
+
+_PURGED = ("waiting", "resting", "dead")
+
+
+def replay_all(
+    desk: OperationContext,
+    name: str,
+    wanted: Filter | None = None,
+    *,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> BulkRun:
+    """Replay all dead messages that ``wanted`` selects, slots in turns. Outcomes: ``replayed``, ``merged``, ``gone``.
+
+    ``dry_run``: only count them (``matching``).
+    """
+    desk.actor.require(Permission.REPLAY)
+    return _sweep(desk, REPLAY, desk.present(name), "dead", wanted, limits, dry_run)
+
+
+def delete_all(
+    desk: OperationContext,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> BulkRun:
+    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
+    desk.actor.require(Permission.DELETE)
+    queue = queue_of(state)
+    act = message_actions.delete("dead" if queue == "dead" else "live")
+    return _sweep(desk, act, desk.present(name), queue, wanted, limits, dry_run)
+
+
+def bury_all(
+    desk: OperationContext,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    why: str = "",
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> BulkRun:
+    """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
+    desk.actor.require(Permission.DELETE)
+    topic, queue = desk.present(name), queue_of(state)
+    if queue == "dead":
+        raise OperationRefused("dead messages are already in Dead")
+    return _sweep(desk, message_actions.bury(desk.actor, why), topic, queue, wanted, limits, dry_run)
+
+
+def reschedule_all(
+    desk: OperationContext,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    due: datetime | None = None,
+    priority: int | None = None,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> BulkRun:
+    """Give all messages of a state that ``wanted`` selects another due time or priority, as ``reschedule`` does.
+
+    ``state``: waiting, or on topics ordered by time also resting. Messages that have that time or priority already are
+    left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
+    priority keeps its place), ``running``, ``gone``.
+    """
+    desk.actor.require(Permission.EDIT)
+    topic, queue = desk.present(name), queue_of(state)
+    if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
+        raise OperationRefused(
+            f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
+            + ("" if topic.is_priority else " or rest")
+        )
+    if dry_run and due is None and priority is None:
+        return _sweep(
+            desk, message_actions.reschedule(0, is_time=True), topic, queue, wanted, limits, dry_run
+        )
+    score = new_score(topic, due, priority)
+    # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
+    but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
+    act = message_actions.reschedule(score, is_time=not topic.is_priority)
+    return _sweep(desk, act, topic, queue, wanted, limits, dry_run, but)
+
+
+def _sweep(
+    desk: OperationContext,
+    act: MessageAction,
+    topic: Topic,
+    queue: str,
+    wanted: Filter | None,
+    limits: Limits | None,
+    dry_run: bool,
+    but: tuple[float, float] | None = None,
+) -> BulkRun:
+    wanted = checked(desk, topic, queue, wanted)
+    limits = limits or Limits()
+    limits.check()
+    told = None if dry_run else act.call
+    steps = bulk_steps.sweep(desk.broker, topic, queue, wanted, told, limits=limits, but=but)
+    renamed = (act.renamed(progress) for progress in steps)
+    if dry_run:
+        return BulkRun(renamed)
+    return desk.recorded(f"{act.name} all", topic, _described(queue, wanted, act.detail), renamed)
+
+
+def _described(queue: str, wanted: Filter, detail: str = "") -> str:
+    """Return what the audit trail says of the messages that were selected, and of what was done to them."""
+    selected = ", ".join(filter(None, (STATE_OF[queue], wanted.description)))
+    return f"{selected}; {detail}" if detail else selected
+
+
+def purge(
+    desk: OperationContext,
+    name: str,
+    state: str,
+    *,
+    older_than: float | None = None,
+    slot: int | None = None,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> BulkRun:
+    """Empty a state of a topic (waiting, resting or dead), without examining the messages. Outcome: ``purged``.
+
+    ``older_than``: only what has been due, or dead, for this many seconds; waiting retries have no time and
+    stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
+    """
+    desk.actor.require(Permission.PURGE)
+    topic, queue = desk.present(name), queue_of(state)
+    if STATE_OF[queue] not in _PURGED:
+        raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
+    wanted = Filter(older_than=older_than, slot=slot)
+    wanted.check(topic, queue)
+    limits = limits or Limits()
+    limits.check()
+    steps = bulk_steps.purge(desk.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
+    return BulkRun(steps) if dry_run else desk.recorded("purge", topic, _described(queue, wanted), steps)
+
+
+def pause(desk: OperationContext, name: str) -> BulkRun:
+    """Stop handing out messages of a topic, until ``resume``. Deliveries in progress are completed. Counts slots.
+
+    Outcomes: ``paused``, ``unchanged``. Every worker learns it from Redis at its next prepare.
+    """
+    return _pause(desk, name, True)
+
+
+def resume(desk: OperationContext, name: str) -> BulkRun:
+    """Resume a paused topic; its workers are woken. Outcomes, of slots: ``resumed``, ``unchanged``."""
+    return _pause(desk, name, False)
+
+
+def _pause(desk: OperationContext, name: str, paused: bool) -> BulkRun:
+    desk.actor.require(Permission.PAUSE)
+    topic = desk.present(name)
+    steps = bulk_steps.tell_every_slot(desk.broker, topic, lambda slot: operate.pause(topic, slot, paused))
+    return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
+
+
+def retire(
+    desk: OperationContext, name: str, *, to: str | None = None, delete: bool = False, dead: str = ""
+) -> BulkRun:
+    """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
+
+    ``dead``: what to do with dead messages that are not deleted with the others: ``move`` (they are sent to
+    ``to`` like new ones) or ``delete``. Outcomes: those of sends, ``purged``, ``kept`` (they have no slot in
+    ``to``, or it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` if messages are in
+    flight or dead, or if there are any messages without ``to`` and ``delete``.
+    """
+    desk.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
+    found = retirement.find(desk.broker, desk.config.topics, name)
+    target = None if to is None else desk.present(to)
+    steps = retirement.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+    what = [f"to {to}"] if to else ["messages deleted"] if delete else []
+    what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
+    return desk.recorded("retire", found.topic, ", ".join(what), steps)

@@ -1,0 +1,260 @@
+"""Operations over all slots of a topic, in small steps that report their progress.
+
+No step takes more than some thousands of messages, so Redis serves other clients between two of them.
+Messages that arrive meanwhile are left alone: one that dies again is not replayed a second time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands.batching import attempt
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.replies import Entry, Page
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations.bulk_run import (
+    BulkPace,
+    BulkProgress,
+    BulkTally,
+    Limits,
+)
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.message_view import from_entry
+
+STEP = 2_000
+"""Maximum number of messages in one round trip."""
+
+PER_SLOT = 250
+"""The number of messages in one script; one that changes all of them stays well below 15 ms."""
+
+SLOTS_AT_ONCE = 64
+"""The number of slots processed in turns."""
+
+SLOTS_PER_TRIP = 1_000
+"""The number of slots in one round trip of small calls."""
+
+STEP_BYTES = 8_388_608
+"""The approximate number of bytes that one round trip reads."""
+
+CallOf = Callable[[Topic, int, Sequence[bytes]], Call[list[str]]]
+"""Makes a call from a topic, a slot and members; the call answers a word for each member."""
+
+
+class Selection(NamedTuple):
+    """The messages selected for an operation."""
+
+    topic: Topic
+    queue: str
+    wanted: Filter
+    low: float
+    """The lowest selected score."""
+    high: float
+    but: tuple[float, float] | None = None
+    """Scores from the first one up to the second one, without it, are left out: an action gives messages these scores."""
+
+    @classmethod
+    def at(
+        cls,
+        topic: Topic,
+        queue: str,
+        wanted: Filter,
+        now_ms: int,
+        *,
+        but: tuple[float, float] | None = None,
+    ) -> Selection:
+        """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
+        low, high = wanted.scores(queue, now_ms)
+        return cls(topic, queue, wanted, low, min(high, float(now_ms)) if queue == "dead" else high, but)
+
+    def selects(self, slot: int, entry: Entry) -> bool:
+        """Return whether an entry that Redis found within the scores is really selected."""
+        if self.but is not None and self.but[0] <= entry.score < self.but[1]:
+            return False
+        if not self.wanted.search:
+            return True
+        return self.wanted.matches(from_entry(self.topic, slot, self.queue, entry), entry)
+
+
+@dataclass(slots=True)
+class _Slot:
+    slot: int
+    left: int | None = None
+    """How many messages are still taken from it. None: as many as there are."""
+    after: tuple[str, bytes] | None = None
+
+
+def count(broker: Broker, meant: Selection) -> dict[int, int]:
+    """Return slot → how many of its messages have selected scores."""
+    topic, wanted = meant.topic, meant.wanted
+    slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
+    found = {}
+    calls = (inspect.between(topic, slot, meant.queue, meant.low, meant.high) for slot in slots)
+    for slot, answer in zip(slots, attempt(broker, calls), strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError) or answer:
+            # A slot that cannot be counted cannot be processed either, and reports its error then.
+            found[slot] = 1 if isinstance(answer, RmqError) else answer
+    return found
+
+
+def sweep(
+    broker: Broker,
+    topic: Topic,
+    queue: str,
+    wanted: Filter,
+    call_of: CallOf | None,
+    *,
+    limits: Limits,
+    but: tuple[float, float] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[BulkProgress]:
+    """Perform a call on all messages of a state that ``wanted`` selects. ``call_of`` None: only count them.
+
+    ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are
+    left out, and no slot loses more than it held: what the call moves behind the cursor must not come again.
+
+    Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
+    """
+    meant = Selection.at(topic, queue, wanted, broker.now_ms(), but=but)
+    held = count(broker, meant)
+    if but is not None:
+        low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
+        there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
+        held = {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
+    tally = BulkTally(sum(held.values()))
+    if call_of is None and not wanted.search:
+        yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
+        return
+    pace = BulkPace(limits, sleep)
+    yield tally.progress()
+    waiting = [_Slot(slot, None if but is None else number) for slot, number in held.items()]
+    while waiting:
+        turn, waiting = waiting[:SLOTS_AT_ONCE], waiting[SLOTS_AT_ONCE:]
+        while turn and not pace.is_over(tally.done):
+            found, turn = _fetch(broker, meant, turn, pace.step(tally.done, STEP), tally)
+            if call_of is None:
+                matching = sum(len(members) for _, members in found)
+                tally.done += matching
+                tally.outcomes["matching"] += matching
+            else:
+                _tell(broker, topic, call_of, found, tally)
+            pace.wait(tally.done)
+            yield tally.progress()
+        if turn:
+            yield tally.progress()
+            return
+    yield tally.progress(is_complete=True)
+
+
+def _tell(
+    broker: Broker,
+    topic: Topic,
+    call_of: CallOf,
+    found: Sequence[tuple[int, Sequence[bytes]]],
+    tally: BulkTally,
+) -> None:
+    """Perform the call on members by slot, and count the outcomes."""
+    asked = [(slot, members) for slot, members in found if members]
+    calls = [call_of(topic, slot, members) for slot, members in asked]
+    for (slot, members), answer in zip(asked, run_all(broker, calls), strict=True):
+        tally.done += len(members)
+        if isinstance(answer, RmqError):
+            tally.failed(slot, answer)
+            tally.outcomes["failed"] += len(members)
+        else:
+            tally.outcomes.update(answer)
+
+
+def _fetch(
+    broker: Broker, meant: Selection, turn: list[_Slot], step: int, tally: BulkTally
+) -> tuple[list[tuple[int, list[bytes]]], list[_Slot]]:
+    """Return the next selected members, by slot, and the slots that have more."""
+    # If there are fewer messages to take than slots, the other slots wait for the next step.
+    now, later = turn[:step], turn[step:]
+    search = meant.wanted.search
+    options: dict[str, Any] = {
+        "limit": max(1, min(PER_SLOT, step // len(turn))),
+        "min_score": meant.low,
+        "max_score": meant.high,
+        "max_bytes": STEP_BYTES // len(now),
+    }
+    look: Callable[..., Call[Page]] = inspect.peek
+    if search:
+        look = partial(inspect.find, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
+    calls = [look(meant.topic, one.slot, meant.queue, after=one.after, **options) for one in now]
+    found, more = [], []
+    for one, page in zip(now, run_all(broker, calls), strict=True):
+        if isinstance(page, RmqError):
+            tally.failed(one.slot, page)
+            continue
+        members = [entry.member for entry in page.entries if meant.selects(one.slot, entry)][: one.left]
+        found.append((one.slot, members))
+        left = None if one.left is None else one.left - len(members)
+        if page.cursor is not None and left != 0:
+            more.append(_Slot(one.slot, left, page.cursor))
+    return found, later + more
+
+
+def purge(
+    broker: Broker, topic: Topic, queue: str, wanted: Filter, *, limits: Limits, dry_run: bool
+) -> Iterator[BulkProgress]:
+    """Delete the messages of a state by age and slot of ``wanted``, without examining them."""
+    meant = Selection.at(topic, queue, wanted, broker.now_ms())
+    # What is sent meanwhile is not included: no slot loses more than it held.
+    left = count(broker, meant)
+    tally = BulkTally(sum(left.values()))
+    if dry_run:
+        yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
+        return
+    pace = BulkPace(limits, time.sleep)
+    yield tally.progress()
+    while left and not pace.is_over(tally.done):
+        turn = list(left)[:SLOTS_AT_ONCE]
+        step = max(1, min(PER_SLOT, pace.step(tally.done, STEP) // len(turn)))
+        turn = turn[: pace.step(tally.done, STEP)]
+        asked = {slot: min(step, left[slot]) for slot in turn}
+        calls = [
+            operate.purge(topic, slot, queue, meant.high, limit, min_score=meant.low)
+            for slot, limit in asked.items()
+        ]
+        for (slot, limit), answer in zip(asked.items(), run_all(broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                tally.failed(slot, answer)
+                del left[slot]
+                continue
+            tally.done += answer
+            left[slot] -= answer
+            if answer < limit or not left[slot]:
+                del left[slot]
+        tally.outcomes["purged"] = tally.done
+        pace.wait(tally.done)
+        yield tally.progress()
+    tally.outcomes["purged"] = tally.done
+    yield tally.progress(is_complete=not left)
+
+
+def tell_every_slot(
+    broker: Broker, topic: Topic, call_of: Callable[[int], Call[str]]
+) -> Iterator[BulkProgress]:
+    """Send every slot a small call that answers a word."""
+    tally = BulkTally(topic.slots)
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
+        for slot, answer in zip(slots, run_all(broker, map(call_of, slots)), strict=True):
+            if isinstance(answer, RmqError):
+                tally.failed(slot, answer)
+            tally.outcomes["failed" if isinstance(answer, RmqError) else answer] += 1
+        tally.done = slots.stop
+        yield tally.progress(is_complete=slots.stop == topic.slots)
+
+
+__all__ = ["CallOf", "count", "purge", "sweep", "tell_every_slot"]

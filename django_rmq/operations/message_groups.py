@@ -1,0 +1,196 @@
+"""Groups of the messages of a state: how many have the same error, are in the same slot, or came in the same hour."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from django_rmq.core.model.limits import LARGEST, is_whole, shown
+from django_rmq.core.model.status import queue_of
+from django_rmq.exceptions import InvalidRequest, OperationRefused
+from django_rmq.operations import bulk_steps
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.message_list import LONGEST_PAGE
+from django_rmq.operations.message_view import MessageCopy
+from django_rmq.operations.messages import checked, listing
+
+KINDS = ("error", "slot", "hour")
+
+GROUPED = 10_000
+"""The number of messages that are grouped unless another limit is given."""
+
+MOST_EXAMINED = 1_000_000
+"""The number of entries that a search examines at most."""
+
+SAMPLES = 3
+"""The number of messages that a group names."""
+
+LONGEST_ERROR = 200
+"""Maximum number of characters of an error by which messages are grouped."""
+
+_QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`|“[^”]*”|«[^»]*»")
+_WORD = re.compile(r"[\w~@.+-]+")
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class MessageGroup:
+    """Messages that have something in common. The fields of other groupings are empty or None."""
+
+    count: int
+    share: float
+    """The fraction of the messages that were looked at."""
+    first_ms: int | None
+    """The earliest time of a message (``MessageCopy.at_ms``). None: none of them has one."""
+    last_ms: int | None
+    samples: tuple[MessageCopy, ...]
+    """Up to three of the messages."""
+    error_class: str = ""
+    """By error: the class of the last error. Empty: there is no error, or its text names no class."""
+    error: str = ""
+    """By error: its first line without the class; ``#`` stands for each number and id, ``'…'`` for quoted text."""
+    slot: int | None = None
+    hour_ms: int | None = None
+    """By hour: its beginning. None: the messages have no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageGroups:
+    """The groups of a state, the most frequent first."""
+
+    by: str
+    rows: list[MessageGroup]
+    looked_at: int
+    """The number of messages that were grouped: those that a list shows first."""
+    is_complete: bool
+    """Whether these are all that are selected."""
+    total: int
+    """The number of messages in the state; with ages, a slot or a priority, of those that have these. Texts and
+    errors are not compared."""
+    problems: list[str] = field(default_factory=list)
+    """Slots that cannot be read, and the reasons."""
+
+
+@dataclass(slots=True)
+class _Members:
+    """The messages of a group so far."""
+
+    count: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    samples: list[MessageCopy] = field(default_factory=list)
+
+    def add(self, copy: MessageCopy) -> None:
+        self.count += 1
+        if len(self.samples) < SAMPLES:
+            self.samples.append(copy)
+        if copy.at_ms is not None:
+            self.first_ms = copy.at_ms if self.first_ms is None else min(self.first_ms, copy.at_ms)
+            self.last_ms = copy.at_ms if self.last_ms is None else max(self.last_ms, copy.at_ms)
+
+
+def groups(
+    desk: OperationContext,
+    name: str,
+    state: str,
+    by: str,
+    wanted: Filter | None = None,
+    *,
+    limit: int = GROUPED,
+    seconds: float | None = None,
+) -> MessageGroups:
+    """Group the messages of a state by their last ``error``, their ``slot``, or the ``hour`` of their time.
+
+    It reads up to ``limit`` messages, in the order of ``listing`` (of Dead, the last that died), and ends after
+    ``seconds``. Permissions, redaction and errors are those of ``listing``.
+    """
+    if by not in KINDS:
+        raise InvalidRequest(f"messages can be grouped by {', '.join(KINDS)}, got {by!r}")
+    if not (is_whole(limit) and 1 <= limit <= LARGEST):
+        raise InvalidRequest(f"the limit must be a number of messages from 1, got {shown(limit)}")
+    queue = queue_of(state)
+    if by == "error" and queue == "prepare":
+        raise OperationRefused(
+            "running messages cannot be grouped by error, because their delivery has not ended"
+        )
+    topic = desk.present(name)
+    wanted = checked(desk, topic, queue, wanted)
+    end = None if seconds is None else time.monotonic() + seconds
+    found: dict[tuple[str, str] | int | None, _Members] = {}
+    problems: dict[str, None] = {}
+    looked_at, is_complete = 0, False
+    for copies, is_last, troubles in _pages(desk, name, queue, wanted, limit):
+        for copy in copies:
+            found.setdefault(_key(by, copy), _Members()).add(copy)
+        looked_at += len(copies)
+        problems |= dict.fromkeys(troubles)
+        is_complete = is_last
+        if end is not None and time.monotonic() >= end:
+            break
+    broker = desk.broker
+    total = sum(
+        bulk_steps.count(broker, bulk_steps.Selection.at(topic, queue, wanted, broker.now_ms())).values()
+    )
+    ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
+    rows = [_group(by, key, members, looked_at) for key, members in ordered]
+    return MessageGroups(by, rows, looked_at, is_complete, max(total, looked_at), list(problems))
+
+
+def _pages(
+    desk: OperationContext, name: str, queue: str, wanted: Filter, limit: int
+) -> Iterator[tuple[list[MessageCopy], bool, list[str]]]:
+    """Yield the messages page by page, whether a page is the last one, and what could not be read."""
+    left, cursor, examined = limit, "", 0
+    while left > 0 and examined < MOST_EXAMINED:
+        page = listing(desk, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
+        yield page.copies, not page.cursor, page.problems
+        left, cursor, examined = left - len(page.copies), page.cursor, examined + page.scanned
+        if not cursor:
+            return
+
+
+def _key(by: str, copy: MessageCopy) -> tuple[str, str] | int | None:
+    if by == "error":
+        return copy.error_class, error_pattern(copy.error, copy.error_class)
+    if by == "slot":
+        return copy.slot
+    return None if copy.at_ms is None else copy.at_ms // _HOUR_MS * _HOUR_MS
+
+
+def _group(by: str, key: tuple[str, str] | int | None, members: _Members, looked_at: int) -> MessageGroup:
+    error_class, error = key if isinstance(key, tuple) else ("", "")
+    number = None if isinstance(key, tuple) else key
+    return MessageGroup(
+        members.count,
+        members.count / looked_at,
+        members.first_ms,
+        members.last_ms,
+        tuple(members.samples),
+        error_class=error_class,
+        error=error,
+        slot=number if by == "slot" else None,
+        hour_ms=number if by == "hour" else None,
+    )
+
+
+def error_pattern(error: str, error_class: str) -> str:
+    """Return the first line of an error without its class, and with signs in place of what differs from message to message."""
+    line = error.partition("\n")[0].strip()
+    if error_class:
+        line = line.removeprefix(error_class).lstrip().removeprefix(":").lstrip()
+    line = _WORD.sub(_sign, _QUOTED.sub("'…'", line[: 5 * LONGEST_ERROR]))
+    return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
+
+
+def _sign(found: re.Match[str]) -> str:
+    """Return ``#`` for a word that is a number, an id or an address; other words as they are."""
+    word = found[0]
+    bare = word.rstrip(".-")
+    is_id = any(map(str.isdigit, bare)) or "@" in bare or (len(bare) >= 24 and bare.isalnum())
+    return f"#{word[len(bare) :]}" if is_id else word
+
+
+__all__ = ["GROUPED", "KINDS", "MOST_EXAMINED", "MessageGroup", "MessageGroups", "error_pattern", "groups"]

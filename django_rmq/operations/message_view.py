@@ -1,0 +1,223 @@
+"""A copy of a message in one state, as people see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django_rmq.core.model.body_codec import exact_body
+from django_rmq.core.model.envelope import Envelope
+from django_rmq.core.model.failure_records import Death, FailureRecord, error_class
+from django_rmq.core.model.message_content import content_of, key_of
+from django_rmq.core.model.replies import DescribeReply, Entry
+from django_rmq.core.model.retry_scores import is_retry, retries_left
+from django_rmq.core.model.status import STATE_OF
+from django_rmq.core.model.topic import Topic
+from django_rmq.opaque_ids import sealed_id
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCopy:
+    """One copy of a message in one state. Times in ms since the epoch by the clock of Redis."""
+
+    topic: Topic
+    id: str
+    slot: int
+    queue: str
+    """The queue of the slot that holds it: store, prepare, retry, dead or claim."""
+    score: float
+    at_ms: int | None
+    """For store and claim: the due time. retry: the end of the back-off. prepare: when it was handed out or
+    last extended. dead: the time of death. None: no time."""
+    priority: int | None
+    """For store and claim of priority topics."""
+    retries_left: int | None
+    """The retries left after the next delivery (prepare: after this one). None: all retries, or Dead."""
+    size: int
+    """The size of the body in bytes."""
+    member: bytes | None
+    """The member. None: hidden from the actor."""
+    raw: bytes | None
+    """The body as it was stored. None: hidden from the actor."""
+    key: str | None
+    headers: dict[str, str]
+    expires_ms: int
+    max_retries: int | None
+    """The message's own number of retries. None: that of its topic."""
+    timeout: int | None
+    """The message's own time-out in seconds. None: that of its topic."""
+    slot_basis: str | None
+    failed: str
+    """failed, timed_out, overran, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
+    failures: int
+    first_failed_ms: int | None
+    last_failed_ms: int | None
+    error_class: str
+    error: str
+    """The last error with the end of its traceback. Empty: there is none, or it is hidden."""
+    receipt: int | None
+    """For prepare: the number of the delivery."""
+    mark: str
+    """For prepare: ``removed`` or ``buried`` if a person has decided so; the message ends with its delivery.
+    For claim: ``failed`` or ``rejected`` if its Spark query has decided so; the message ends so with the claim."""
+    scored: float | None = None
+    """For dead: the score with which it was first taken, if known."""
+
+    def body(self) -> Any:
+        """Return the decoded body, with each number as it is stored (``exact_json``).
+
+        Raises ``ValueError`` for bytes that do not match the topic's BODY.
+        """
+        if self.raw is None:
+            raise ValueError("permission to see the body is missing")
+        return exact_body(self.topic, self.raw)
+
+    @property
+    def log_id(self) -> str:
+        """The id by which the log names the message; the id of the copy if its content is hidden."""
+        return self.id if self.member is None else sealed_id(self.topic.name, self.slot, self.member)
+
+    @property
+    def state(self) -> str:
+        """``waiting``, ``running``, ``resting``, ``dead`` or ``claimed``."""
+        return STATE_OF[self.queue]
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it waits as a retry."""
+        return self.queue == "store" and is_retry(self.topic, self.score)
+
+
+def from_entry(
+    topic: Topic, slot: int, queue: str, entry: Entry, name: str = "", *, hidden: bool = False
+) -> MessageCopy:
+    """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
+    member, score, _, record = entry
+    death = _death(record) if queue == "dead" else None
+    failure = _failure(record) if queue in ("store", "retry", "claim") else None
+    receipt, mark = _delivery(record) if queue == "prepare" else (None, "")
+    content = _content(topic, queue, entry, death)
+    shown, headers = _whole(topic, content), content.headers or {}
+    known = death or failure
+    error = known.error.decode("utf-8", "replace") if known else ""
+    return MessageCopy(
+        topic=topic,
+        id=name,
+        slot=slot,
+        queue=queue,
+        score=score,
+        at_ms=_at_ms(topic, queue, score, content.timeout),
+        priority=_priority(topic, queue, score),
+        retries_left=retries_left(topic, queue, score, known.times if known else 0, content.max_retries),
+        size=len(shown),
+        member=None if hidden else member,
+        raw=None if hidden else shown,
+        key=None if hidden else key_of(topic, member),
+        headers={} if hidden or not isinstance(headers, dict) else headers,
+        expires_ms=content.expires_ms,
+        max_retries=content.max_retries,
+        timeout=content.timeout,
+        slot_basis=None if hidden else content.slot_basis,
+        failed=death.reason if death else failure.kind if failure else "",
+        failures=known.times if known else 0,
+        first_failed_ms=known.first_ms if known else None,
+        last_failed_ms=known.last_ms if known else None,
+        error_class=error_class(error),
+        error="" if hidden else error,
+        receipt=receipt,
+        mark=mark,
+        scored=_number(death.score) if death else None,
+    )
+
+
+def _content(topic: Topic, queue: str, entry: Entry, death: Death | None) -> Envelope:
+    envelope = entry.envelope
+    if queue == "dead":
+        # A live copy of the same key has a body of its own.
+        envelope = None if death is None else death.envelope
+    return content_of(topic, entry.member, envelope)
+
+
+def _whole(topic: Topic, content: Envelope) -> bytes:
+    """Return the body, or what a topic with ACCUMULATE has collected: a JSON array, or lines of text or bytes."""
+    if content.bodies is None:
+        return content.body
+    return b"[" + b",".join(content.bodies) + b"]" if topic.body == "json" else b"\n".join(content.bodies)
+
+
+def from_look(
+    topic: Topic, slot: int, member: bytes, looked: DescribeReply, name: str = "", *, hidden: bool = False
+) -> Iterator[MessageCopy]:
+    """Yield the existing copies of a member, with ``name`` as their id."""
+    records = {
+        "store": looked.failure,
+        "prepare": looked.in_flight,
+        "retry": looked.failure,
+        "claim": looked.failure,
+        "dead": looked.death,
+    }
+    for queue, record in records.items():
+        score = getattr(looked, queue)
+        if score is not None:
+            envelopes = {"claim": looked.claimed_envelope, "prepare": looked.delivered_envelope}
+            entry = Entry(member, score, envelopes.get(queue, looked.envelope), record)
+            copy = from_entry(topic, slot, queue, entry, name, hidden=hidden)
+            yield _as_its_query_says(copy, looked.claim_failure, hidden) if queue == "claim" else copy
+
+
+def _as_its_query_says(copy: MessageCopy, note: bytes | None, hidden: bool) -> MessageCopy:
+    if note is None:
+        return copy
+    kind, _, error = note.decode("utf-8", "replace").partition("\n")
+    return replace(copy, mark=kind, error_class=error_class(error), error="" if hidden else error)
+
+
+def _death(record: bytes | None) -> Death | None:
+    try:
+        return None if record is None else Death.parse(record)
+    except ValueError:
+        return None
+
+
+def _failure(record: bytes | None) -> FailureRecord | None:
+    try:
+        return None if record is None else FailureRecord.parse(record)
+    except ValueError:
+        return None
+
+
+def _delivery(record: bytes | None) -> tuple[int | None, str]:
+    parts = (record or b"").split(b" ")
+    if not parts[0].isdigit():
+        return None, ""
+    return int(parts[0]), parts[2].decode("ascii", "replace") if len(parts) > 2 else ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _at_ms(topic: Topic, queue: str, score: float, timeout: int | None) -> int | None:
+    if not math.isfinite(score) or abs(score) > 1e15:
+        return None
+    if queue in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):
+        return None
+    if queue == "prepare":
+        # With a shorter time-out than its topic's, a delivery looks older than it is.
+        early = 0 if timeout is None else max(0, topic.timeout - timeout)
+        return (math.floor(score / 1000) + early) * 1000
+    return math.floor(score)
+
+
+def _priority(topic: Topic, queue: str, score: float) -> int | None:
+    if queue not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
+        return None
+    return math.floor(score) if score > topic.min_priority - 1 else None
+
+
+__all__ = ["MessageCopy", "from_entry", "from_look"]

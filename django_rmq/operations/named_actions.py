@@ -1,0 +1,239 @@
+"""Operations on messages that are named one by one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django_rmq import connections
+from django_rmq.core.commands import inspect
+from django_rmq.core.model.message import message_id
+from django_rmq.core.model.replies import DescribeReply
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.validation import check_fixed_time, check_priority
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import message_actions
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.body_redaction import require_search
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.message_actions import REPLAY, MessageAction
+from django_rmq.operations.messages import copies_of, identified, rounds_of
+
+MAX_IDS = 1_000
+"""Maximum number of messages named in one call."""
+
+MOST_NAMED = 10
+"""Maximum number of messages that the audit trail names for one action."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """The outcomes of an operation on named messages."""
+
+    found: dict[str, str]
+    """Id → outcome, in the order given."""
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Outcome → number of messages."""
+        return dict(Counter(self.found.values()))
+
+
+def replay(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
+    """Send dead messages again, with their full number of retries.
+
+    Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
+    dead (any more), its actual state: ``waiting``, ``resting``, ``running`` or ``gone``. All operations on
+    named messages also have ``not_found``: the message may exist, but was not found near the place in its
+    sealed id, or may be on its way while the topic is being re-slotted.
+    """
+    desk.actor.require(Permission.REPLAY)
+    return _do(desk, REPLAY, desk.present(name), ids)
+
+
+def id_of(
+    desk: OperationContext, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+) -> str:
+    """Return the id of a message that is named by its body, or on a keyed topic by its key. It may not exist.
+
+    Raises ``InvalidMessage``, and the errors of ``require_search``.
+    """
+    desk.actor.require(Permission.VIEW)
+    declared = desk.config.topic(name)
+    # What is done with the id shows whether the topic has a message with this key or body.
+    require_search(desk.actor, declared)
+    connections.present(declared)
+    out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+    return message_id(out.slot, out.member)
+
+
+def delete(desk: OperationContext, name: str, ids: Sequence[str], copy: str) -> ActionResult:
+    """Delete messages. ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
+
+    Outcomes: ``deleted``; ``running`` (it ends with its current delivery, and is never tried again);
+    ``gone`` if there is no such copy (any more).
+    """
+    desk.actor.require(Permission.DELETE)
+    topic = desk.present(name)
+    if copy not in ("live", "dead"):
+        raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
+    return _do(desk, message_actions.delete(copy), topic, ids, f"{copy} copy")
+
+
+def delete_only(desk: OperationContext, name: str, message_id: str) -> ActionResult:
+    """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
+    desk.actor.require(Permission.DELETE)
+    copies = copies_of(desk, desk.present(name), message_id)
+    found = {"dead" if one.state == "dead" else "live" for one in copies}
+    if len(found) > 1:
+        return ActionResult({message_id: "both"})
+    return delete(desk, name, [message_id], found.pop())
+
+
+def cancel(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
+    """Delete waiting and resting messages, and notify the listeners of running ones.
+
+    Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
+    (a Spark consumer has it, and cannot be notified); ``gone``.
+    """
+    desk.actor.require(Permission.DELETE)
+    return _do(desk, message_actions.CANCEL, desk.present(name), ids)
+
+
+def bury(desk: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
+    """Put messages into Dead for inspection.
+
+    Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
+    """
+    desk.actor.require(Permission.DELETE)
+    return _do(desk, message_actions.bury(desk.actor, why), desk.present(name), ids)
+
+
+def reschedule(
+    desk: OperationContext,
+    name: str,
+    ids: Sequence[str],
+    *,
+    due: datetime | None = None,
+    priority: int | None = None,
+) -> ActionResult:
+    """Give waiting messages another due time (an aware datetime; past: at once), or another priority.
+
+    Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
+    ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
+    """
+    desk.actor.require(Permission.EDIT)
+    topic = desk.present(name)
+    score = new_score(topic, due, priority)
+    return _do(desk, message_actions.reschedule(score, is_time=not topic.is_priority), topic, ids)
+
+
+def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
+    """Return the score of a due time or a priority. Raises ``OperationRefused`` if the topic is not ordered by it."""
+    if topic.is_priority:
+        if due is not None or priority is None:
+            raise OperationRefused(f"topic {topic.name} is ordered by priority: give a priority, not a time")
+        return check_priority(topic, priority)
+    if priority is not None or due is None:
+        raise OperationRefused(f"topic {topic.name} is ordered by time: give a time, not a priority")
+    return check_fixed_time(instant_ms("due", due), name="due", past=True)
+
+
+def _do(
+    desk: OperationContext, act: MessageAction, topic: Topic, ids: Sequence[str], detail: str = ""
+) -> ActionResult:
+    """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
+    if len(ids) > MAX_IDS:
+        raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
+    identities = {one: identified(desk, topic, one) for one in ids}
+    found = dict.fromkeys(identities, "gone")
+    at: dict[str, MessageIdentity] = {}
+    unseen: set[MessageIdentity] = set()
+    error: RmqError | None = None
+    for find in (find_messages, find_moved):
+        # What was not in the slot of its id may have been moved by a re-slotting.
+        missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
+        if error is not None or not missing:
+            break
+        sought = find(desk.broker, topic, missing.values(), rounds=rounds_of(desk))
+        unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
+        places = {
+            one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
+        }
+        at |= places
+        error = _tell(desk, act, topic, places, found)
+    found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
+    if error is not None and not set(found.values()) - {"gone", "not_found"}:
+        raise error
+    public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
+    desk.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
+    if error is not None:
+        raise error
+    return ActionResult(found)
+
+
+def chosen(ids: Sequence[str], detail: str = "") -> str:
+    """Return what the audit trail says of messages that were chosen: how many, and the first ids, which are sealed."""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    named = f"{len(ids)} chosen: {', '.join(ids[:MOST_NAMED])}{more}"
+    return f"{named}; {detail}" if detail else named
+
+
+def public_id(topic: Topic, text: str, identity: MessageIdentity) -> str:
+    """Return an id that reveals nothing of a message, which somebody has named by the id ``text``."""
+    if identity.member is not None:
+        return sealed_id(topic.name, identity.slot, identity.member)
+    return f"{identity.slot}~{text.partition('~')[2] or '(not found)'}"
+
+
+def _tell(
+    desk: OperationContext,
+    act: MessageAction,
+    topic: Topic,
+    places: Mapping[str, MessageIdentity],
+    found: dict[str, str],
+) -> RmqError | None:
+    """Perform the action slot by slot, and record outcomes in ``found``; return the error that ended it."""
+    by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for one, at in places.items():
+        # If two ids name one message, the action is performed once.
+        by_slot[at.slot][at.member or b""].append(one)
+    for slot, named in by_slot.items():
+        try:
+            outcomes = _tell_slot(desk, act, topic, slot, list(named))
+        except RmqError as error:
+            return error
+        for member, ids in named.items():
+            found |= dict.fromkeys(ids, outcomes[member])
+    return None
+
+
+def _tell_slot(
+    desk: OperationContext, act: MessageAction, topic: Topic, slot: int, members: Sequence[bytes]
+) -> dict[bytes, str]:
+    """Perform the action in one slot, and return the outcomes."""
+    words = desk.in_present_slots(topic, lambda topic: desk.broker.run(act.call(topic, slot, members)))
+    outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
+    missing = [member for member, word in outcomes.items() if word == "not_found"]
+    if act is not REPLAY:
+        return outcomes | dict.fromkeys(missing, "gone")
+    for first in range(0, len(missing), 100):
+        part = missing[first : first + 100]
+        looked = desk.broker.run(inspect.look(topic, slot, part))
+        outcomes |= {member: instead(one) for member, one in zip(part, looked, strict=True)}
+    return outcomes
+
+
+def instead(looked: DescribeReply) -> str:
+    """Return the state of a message that is not dead."""
+    if looked.store is not None:
+        return "waiting"
+    if looked.prepare is not None or looked.claim is not None:
+        return "running"
+    return "resting" if looked.retry is not None else "gone"

@@ -1,0 +1,60 @@
+"""Inquiries: questions to several servers at once, so that one that is slow or hangs delays none of the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from django.db import connections as databases
+
+T = TypeVar("T")
+
+
+class ParallelReads(threading.Thread, Generic[T]):
+    """A question to a server. ``start`` asks it in a thread of its own, ``run`` in the calling one."""
+
+    def __init__(self, name: str, ask: Callable[[], Iterable[T]]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.found: list[T] = []
+        """What was answered so far."""
+        self._ask = ask
+        self._error: BaseException | None = None
+        self._end = float("inf")
+
+    def run(self) -> None:
+        try:
+            for one in self._ask():
+                self.found.append(one)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            self._error = error
+        finally:
+            if threading.current_thread() is self:
+                databases.close_all()  # those of this thread, which nobody uses again
+
+    def wait(self, end: float) -> bool:
+        """Wait until the answer is complete, or until ``end`` (monotonic); return whether it is. Raises the error of ``ask``."""
+        self._end = end
+        if self.ident is not None:
+            self.join(max(0.0, end - time.monotonic()))
+        if self._error is not None:
+            raise self._error
+        return not self.is_alive()
+
+    def wait_for_progress(self, seconds: float) -> bool:
+        """Wait like ``wait``, but for as long as there is more of the answer within each ``seconds``."""
+        count = -1
+        while count < len(self.found):
+            count = len(self.found)
+            if self.wait(time.monotonic() + seconds):
+                return True
+        return False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether somebody has waited for the answer in vain, and it is still not there."""
+        return self.is_alive() and time.monotonic() > self._end
+
+
+__all__ = ["ParallelReads"]

@@ -1,0 +1,274 @@
+"""Topics that are registered in Redis and not declared in the settings: their contents, and how to remove them.
+
+A topic that was taken out of the settings, or renamed there, keeps its messages in Redis, and nothing
+consumes them. They are moved to another topic or deleted, in small steps; an empty topic is forgotten. Each
+step may be repeated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.message_content import stored_basis
+from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.topic import (
+    Topic,
+    TopicType,
+    former_slot_counts,
+    slot_counts,
+)
+from django_rmq.core.producer.placement import Outgoing, score_at_once
+from django_rmq.core.producer.producer import Producer
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.operations.bulk_run import BulkProgress
+from django_rmq.operations.bulk_steps import SLOTS_PER_TRIP
+from django_rmq.operations.message_view import from_entry
+
+PAGE = 250
+"""The number of messages that are moved or deleted in one step."""
+
+COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity", "ACCUMULATE": "collects"}
+"""Settings that two topics must share for the messages of one to be valid in the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndeclaredTopic:
+    """A topic that is registered and not declared, and how many messages it holds."""
+
+    topic: Topic
+    """The topic as registered, with all slots that it has had."""
+    waiting: int
+    in_flight: int
+    """The number of messages held by a worker, a REST client or Spark."""
+    resting: int
+    dead: int
+
+    @property
+    def held(self) -> int:
+        """The number of messages in any state."""
+        return self.waiting + self.in_flight + self.resting + self.dead
+
+    def __str__(self) -> str:
+        states = {
+            "waiting": self.waiting,
+            "in flight": self.in_flight,
+            "resting": self.resting,
+            "dead": self.dead,
+        }
+        return ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
+
+
+def stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[UndeclaredTopic]:
+    """Return the registered topics that are not ``declared``."""
+    registered = broker.definitions()
+    return [_looked_at(broker, name, registered[name]) for name in sorted(set(registered) - set(declared))]
+
+
+def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> UndeclaredTopic:
+    """Return one of them. Raises ``OperationRefused`` for a topic that is declared, unknown or being re-slotted."""
+    definition = broker.definitions().get(name)
+    if name in declared:
+        raise OperationRefused(f"topic {name} is declared in the settings: remove it there first")
+    if definition is None:
+        raise OperationRefused(f"no topic {name} is registered in Redis")
+    if len(slot_counts(definition)) > 1:
+        raise OperationRefused(
+            f"topic {name} is being re-slotted: declare it, and let `rmqreslot` finish first"
+        )
+    return _looked_at(broker, name, definition)
+
+
+def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> UndeclaredTopic:
+    slots = max((*slot_counts(definition), *former_slot_counts(definition)))
+    try:
+        topic = Topic.registered(name, definition, slots)
+    except ValueError:
+        # Messages are counted in the same way in every topic. Moving them is refused if the definition is
+        # incomplete.
+        topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
+    found: Counter[str] = Counter()
+    for counts in walk(broker, (inspect.count(topic, slot) for slot in range(topic.slots))):
+        found["waiting"] += counts.store
+        found["running"] += counts.prepare + counts.claimed
+        found["resting"] += counts.retry
+        found["dead"] += counts.dead
+    return UndeclaredTopic(topic, found["waiting"], found["running"], found["resting"], found["dead"])
+
+
+def _check_target(topic: Topic, target: Topic) -> None:
+    """Raise ``OperationRefused`` if messages of ``topic`` cannot be moved to ``target``."""
+    if topic.is_strict:
+        raise OperationRefused(
+            f"messages of topic {topic.name} cannot be moved, because it keeps their order (ORDER 'strict') and a "
+            "move does not: let workers finish them"
+        )
+    different = [key for key, field in COMMON.items() if getattr(topic, field) != getattr(target, field)]
+    if different:
+        raise OperationRefused(
+            f"messages of topic {topic.name} cannot be moved to {target.name}: the topics differ in "
+            f"{', '.join(different)}"
+        )
+
+
+def retire(
+    broker: Broker,
+    producer: Callable[[], Producer],
+    found: UndeclaredTopic,
+    target: Topic | None,
+    *,
+    delete: bool,
+    dead: str,
+) -> Iterator[BulkProgress]:
+    """Return the steps of ``Operations.retire``; raises its errors."""
+    name = found.topic.name
+    if dead not in ("", "move", "delete") or (dead == "move" and target is None):
+        raise InvalidRequest("dead must be 'delete' or, if a target topic is given, 'move'")
+    if delete and target is not None:
+        raise InvalidRequest("choose between moving and deleting the messages")
+    if target is not None:
+        _check_target(found.topic, target)
+    if found.in_flight:
+        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they finish")
+    if found.waiting + found.resting and not (delete or target):
+        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete them")
+    if found.dead and not (delete or dead):
+        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete the dead ones")
+    live = ("retry", "store")
+    parts: list[Iterator[BulkProgress]] = []
+    if target is not None:
+        parts.append(_moved(broker, producer(), found, target, (*live, "dead") if dead == "move" else live))
+    if delete or dead == "delete":
+        parts.append(_deleted(broker, found, (*live, "dead") if delete else ("dead",)))
+    return _all(broker, found, parts)
+
+
+def _all(
+    broker: Broker, found: UndeclaredTopic, parts: list[Iterator[BulkProgress]]
+) -> Iterator[BulkProgress]:
+    """Empty the topic part by part, and forget it if nothing was left behind."""
+    outcomes: Counter[str] = Counter()
+    for part in parts:
+        before = outcomes.copy()
+        for step in part:
+            outcomes = before + Counter(step.outcomes)
+            yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
+    if not outcomes["kept"]:
+        for step in _forgotten(broker, found.topic):
+            yield BulkProgress(found.held, found.held, {**outcomes, **step.outcomes}, step.is_complete)
+
+
+def _deleted(broker: Broker, found: UndeclaredTopic, states: tuple[str, ...]) -> Iterator[BulkProgress]:
+    """Delete the messages in these states. Outcome: ``purged``."""
+    topic, done = found.topic, 0
+    for slot in range(topic.slots):
+        for state in states:
+            while gone := broker.run(operate.purge(topic, slot, state, limit=PAGE)):
+                done += gone
+                yield BulkProgress(done, found.held, {"purged": done})
+    yield BulkProgress(done, found.held, {"purged": done}, True)
+
+
+def _moved(
+    broker: Broker, producer: Producer, found: UndeclaredTopic, target: Topic, states: tuple[str, ...]
+) -> Iterator[BulkProgress]:
+    """Send the messages in these states to ``target``, and delete those that have arrived there.
+
+    Outcomes: those of sends, and ``kept`` for a message that has no slot there or was refused. A message
+    keeps its due time or priority; resting and dead messages get their full number of retries again. If this
+    ends early, some messages may be in both topics; when it is repeated they merge, if their identity is
+    their body or a key.
+    """
+    outcomes: Counter[str] = Counter()
+    for slot in range(found.topic.slots):
+        for state in states:
+            after: tuple[str, bytes] | None = None
+            while True:
+                page = broker.run(inspect.peek(found.topic, slot, state, after=after, limit=PAGE))
+                outcomes.update(_move_some(broker, producer, found.topic, slot, state, target, page.entries))
+                yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
+                after = page.cursor
+                if after is None:
+                    break
+    yield BulkProgress(outcomes.total(), found.held, dict(outcomes), True)
+
+
+def _move_some(
+    broker: Broker,
+    producer: Producer,
+    source: Topic,
+    slot: int,
+    state: str,
+    target: Topic,
+    entries: Sequence[Entry],
+) -> Counter[str]:
+    now_ms = broker.now_ms()
+    placed = [_placed(source, slot, state, entry, target, now_ms) for entry in entries]
+    sends = [out for out in placed if out is not None]
+    outcomes = Counter({"kept": len(placed) - len(sends)})
+    if sends:
+        results, errors = producer.attempt(sends)
+        arrived = [
+            out.member
+            for i, (out, result) in enumerate(zip(sends, results, strict=True))
+            if i not in errors and result.status != "refused"
+        ]
+        outcomes["kept"] += len(sends) - len(arrived)
+        outcomes.update(
+            result.status
+            for i, result in enumerate(results)
+            if i not in errors and result.status != "refused"
+        )
+        if arrived:
+            broker.run(operate.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
+    return +outcomes
+
+
+def _placed(
+    source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
+) -> Outgoing | None:
+    """Return a message as ``target`` takes it. None: its slot there cannot be computed."""
+    envelope = entry.envelope
+    if state == "dead" and entry.record:
+        envelope = Death.parse(entry.record).envelope
+    basis = stored_basis(target, entry.member, envelope)
+    if basis is None:
+        return None
+    copy = from_entry(source, slot, state, entry)
+    if state == "dead" or copy.is_retry:
+        score = score_at_once(target, copy.priority if copy.priority is not None else copy.scored, now_ms)
+    elif target.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
+        score = max(0, int(entry.score) - now_ms)
+    else:
+        score = int(entry.score)
+    crc = zlib.crc32(basis)
+    return Outgoing(target, crc & (target.slots - 1), entry.member, score, envelope, crc=crc)
+
+
+def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
+    """Forget an empty topic: its definition, its counters and its history. Outcome, of slots: ``retired``.
+
+    Raises ``OperationRefused`` if it holds messages; it then stays registered.
+    """
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
+        calls = [operate.retire(topic, slot) for slot in slots]
+        for slot, answer in zip(slots, run_all(broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            if answer != "retired":
+                raise OperationRefused(
+                    f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
+                )
+        yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
+    broker.undefine(topic)
+    yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)
+
+
+__all__ = ["UndeclaredTopic", "find", "retire", "stranded"]

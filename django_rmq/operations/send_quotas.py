@@ -1,0 +1,137 @@
+"""Sending rates, and requests that run only once however often they are repeated. Both are kept in Redis.
+
+They apply to all web processes together, and expire by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from django_rmq.core.commands import idempotency, limit_shares
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
+from django_rmq.operations.actors import Actor
+
+ATTEMPT_MS = 30_000
+"""Milliseconds for which a repeated request waits for a silent attempt; then the attempt counts as dead, and
+runs again."""
+
+KEPT_MS = 86_400_000
+"""Milliseconds for which an answer is kept: a day."""
+
+
+class SendCharge(NamedTuple):
+    """The part of a sender's rate that a send uses: ``size`` in ``seconds``, at once or evenly."""
+
+    what: str
+    """The unit that is counted. Each has its own bucket."""
+    wanted: int
+    size: int
+    seconds: float
+
+    def spend(self, broker: Broker, actor: Actor, wanted: int) -> int:
+        """Spend this much, or nothing; return the time in µs until there is enough, or 0 if it is spent.
+
+        Below 0 gives back.
+        """
+        return broker.run(
+            limit_shares.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
+        )
+
+
+def spend(broker: Broker, actor: Actor, charges: Sequence[SendCharge]) -> None:
+    """Charge ``actor`` with all ``charges``, or with none of them.
+
+    Raises ``TooManySends``, and ``InvalidRequest`` for more than the limit ever permits.
+    """
+    for one in charges:
+        if one.wanted > one.size:
+            raise InvalidRequest(
+                f"{one.wanted} {one.what} in one request exceed the limit of {one.size} in {one.seconds:g} s"
+            )
+    for index, one in enumerate(charges):
+        wait_us = one.spend(broker, actor, one.wanted)
+        if wait_us:
+            _give_back(broker, actor, charges[:index])
+            raise TooManySends(
+                f"the limit of {one.size} {one.what} in {one.seconds:g} s is reached: send {one.wanted} "
+                f"more in {wait_us / 1e6:.1f} s",
+                wait_us / 1e6,
+            )
+
+
+def _give_back(broker: Broker, actor: Actor, charges: Sequence[SendCharge]) -> None:
+    for one in charges:
+        one.spend(broker, actor, -one.wanted)
+
+
+class RequestRunning(OperationRefused):
+    """The same request is running now."""
+
+
+class OtherContent(OperationRefused):
+    """The key was used for a request with other content."""
+
+
+@dataclass(slots=True)
+class IdempotencyKey:
+    """One attempt at a request that must run only once."""
+
+    answer: Any = None
+    """The answer of an earlier attempt. None: this is the first, and ``done`` must be called."""
+    kept: bytes = b""
+
+    def done(self, answer: Any) -> None:
+        """Store the answer, as JSON takes it."""
+        self.answer = answer
+        self.kept = json.dumps(answer, separators=(",", ":")).encode()
+
+
+@contextmanager
+def once(
+    broker: Broker, actor: Actor, key: str, content: Any, charges: Sequence[SendCharge] = ()
+) -> Iterator[IdempotencyKey]:
+    """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
+
+    A failed attempt is forgotten, so that it can be repeated. An attempt whose process dies counts as dead
+    after half a minute. ``charges`` limit the number of kept answers of one actor. Only a first attempt
+    spends them, so a request that was answered once always gets that answer. Raises ``OtherContent``,
+    ``RequestRunning`` and the errors of ``spend``.
+    """
+    name, token = _name(actor, key), uuid4().hex
+    print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    word, kept = broker.run(idempotency.begin_answer(name, print_, token, ATTEMPT_MS))
+    if word == "other":
+        raise OtherContent("this Idempotency-Key was used for a different request")
+    if word == "running":
+        raise RequestRunning("this request is being processed now: repeat it in a moment")
+    if word == "done":
+        yield IdempotencyKey(json.loads(kept))
+        return
+    attempt, charged = IdempotencyKey(), False
+    try:
+        spend(broker, actor, charges)
+        charged = True
+        yield attempt
+    finally:
+        try:
+            broker.run(idempotency.keep_answer(name, token, attempt.kept, KEPT_MS))
+            if charged and not attempt.kept:
+                _give_back(broker, actor, charges)
+        except RmqError:
+            # The request has been done, and losing its stored answer is better than reporting an error.
+            pass
+
+
+def _name(actor: Actor, key: str = "") -> str:
+    who = getattr(actor.user, "pk", None) or actor.name
+    return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]
+
+
+__all__ = ["IdempotencyKey", "OtherContent", "RequestRunning", "SendCharge", "once", "spend"]

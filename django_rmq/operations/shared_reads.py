@@ -1,0 +1,209 @@
+"""What open dashboards show is read once for all of them: the topics for all web processes, the rest in each process.
+
+A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page
+asks for one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other
+web processes. Those who ask while one is being made wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from django_rmq import connections
+from django_rmq.core.commands import idempotency
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations import topic_stats
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.health import read_servers
+from django_rmq.operations.outbox import Waiting, outbox
+from django_rmq.operations.schedules import ScheduleStats, schedules
+from django_rmq.operations.topic_counters import TopicCounters, flow
+from django_rmq.operations.topic_stats import Overview, TopicStats
+
+KEPT_MS = 2_000
+"""Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
+
+KEPT_SECONDS = 1.0
+"""Seconds for which a process keeps a survey without asking Redis for a newer one."""
+
+OTHERS_SECONDS = 5.0
+"""Seconds for which a process keeps what is in the outbox, and the schedules."""
+
+LEASE_MS = 5_000
+"""Milliseconds after which a process that makes a survey counts as dead."""
+
+WAIT_SECONDS = 3.0
+"""Seconds for which a process waits for the survey of another one; then it makes its own."""
+
+ASK_SECONDS = 0.05
+"""Seconds between two looks at whether the survey of another process is there."""
+
+QUICK_SECONDS = 0.2
+"""A server that refuses to keep a survey within this time answers, so it can be read."""
+
+MOST_KEPT = 32
+"""The number of answers that a process keeps: surveys of different topics, the outbox, the schedules."""
+
+_COLUMNS = [one.name for one in fields(TopicStats) if one.name not in ("topic", "definition_problem")]
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The last answer to a question in this process, or the error of the last attempt."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while somebody asks: the other threads wait for the answer."""
+    answer: Any = None
+    error: ServerTrouble | None = None
+    ended: float = 0.0
+    """When the last attempt ended."""
+
+
+_kept: dict[tuple[object, ...], _Kept] = {}
+_guard = threading.Lock()
+
+
+def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``."""
+    if connections.in_memory():
+        return topic_stats.survey(broker, topics)
+    return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
+
+
+def shared_flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
+    """Return what ``flow`` returned at most a second ago. Raises ``ServerTrouble``."""
+    if connections.in_memory():
+        return flow(broker, topics)
+    return _shared(("flow", broker, *topics), partial(flow, broker, topics), KEPT_SECONDS)
+
+
+def shared_outbox(desk: OperationContext) -> list[Waiting]:
+    """Return what ``outbox`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("outbox", id(desk.config)), partial(outbox, desk), OTHERS_SECONDS)
+
+
+def shared_schedules(desk: OperationContext) -> list[ScheduleStats]:
+    """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("schedules", id(desk.config), desk.broker), partial(schedules, desk), OTHERS_SECONDS)
+
+
+def shared_servers(desk: OperationContext) -> list[ServerInfo]:
+    """Return what each Redis server reported about itself a second ago. Empty also if Redis does not permit it."""
+    return _shared(("servers", id(desk.config), desk.broker), lambda: read_servers(desk) or [], KEPT_SECONDS)
+
+
+def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
+    """Return the answer of ``ask``, or one to the same question that is not older than ``seconds``."""
+    if not KEPT_MS:
+        return ask()
+    began = time.monotonic()
+    kept = _of(key)
+    with kept.lock:
+        # Who has waited gets what the attempt that it has waited for gave, also an error: otherwise every
+        # waiting thread would find out by itself, one after the other, that Redis does not answer.
+        if kept.error is not None and kept.ended > began:
+            raise type(kept.error)(str(kept.error)) from kept.error
+        if kept.answer is not None and kept.ended + seconds > began:
+            answer: T = kept.answer
+            return answer
+        try:
+            answer = kept.answer = ask()
+            kept.error = None
+        except ServerTrouble as error:
+            kept.answer, kept.error = None, error
+            raise
+        finally:
+            kept.ended = time.monotonic()
+        return answer
+
+
+def _of(question: tuple[object, ...]) -> _Kept:
+    with _guard:
+        # A lock that another thread held at a fork is never released in the new process.
+        key = (os.getpid(), *question)
+        # The newest is last. An older one that somebody still asks for goes on without its place here.
+        kept = _kept.pop(key, None) or _Kept()
+        _kept[key] = kept
+        for old in list(_kept)[:-MOST_KEPT]:
+            del _kept[old]
+        return kept
+
+
+def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the survey that Redis keeps, or make one and let Redis keep it."""
+    name, token, began = _name(topics), uuid4().hex, time.monotonic()
+    word = "running"
+    while word == "running" and time.monotonic() - began < WAIT_SECONDS:
+        asked = time.monotonic()
+        try:
+            word, stored = broker.run(idempotency.begin_answer(name, name, token, LEASE_MS))
+        except RmqError:
+            if time.monotonic() - asked > QUICK_SECONDS:
+                raise
+            # A full Redis, a replica or rights for reading alone: the survey is not shared.
+            return topic_stats.survey(broker, topics)
+        if word == "done":
+            try:
+                return _parsed(stored, topics)
+            except (TypeError, ValueError):
+                break  # Not written by this package.
+        if word == "running":
+            time.sleep(ASK_SECONDS)
+    made = b""
+    try:
+        overview = topic_stats.survey(broker, topics)
+        made = _written(overview)
+        return overview
+    finally:
+        if word == "new":
+            _keep(broker, name, token, made)
+
+
+def _keep(broker: Broker, name: str, token: str, made: bytes) -> None:
+    try:
+        broker.run(idempotency.keep_answer(name, token, made, KEPT_MS))
+    except RmqError:
+        pass  # The others make their own after the lease.
+
+
+def _name(topics: Sequence[Topic]) -> str:
+    """Return the name of a survey. Processes of another version, or with other topics, share none with this one."""
+    described = json.dumps([_COLUMNS, [(topic.name, topic.slots, topic.type.value) for topic in topics]])
+    return hashlib.sha256(f"survey\n{described}".encode()).hexdigest()[:32]
+
+
+def _written(overview: Overview) -> bytes:
+    rows = [[getattr(one, name) for name in _COLUMNS] for one in overview.topics]
+    return json.dumps(
+        [overview.workers, overview.problem, overview.now_ms, rows], separators=(",", ":")
+    ).encode()
+
+
+def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
+    workers, problem, now_ms, rows = json.loads(stored)
+    found = []
+    for topic, row in zip(topics, rows, strict=True):
+        one = TopicStats(topic, **dict(zip(_COLUMNS, row, strict=True)))
+        # Whether this process can read the definition of a topic is known to it alone.
+        found.append(
+            replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
+        )
+    return Overview(found, workers, problem, now_ms)
+
+
+__all__ = ["shared_flow", "shared_outbox", "shared_schedules", "shared_servers", "shared_survey"]

@@ -1,0 +1,100 @@
+"""Changing the slot count of a topic: the checks before, and the move itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django_rmq.core import resharding
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.resharding import (
+    AT_ONCE,
+    DrainProgress,
+    Reslotting,
+    begin,
+)
+from django_rmq.core.topic_registration import differences
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
+
+PATIENCE = 60.0
+"""Seconds without an answer of Redis after which a move gives up; it can be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCountPlan:
+    """A change of a topic's slot count, before it is begun."""
+
+    topic: Topic
+    before: int
+    slots: int
+    """The new number of slots."""
+    is_begun: bool
+    """Whether it was begun already."""
+    obstacle: str
+    """Why it is not permitted. Empty: it is."""
+
+
+def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
+    """Return the plan for giving ``topic`` that many slots.
+
+    None: finish one that was begun, otherwise use the settings.
+
+    Raises ``ConfigurationError`` for an invalid number or if none is known, and ``TopicMismatch`` if settings
+    and Redis disagree about more than slots, because the slot of a message depends on that.
+    """
+    known = broker.definitions().of(topic.name) or {}
+    _check_the_rest(topic, known)
+    begun = resharding.under_way(broker, topic)
+    declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
+    wanted = slots or (begun.topic.slots if begun else declared)
+    if wanted is None:
+        raise ConfigurationError(
+            f'topic "{topic.name}" is not being re-slotted: give the new number of slots'
+        )
+    before = slot_counts(known)[0] if known else topic.slots
+    return SlotCountPlan(topic, before, wanted, begun is not None, resharding.obstacle(broker, topic, wanted))
+
+
+def _check_the_rest(topic: Topic, known: dict[str, Any]) -> None:
+    different = [each for each in differences(topic, known) if each.setting != "SLOTS"] if known else []
+    if different:
+        named = ", ".join(
+            f"{each.setting} is {each.declared!r} here and {each.registered!r} in Redis" for each in different
+        )
+        raise TopicMismatch(
+            f'topic "{topic.name}": {named}. Correct the settings, or see `manage.py rmqtopics`'
+        )
+
+
+def move(
+    broker: Broker,
+    chosen: Reslotting,
+    *,
+    at_once: int,
+    report: Callable[[DrainProgress], None],
+    complain: Callable[[ServerTrouble], None],
+) -> DrainProgress:
+    """Move until everything is done, even while Redis fails; ``complain`` receives each error after which it tries again."""
+    answered = time.monotonic()
+
+    def note(step: str, progress: DrainProgress) -> None:
+        nonlocal answered
+        answered = time.monotonic()
+        report(progress)
+
+    while True:
+        try:
+            progress = resharding.move(broker, chosen, at_once=at_once, report=note)
+            resharding.finish(broker, chosen)
+            return progress
+        except ServerTrouble as error:
+            if time.monotonic() - answered > PATIENCE:
+                raise
+            complain(error)
+            time.sleep(1.0)
+
+
+__all__ = ["AT_ONCE", "DrainProgress", "Reslotting", "SlotCountPlan", "begin", "move", "plan"]

@@ -1,0 +1,267 @@
+"""The contents of topics and slots at one instant, read in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+from django_rmq import connections
+from django_rmq.core.commands import inspect, worker_registry
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.replies import Counts
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.worker_records import Roster
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
+
+LIVE_SLOTS = 4_096
+"""The number of slots that an overview reads; of topics with more, an evenly spread part."""
+
+PARTIAL_SLOTS = 256
+"""How many slots of a topic are read if all would be too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """One topic at one instant. With ``is_partial`` the depths are those of ``looked_at`` slots only."""
+
+    topic: Topic
+    store: int = 0
+    due: int = 0
+    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
+    prepare: int = 0
+    retry: int = 0
+    dead: int = 0
+    claimed: int = 0
+    lapsed: int = 0
+    """How many of these are claimed under a lease that has ended."""
+    oldest_due_ms: int | None = None
+    """Since when the first of these can be taken. None: nothing is overdue, or the topic orders by priority."""
+    age_ms: int | None = None
+    """How long that message has been due, in ms."""
+    undrained_since_ms: int | None = None
+    """Priority topics: the earliest time since which a slot has had something to take. None: nothing is waiting."""
+    undrained_ms: int | None = None
+    """The time since then in ms. No waiting message sent since then has waited longer."""
+    running_since_ms: int | None = None
+    """When the first delivery began that runs and has not timed out, however often it was extended. None: nothing runs."""
+    running_ms: int | None = None
+    """The time since then in ms."""
+    paused_slots: int = 0
+    consumers: int = 0
+    """The number of live workers that serve the topic."""
+    threads: int = 0
+    """The number of their threads."""
+    owned_slots: int = 0
+    """Serial topics: the number of slots that are assigned to live workers."""
+    workers_problem: str = ""
+    """Why the number of workers is unknown. Empty: it is known."""
+    definition_problem: str = ""
+    """Why the registered definition of the topic cannot be read. Empty: it can."""
+    looked_at: int = 0
+    """The number of slots that were read."""
+    now_ms: int = 0
+    """When they were read, by the clock of Redis."""
+    problems: tuple[str, ...] = ()
+    """Slots that cannot be read, and the reasons."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """Everything about the topic that cannot be read: its definition, slots, and workers."""
+        return [text for text in (self.definition_problem, *self.problems, self.workers_problem) if text]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only a part of the slots was read."""
+        return self.looked_at < self.topic.slots
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether every slot that was read is paused."""
+        return 0 < self.looked_at == self.paused_slots
+
+    @property
+    def is_partly_paused(self) -> bool:
+        """Whether some slots are paused and some are not, because a pause was interrupted."""
+        return 0 < self.paused_slots < self.looked_at
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStats:
+    """One slot: its contents, its owner, and the consumer that took from it last."""
+
+    slot: int
+    counts: Counts
+    worker: str = ""
+    """The id of the worker to which it is assigned. Empty: none, or the topic is not serial."""
+    since_ms: int | None = None
+    problem: str = ""
+
+    @property
+    def depth(self) -> int:
+        """The number of live messages in it."""
+        return self.counts.store + self.counts.prepare + self.counts.retry + self.counts.claimed
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsStats:
+    """Some slots of a topic, and how evenly they are filled."""
+
+    topic: Topic
+    rows: list[SlotStats]
+    now_ms: int
+
+    @property
+    def mean_depth(self) -> float:
+        """The mean depth of these slots."""
+        return sum(row.depth for row in self.rows) / len(self.rows) if self.rows else 0.0
+
+    @property
+    def skew(self) -> float:
+        """The depth of the deepest slot divided by the mean. 1: even. 0: all are empty."""
+        mean = self.mean_depth
+        return max(row.depth for row in self.rows) / mean if mean else 0.0
+
+
+NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
+
+
+class Overview(NamedTuple):
+    """All topics and workers at one instant."""
+
+    topics: list[TopicStats]
+    workers: int | None
+    """The number of live workers. None: unknown, see ``problem``."""
+    problem: str
+    now_ms: int
+
+
+def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicStats]:
+    """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``."""
+    return survey(broker, topics).topics
+
+
+def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the figures of ``topics`` and the number of workers, like ``overview``."""
+    looked_at = slots_to_look_at(topics)
+    calls = [inspect.count(topic, slot) for topic in topics for slot in looked_at[topic.name]]
+    roster, counted, now_ms = _with_roster(broker, calls)
+    crew, answers = crew_of(roster), iter(counted)
+    found = []
+    for topic in topics:
+        slots = looked_at[topic.name]
+        found.append(_summed(topic, slots, list(islice(answers, len(slots))), crew, now_ms))
+    return Overview(found, None if crew.problem else len(crew.members), crew.problem, now_ms)
+
+
+def _with_roster(
+    broker: Broker, calls: Iterable[Call[Counts]]
+) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
+    """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
+    pipeline = broker.pipeline()
+    asked = pipeline.add(worker_registry.roster())
+    answers = [pipeline.add(call) for call in calls]
+    pipeline.execute()
+    roster = asked.result()
+    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
+    return roster, [answer.result() for answer in answers], now_ms
+
+
+def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
+    """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
+    roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
+    owners = crew_of(roster).serving(topic).owned_slots
+    rows = []
+    for slot, answer in zip(wanted, answers, strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
+        if isinstance(answer, RmqError):
+            row = replace(row, problem=str(answer))
+        holding = holding_of(owners, slot)
+        if holding is not None:
+            row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
+        rows.append(row)
+    return SlotsStats(topic, rows, now_ms)
+
+
+def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
+    """Choose the slots to read: all if there are few, the smallest topics first."""
+    chosen: dict[str, Sequence[int]] = {}
+    left = 2 * LIVE_SLOTS
+    for topic in sorted(topics, key=lambda one: one.slots):
+        if topic.slots <= min(left, LIVE_SLOTS):
+            left -= topic.slots
+            chosen[topic.name] = range(topic.slots)
+        else:
+            chosen[topic.name] = range(0, topic.slots, max(1, topic.slots // PARTIAL_SLOTS))
+    return chosen
+
+
+def _summed(
+    topic: Topic,
+    slots: Sequence[int],
+    answers: Sequence[Counts | RmqError],
+    crew: WorkerList,
+    now_ms: int,
+) -> TopicStats:
+    counted, problems = list[Counts](), []
+    for slot, answer in zip(slots, answers, strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError):
+            problems.append(f"slot {slot}: {answer}")
+        else:
+            counted.append(answer)
+    oldest = _earliest(one.oldest_due_ms for one in counted)
+    undrained = _earliest(one.undrained_since_ms for one in counted)
+    running = _earliest(one.running_since_ms for one in counted)
+    serving = crew.serving(topic)
+    return TopicStats(
+        topic,
+        store=sum(one.store for one in counted),
+        due=sum(one.due for one in counted),
+        prepare=sum(one.prepare for one in counted),
+        retry=sum(one.retry for one in counted),
+        dead=sum(one.dead for one in counted),
+        claimed=sum(one.claimed for one in counted),
+        lapsed=sum(one.lapsed for one in counted),
+        oldest_due_ms=oldest,
+        age_ms=_since(oldest, now_ms),
+        undrained_since_ms=undrained,
+        undrained_ms=_since(undrained, now_ms),
+        running_since_ms=running,
+        running_ms=_since(running, now_ms),
+        paused_slots=sum(one.paused for one in counted),
+        consumers=serving.workers,
+        threads=serving.threads,
+        owned_slots=crew.owned(topic),
+        workers_problem=crew.problem,
+        definition_problem=connections.unreadable(topic),
+        looked_at=len(counted),
+        now_ms=now_ms,
+        problems=tuple(problems),
+    )
+
+
+def _since(at_ms: int | None, now_ms: int) -> int | None:
+    return None if at_ms is None else max(0, now_ms - at_ms)
+
+
+def _earliest(instants: Iterable[int | None]) -> int | None:
+    return min((at for at in instants if at is not None), default=None)
+
+
+__all__ = [
+    "Overview",
+    "SlotStats",
+    "SlotsStats",
+    "TopicStats",
+    "overview",
+    "slots",
+    "slots_to_look_at",
+    "survey",
+]

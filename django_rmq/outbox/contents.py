@@ -1,0 +1,184 @@
+"""What is in the outbox of each database, for people and monitoring; and their retries and deletions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db import DatabaseError
+from django.db.models import Count, Min, Q
+
+from django_rmq.core.model.limits import BATCH
+from django_rmq.outbox.coalesce import LIGHT, Stored
+from django_rmq.outbox.databases import (
+    aliases,
+    ask_each,
+    explained,
+    has_table,
+    model,
+)
+from django_rmq.outbox.sql import delete, read_contents, with_sizes
+from django_rmq.outbox.storage import now_ms
+
+T = TypeVar("T")
+
+LIST_BYTES = 4_194_304
+"""The number of bytes that a list of rows reads of their contents, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is in the outbox of one topic, in all databases together."""
+
+    topic: str
+    messages: int = 0
+    """The number of rows, without those that were refused."""
+    refused: int = 0
+    """The number of rows that the relay leaves out, because their messages cannot be sent."""
+    oldest_ms: int | None = None
+    """How long ago the oldest of ``messages`` was sent, in ms. None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """A row as it is in its database."""
+
+    database: str
+    row: Stored
+    error: str
+    failed_ms: int | None
+    unread: int = 0
+    """The bytes of the member and the envelope, if the row has neither here, because the list would be too large."""
+
+
+def waiting(alias: str) -> list[Waiting]:
+    """Return what is in the outbox of a database, by topic. Raises ``DatabaseError``."""
+    now = now_ms()
+    return [
+        Waiting(name, messages, refused, None if oldest is None else max(0, now - oldest))
+        for name, messages, refused, oldest in _asked(alias, _counted(alias))
+    ]
+
+
+def together(parts: Iterable[Waiting]) -> list[Waiting]:
+    """Return what is in the outboxes of several databases, by topic."""
+    found: dict[str, Waiting] = {}
+    for one in parts:
+        had = found.get(one.topic, Waiting(one.topic))
+        known = [age for age in (had.oldest_ms, one.oldest_ms) if age is not None]
+        found[one.topic] = Waiting(
+            one.topic,
+            had.messages + one.messages,
+            had.refused + one.refused,
+            max(known) if known else None,
+        )
+    return [found[name] for name in sorted(found)]
+
+
+def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
+    is_waiting = Q(due_ms__isnull=False)
+    rows = model().objects.using(alias).values("topic").order_by("topic")
+    counted = rows.annotate(
+        waiting=Count("id", filter=is_waiting),
+        refused=Count("id", filter=~is_waiting),
+        oldest=Min("sent_ms", filter=is_waiting),
+    )
+    found: Iterable[tuple[str, int, int, int | None]] = counted.values_list(
+        "topic", "waiting", "refused", "oldest"
+    )
+    return found
+
+
+def rows(
+    alias: str, topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
+) -> list[FoundRows]:
+    """Return up to ``limit`` rows of a database, oldest first, and their contents as far as these have ``LIST_BYTES``.
+
+    ``refused``: only those that the relay leaves out, or only the others.
+    """
+    chosen = with_sizes(_chosen(alias, topics, refused)).values(*LIGHT, "error", "failed_ms", "size")
+    found, fitting, left = _asked(alias, chosen[:limit]), set[int](), LIST_BYTES
+    for values in found:
+        if values["size"] <= left:
+            left -= values["size"]
+            fitting.add(values["id"])
+    contents = read_contents(alias, fitting)
+    # What has gone meanwhile was sent or deleted.
+    return [
+        _found(alias, values, contents.get(values["id"]))
+        for values in found
+        if values["id"] in contents or values["id"] not in fitting
+    ]
+
+
+def topic_of(database: str, number: int) -> str | None:
+    """Return the topic of a row. None: there is no such row."""
+    if database not in aliases():
+        return None
+    found: str | None = (
+        model().objects.using(database).filter(pk=number).values_list("topic", flat=True).first()
+    )
+    return found
+
+
+def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> Any:
+    chosen = model().objects.using(alias).order_by("id")
+    if topics is not None:
+        chosen = chosen.filter(topic__in=topics)
+    return chosen if refused is None else chosen.filter(due_ms__isnull=refused)
+
+
+def _found(alias: str, values: dict[str, Any], contents: dict[str, Any] | None) -> FoundRows:
+    row = Stored(**{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None}))
+    return FoundRows(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
+
+
+def retry(database: str, numbers: Iterable[int]) -> int:
+    """Have the relay try these rows at once, as if for the first time; return how many there were."""
+    changes = {"due_ms": now_ms(), "attempts": 0}
+    return sum(
+        model().objects.using(database).filter(pk__in=some).update(**changes) for some in _parts(numbers)
+    )
+
+
+def remove(database: str, numbers: Iterable[int]) -> int:
+    """Delete rows, so that their messages are never sent; return how many there were."""
+    return delete(database, numbers)
+
+
+def missing() -> list[tuple[str, str]]:
+    """Return the databases without a usable table, and what is wrong. A database that does not answer is not one."""
+    given, _ = ask_each(aliases(), _problem)
+    return [(alias, problem) for alias, problem in given.items() if problem]
+
+
+def _problem(alias: str) -> str:
+    """Return why the table of a database cannot be used. Empty: it can. Raises ``DatabaseError``."""
+    try:
+        list(model().objects.using(alias).filter(pk=0))
+    except DatabaseError as error:
+        reason = explained(alias, error)
+        if reason is error:
+            raise
+        return str(reason)
+    return ""
+
+
+def _asked(alias: str, query: Iterable[T]) -> list[T]:
+    """Return the answer of a database; nothing if it has no outbox."""
+    try:
+        return list(query)
+    except DatabaseError:
+        if has_table(alias):
+            raise
+        return []
+
+
+def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
+    chosen = sorted(set(numbers))
+    for start in range(0, len(chosen), BATCH):
+        yield chosen[start : start + BATCH]
+
+
+__all__ = ["FoundRows", "Waiting", "missing", "remove", "retry", "rows", "together", "topic_of", "waiting"]

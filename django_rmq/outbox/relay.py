@@ -1,0 +1,351 @@
+"""The relay: it sends what the processes that sent a message have left in the outbox, oldest first.
+
+Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a
+row is sent after every older row of its message that anybody holds. A step goes on behind the rows that others
+hold, so relays share the work, and one that stands still stops nobody. Where the database cannot skip locked
+rows, a step holds what its first write locks: the rows, or with SQLite the file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, Error, close_old_connections, reset_queries, transaction
+from django.db import connections as databases
+from django.db.models import F
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.consumer.maintenance import Duty
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.send_results import Durability, SendResult
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.exceptions import CallerError, LostRace, RmqError, ServerTrouble, TopicFull
+from django_rmq.observability import announcements, telemetry
+from django_rmq.outbox.coalesce import (
+    LIGHT,
+    Stored,
+    folded,
+    next_attempt,
+    outgoing,
+)
+from django_rmq.outbox.databases import (
+    aliases,
+    has_table,
+    is_mariadb,
+    model,
+)
+from django_rmq.outbox.sql import delete, read_contents, with_sizes
+from django_rmq.outbox.storage import now_ms
+
+logger = safe_logger("django_rmq.outbox")
+
+BATCH = 500
+"""The number of rows with which a step begins. It takes all other rows of their messages along."""
+
+STEP_BYTES = 4_194_304
+"""The number of bytes that a step sends, at most; a larger message has a step of its own. So a step takes little
+memory, and what does not pass within its time does not stop what is behind it."""
+
+HELD_SECONDS = 30
+"""Seconds after which PostgreSQL and MariaDB end the transaction of a step that stands still. A step that waits for
+Redis takes a few."""
+
+
+class _Unconfirmed(LostRace):
+    """Redis has the message, but not as durably as its row requires."""
+
+
+@dataclass(slots=True)
+class RelayStep:
+    """What one step did."""
+
+    sent: int = 0
+    """The number of messages sent or removed."""
+    rows: int = 0
+    """The number of rows deleted."""
+    failed: int = 0
+    """The number of messages that Redis did not take; their rows stay."""
+    is_full: bool = False
+    """Whether more rows may be due."""
+    trouble: ServerTrouble | None = None
+    """Why some messages could not be tried."""
+    results: defaultdict[str, list[SendResult]] = field(default_factory=lambda: defaultdict(list))
+    """For each topic, what was sent."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a step sends, in order, and what it cannot send."""
+
+    messages: list[tuple[Stored, Outgoing]] = field(default_factory=list)
+    refused: dict[UUID, RmqError] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Held:
+    """The rows that a step has locked, without their contents, by message; in the order of the first row of each."""
+
+    rows: dict[UUID, list[Stored]]
+    sizes: dict[int, int]
+    """The size of the contents of each row in bytes."""
+
+
+def relay(alias: str) -> RelayStep:
+    """Send what is due in one database, up to a batch.
+
+    Raises ``ServerTrouble`` before anything is locked, or after nothing could be sent.
+    """
+    now, step, last = now_ms(), RelayStep(), 0
+    due = model().objects.using(alias).filter(due_ms__lte=now).order_by("id").values_list("id", "identity")
+    while found := list(due.filter(id__gt=last)[:BATCH]):
+        if not last:
+            # A step that waited for an unavailable server would keep others from these rows.
+            connections.get_broker("coordinator").ping()
+        with _bounded_transaction(alias):
+            held = _hold(alias, {identity for _, identity in found})
+            if held.rows:
+                step.is_full = _send(alias, held, now, step) or len(found) == BATCH
+        # What others hold, they send.
+        if held.rows or len(found) < BATCH:
+            break
+        last = found[-1][0]
+    step.is_full = step.is_full and bool(step.rows or step.failed)
+    for topic, results in step.results.items():
+        announcements.sent(topic, results)
+        telemetry.count_sent(topic, len(results))
+    if step.trouble is not None and not step.rows:
+        raise step.trouble
+    return step
+
+
+@contextmanager
+def _bounded_transaction(alias: str) -> Iterator[None]:
+    """Run a transaction that the database ends, so that others get its rows, if this process stands still in it."""
+    connection = databases[alias]
+    has_session_limit = is_mariadb(connection)
+    if has_session_limit:
+        with connection.cursor() as cursor:
+            cursor.execute("SET @rmq_idle = @@SESSION.idle_transaction_timeout")
+            cursor.execute("SET SESSION idle_transaction_timeout = %s", [HELD_SECONDS])
+    try:
+        with transaction.atomic(using=alias):
+            if connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute(
+                        "SET LOCAL idle_in_transaction_session_timeout = %s", [HELD_SECONDS * 1000]
+                    )
+            yield
+    finally:
+        if has_session_limit:
+            # If the connection has broken, its session is over as well.
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SET SESSION idle_transaction_timeout = @rmq_idle")
+
+
+def _hold(alias: str, identities: set[UUID]) -> _Held:
+    """Lock all rows of these messages, and return them; without the messages of which others hold a row."""
+    connection = databases[alias]
+    features = connection.features
+    rows = model().objects.using(alias).filter(identity__in=identities)
+    if not features.has_select_for_update:
+        # A write takes the lock that a SELECT cannot take. With SQLite it locks the file even if it changes no row,
+        # and would else write the large ones again.
+        (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
+    locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
+    held: defaultdict[UUID, list[Stored]] = defaultdict(list)
+    sizes: dict[int, int] = {}
+    for values in with_sizes(locked).values(*LIGHT, "size"):
+        sizes[values["id"]] = values.pop("size")
+        row = Stored(**values, member=b"", envelope=None)
+        held[row.identity].append(row)
+    for number, identity in rows.values_list("id", "identity"):
+        if number not in sizes:
+            held.pop(identity, None)
+    return _Held(dict(held), sizes)
+
+
+def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
+    """Send what is held, up to STEP_BYTES; delete the rows of what Redis has, and set a later time for the others.
+
+    Returns whether there was more.
+    """
+    producer = connections.get_producer("coordinator")
+    chosen = _chosen(held)
+    rows = {identity: held.rows[identity] for identity in chosen}
+    plan = _planned(alias, chosen, now)
+    messages = [producer.restore(out) for _, out in plan.messages]
+    replicas = get_config().outbox.replicas
+    needed = [Durability(max(row.replicas, replicas), row.fsync) for row, _ in plan.messages]
+    wanted = Durability(max((one.replicas for one in needed), default=0), any(one.fsync for one in needed))
+    results, errors = producer.attempt(messages, wanted, removes=any(out.removes for out in messages))
+    troubles = dict(plan.refused)
+    for index, (row, out) in enumerate(plan.messages):
+        error = errors.get(index) or _shortcoming(out.topic, results[index], needed[index])
+        if error is not None:
+            troubles.setdefault(row.identity, error)
+        elif not out.removes:
+            step.results[out.topic.name].append(results[index])
+    gone = [row.id for identity, some in rows.items() if identity not in troubles for row in some]
+    delete(alias, gone)
+    step.rows, step.sent = len(gone), len(rows) - len(troubles)
+    _postpone(alias, rows, troubles, step)
+    return len(rows) < len(held.rows)
+
+
+def _chosen(held: _Held) -> dict[UUID, list[Stored]]:
+    """Return what to send for each of the first messages, up to STEP_BYTES."""
+    config = get_config().topics
+    debounced = {name for name, topic in config.items() if topic.debounce_ms}
+    keeping = {name for name, topic in config.items() if topic.is_fifo and topic.on_duplicate == "keep"}
+    chosen: dict[UUID, list[Stored]] = {}
+    carried = 0
+    for identity, rows in held.rows.items():
+        name = rows[0].topic
+        parts = folded(rows, debounces=name in debounced, keeps=name in keeping)
+        size = sum(held.sizes[row.id] for row in parts)
+        if chosen and carried + size > STEP_BYTES:
+            break
+        chosen[identity] = parts
+        carried += size
+    return chosen
+
+
+def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _Plan:
+    """Return what to send for the rows, in the order of their ids."""
+    plan = _Plan()
+    topics: dict[str, Topic | CallerError] = {}
+    contents = read_contents(alias, [row.id for rows in chosen.values() for row in rows])
+    for identity, rows in chosen.items():
+        try:
+            parts = [
+                (row, outgoing(row._replace(**contents[row.id]), _topic(row.topic, topics), now))
+                for row in rows
+            ]
+        except CallerError as error:
+            plan.refused[identity] = error
+        else:
+            plan.messages += parts
+    plan.messages.sort(key=lambda part: part[0].id)
+    return plan
+
+
+def _topic(name: str, known: dict[str, Topic | CallerError]) -> Topic:
+    """Return a topic on whose definition this process and Redis agree; raises ``CallerError``."""
+    found = known.get(name)
+    if found is None:
+        try:
+            found = get_config().topic(name)
+            connections.agree(found)
+        except CallerError as error:
+            found = error
+        known[name] = found
+    if isinstance(found, CallerError):
+        raise found
+    return found
+
+
+def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqError | None:
+    """Return why the rows of a message that Redis has answered must stay. None: they need not."""
+    if result.status == "refused":
+        return TopicFull(
+            f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
+        )
+    if (result.replicas or 0) < needed.replicas:
+        return _Unconfirmed(
+            f"{result.replicas or 0} of {needed.replicas} replicas have confirmed the message"
+        )
+    if needed.fsync and not result.fsynced:
+        return _Unconfirmed("the primary has not confirmed that the message is on its disk")
+    return None
+
+
+def _postpone(
+    alias: str, held: Mapping[UUID, Sequence[Stored]], troubles: Mapping[UUID, RmqError], step: RelayStep
+) -> None:
+    """Set when the rows of messages that could not be sent are tried again, and why they could not."""
+    grace_ms, now = get_config().outbox.grace_ms, now_ms()
+    changes: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for identity, error in troubles.items():
+        rows = held[identity]
+        if isinstance(error, ServerTrouble):
+            # Redis has answered before this step. One node of several does not, or the message is too large for the
+            # time-out of the link; what is due behind it goes first.
+            step.trouble = error
+            changes["", 0, now + grace_ms] += [row.id for row in rows]
+            continue
+        step.failed += 1
+        attempts = min(1 + max(row.attempts for row in rows), 30_000)
+        text = f"{type(error).__name__.lstrip('_')}: {error}"[:1000]
+        due_ms = next_attempt(error, attempts, now, grace_ms)
+        changes[text, attempts, due_ms] += [row.id for row in rows]
+        if due_ms is None:
+            logger.error(
+                "A message of topic %s in the outbox cannot be sent, and is not tried again: %s. "
+                "Look for it in the admin or with rmqoutbox --list, and retry or delete it",
+                rows[-1].topic,
+                error,
+                extra={"rmq_event": "outbox_refused", "rmq_topic": rows[-1].topic},
+            )
+    for (text, attempts, due_ms), ids in changes.items():
+        rows_of = model().objects.using(alias).filter(id__in=ids)
+        if text:
+            rows_of.update(error=text, attempts=attempts, due_ms=due_ms, failed_ms=now)
+        else:
+            rows_of.update(due_ms=due_ms)
+
+
+def relay_all(chosen: Iterable[str] | None = None) -> Generator[RelayStep, None, None]:
+    """Send what is due in all databases, or in the ``chosen`` ones, batch by batch.
+
+    A database that fails stops none of the others; its error is raised after them.
+    """
+    trouble: Error | None = None
+    for alias in aliases() if chosen is None else chosen:
+        try:
+            step = _relayed(alias)
+            while step is not None:
+                yield step
+                step = _relayed(alias) if step.is_full else None
+        except Error as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
+
+
+def _relayed(alias: str) -> RelayStep | None:
+    """Return what a step did. None: the database has no table."""
+    try:
+        return relay(alias)
+    except DatabaseError:
+        if has_table(alias):
+            raise
+        return None
+
+
+def duties() -> list[tuple[str, Duty]]:
+    """Return the duty of a worker for each database that may have an outbox, by its alias."""
+    return [(alias, partial(_duty, alias)) for alias in aliases()]
+
+
+def _duty(alias: str) -> Generator[float, None, None]:
+    """Relay at short intervals; while nothing is due, with one query."""
+    pause = get_config().outbox.grace / 4
+    while True:
+        reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+        try:
+            for _ in relay_all([alias]):
+                yield 0.0
+        finally:
+            close_old_connections()
+        yield pause
+
+
+__all__ = ["BATCH", "RelayStep", "duties", "relay", "relay_all"]

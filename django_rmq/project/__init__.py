@@ -1,1 +1,0 @@
-"""The Django layer of the queue. Only this package reads the settings."""

@@ -1,0 +1,275 @@
+"""Sends and removals that wait for the commit of a database: those of a transaction run in one pipeline, in order.
+
+Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages.
+Django drops the callbacks of a transaction or savepoint that is rolled back, and with them everything that
+waited: no body stays in memory, and from then on the results say ``discarded`` (see ``deferred_results``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+from django.db import transaction
+
+from django_rmq import connections, outbox
+from django_rmq.conf import get_config
+from django_rmq.conf.config import Config
+from django_rmq.core.model.send_results import (
+    OUTDATED,
+    STORED,
+    Durability,
+    SendResult,
+    SendStatus,
+)
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.producer import Producer
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.observability import announcements, telemetry
+from django_rmq.outbox import StoredSend
+from django_rmq.sending.deferred_results import DeferredResult, RemoveResult
+from django_rmq.sending.send_failures import (
+    explained,
+    report,
+    report_waiting,
+    too_full,
+)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class DeferredSend:
+    """The messages of one call that waits for a commit; ``flush`` is its callback."""
+
+    producer: Producer | None
+    """The producer. None: the messages are not sent."""
+    topic: Topic
+    messages: Sequence[Outgoing]
+    wanted: Durability
+    connection: Any
+    number: int
+    others: MutableMapping[int, DeferredSend]
+    """All waiting calls of the connection, in order, including this one until it is flushed."""
+    results: Sequence[DeferredResult | RemoveResult] = ()
+    context: Any = None
+    """The context of its span, if sends are traced."""
+    rows: Sequence[StoredSend] = ()
+    """The row of each message in the outbox, if the topic has one."""
+
+    def flush(self) -> None:
+        """Send, unless an earlier callback has done so; the first callback of a commit sends everything that follows it."""
+        if self.others.pop(self.number, None) is None:
+            return
+        together = [self]
+        # In an atomic block this is no commit: a test runs some of the callbacks, and only the test knows
+        # which.
+        if not self.connection.in_atomic_block:
+            later = [number for number in self.others if number > self.number]
+            together += [call for number in later if (call := self.others.pop(number, None)) is not None]
+        try:
+            _flush(together)
+        except BaseException:
+            for call in together:
+                for result in call.results:
+                    if result.status == "pending":
+                        result.status = "in_outbox" if call.rows else "failed"
+            raise
+        finally:
+            for call in together:
+                call.messages = call.results = call.rows = ()
+
+
+_waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, DeferredSend]] = WeakKeyDictionary()
+"""For each connection the waiting calls, in order. Only Django holds them, as the callbacks that it has to run."""
+
+_numbers = count()
+
+WAITED_SECONDS = 0.1
+"""Seconds after which a failure counts as one that was waited for. One that came sooner costs nobody anything."""
+
+OUTAGE_SECONDS = 1.0
+"""Seconds for which a time-out of one topic answers for all topics."""
+
+
+class _Outage(NamedTuple):
+    """A server that did not answer in time."""
+
+    config: Config
+    until: float
+    """The time (monotonic) from which it is asked again."""
+    error: ServerTrouble
+
+
+_outage: _Outage | None = None
+"""The last one, of all threads: a transaction with many topics, or a process of many threads, waits once."""
+
+
+def defer(
+    producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
+) -> list[DeferredResult]:
+    """Send ``messages`` to Redis when ``connection`` commits; return their results, which are completed then.
+
+    Without a producer nothing is sent, and the results are those of an empty queue.
+    """
+    call = _register(producer, topic, messages, wanted, connection)
+    here = ref(call)
+    call.context = telemetry.creation_context()
+    call.results = results = [DeferredResult(out, wanted, here) for out in messages]
+    return results
+
+
+def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: Any) -> RemoveResult:
+    """Remove ``out`` when ``connection`` commits, in order with what is sent; see ``defer``."""
+    call = _register(producer, topic, [out], STORED, connection)
+    result = RemoveResult("pending", topic.name, out.member, ref(call))
+    call.results = [result]
+    return result
+
+
+def rows_waiting(using: str | None) -> set[int]:
+    """Return the ids of the rows of the outbox that the running transaction has written, and that wait for its commit."""
+    connection = transaction.get_connection(using)
+    calls = _waiting.get(connection) if connection.in_atomic_block else None
+    return {row.id for call in (calls or {}).values() for row in call.rows}
+
+
+def _register(
+    producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
+) -> DeferredSend:
+    if producer is not None and not connections.is_agreed(topic):
+        try:
+            _agree(topic)
+        except ServerTrouble:
+            pass  # Redis may be available again at the commit
+    others = _waiting.setdefault(connection, WeakValueDictionary())
+    call = DeferredSend(producer, topic, messages, wanted, connection, next(_numbers), others)
+    # Without a block, which autocommit switched off by hand does not open, Django refuses the callback.
+    if topic.outbox and producer is not None and connection.in_atomic_block:
+        call.rows = outbox.write(connection, messages, wanted)
+    transaction.on_commit(call.flush, using=connection.alias, robust=True)
+    others[call.number] = call
+    return call
+
+
+def _agree(topic: Topic) -> None:
+    """Check the definition of ``topic`` like ``connections.agree``, but do not wait again for a server that hangs."""
+    global _outage  # noqa: PLW0603
+    if connections.is_agreed(topic):
+        return
+    began, config = time.monotonic(), get_config()
+    if _outage is not None and _outage.config is config and began < _outage.until:
+        raise type(_outage.error)(*_outage.error.args)
+    try:
+        connections.agree(topic)
+    except ServerTrouble as error:
+        now = time.monotonic()
+        if now - began >= WAITED_SECONDS:
+            _outage = _Outage(config, now + OUTAGE_SECONDS, error)
+        raise
+
+
+def _flush(together: Sequence[DeferredSend]) -> None:
+    """Send what waited for a commit, in one step; errors are reported, never raised."""
+    with telemetry.committing(_created(together)) as commit:
+        sendable = [call for call in together if _is_sendable(call, commit)]
+        if not sendable:
+            return
+        producer = sendable[-1].producer
+        assert producer is not None
+        messages = [out for call in sendable for out in call.messages]
+        kept = outbox.OutboxSend(
+            sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
+        )
+        needed = [kept.wanted, *(call.wanted for call in sendable)]
+        wanted = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
+        attempt = partial(producer.attempt, wanted=wanted, removes=any(map(_removes, sendable)))
+        outcomes, errors = kept.attempt(messages, attempt)
+        for error in errors.values():
+            commit.fail(error)
+    kept.conclude(messages, outcomes)
+    _tell(sendable, outcomes, errors)
+
+
+def _rows(call: DeferredSend) -> Sequence[StoredSend | None]:
+    return call.rows or [None] * len(call.messages)
+
+
+def _removes(call: DeferredSend) -> bool:
+    return bool(call.messages) and call.messages[0].removes
+
+
+def _created(together: Sequence[DeferredSend]) -> list[telemetry.Created]:
+    """Return what the calls have created, for the span of the commit."""
+    return [
+        (call.topic.name, len(call.messages), call.context)
+        for call in together
+        if call.producer is not None and not _removes(call)
+    ]
+
+
+def _is_sendable(call: DeferredSend, commit: telemetry.Commit) -> bool:
+    """Return whether to send to Redis; if not, complete the results of ``call``."""
+    if call.producer is None:
+        for out, result in zip(call.messages, call.results, strict=True):
+            result.complete(went_nowhere(out, call.wanted))
+        return False
+    try:
+        _agree(call.topic)
+    except RmqError as error:
+        commit.fail(error)
+        if call.rows:
+            report_waiting(call.topic.name, call.results, error)
+            return False
+        if not _removes(call):
+            telemetry.count_sent(call.topic.name, len(call.messages), error)
+        report(call.topic.name, call.results, error)
+        return False
+    return True
+
+
+def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors: dict[int, RmqError]) -> None:
+    """Complete the results of ``calls``, and announce topic by topic what was sent and what failed."""
+    sent: defaultdict[str, list[SendResult]] = defaultdict(list)
+    failed: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)
+    waiting: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)
+    completed = [(call, result) for call in calls for result in call.results]
+    for index, ((call, result), outcome) in enumerate(zip(completed, outcomes, strict=True)):
+        topic = call.topic
+        result.complete(outcome)
+        failure = errors.get(index)
+        if isinstance(result, DeferredResult):
+            if outcome.status == "refused":
+                failure = too_full(topic, result)
+            if failure is None and outcome.status != OUTDATED:
+                sent[topic.name].append(result)
+        if failure is not None and call.rows:
+            waiting[topic.name].append((result, failure))
+        elif failure is not None:
+            failed[topic.name].append((result, failure))
+            telemetry.count_sent(topic.name, int(isinstance(result, DeferredResult)), failure)
+    for name, topic in {call.topic.name: call.topic for call in calls}.items():
+        announcements.sent(name, sent[name])
+        telemetry.count_sent(name, len(sent[name]))
+        if failed[name]:
+            report(name, [result for result, _ in failed[name]], explained(topic, failed[name][0][1]))
+        if waiting[name]:
+            report_waiting(
+                name, [result for result, _ in waiting[name]], explained(topic, waiting[name][0][1])
+            )
+
+
+def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
+    """Return the result of a message that was not sent anywhere, or of its removal."""
+    status = cast("SendStatus", "not_found" if out.removes else "stored")
+    reached = wanted.replicas or None, wanted.fsync or None
+    return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
+
+
+__all__ = ["DeferredSend", "defer", "defer_removal", "rows_waiting", "went_nowhere"]

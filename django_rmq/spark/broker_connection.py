@@ -1,0 +1,151 @@
+"""Makes a broker and a topic from options: on the driver, and in each Python worker of an executor."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import parse_seeds
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model import redis_url
+from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.redis import clients
+from django_rmq.core.redis.broker import RedisBroker
+from django_rmq.core.redis.pool import RenewingPool
+from django_rmq.exceptions import ConfigurationError, UnknownTopic
+from django_rmq.spark.source_options import SourceOptions
+
+URL_VARIABLE = "RMQ_URL"
+"""The environment variable that names the server if no option does, so that jobs need not contain a password."""
+
+PROVIDER_VARIABLE = "RMQ_CREDENTIAL_PROVIDER"
+"""The environment variable that names the credential provider if no option does."""
+
+CLUSTER_PATIENCE = 5.0
+"""Seconds for which a call is repeated that no node of a cluster has run, because that is cheaper than trying
+a task again."""
+
+
+def broker_of(options: SourceOptions) -> Broker:
+    """Return the broker of this process for these options."""
+    url = options.url or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigurationError(
+            f"option url is missing, and the environment variable {URL_VARIABLE} is not set"
+        )
+    login = {"username": options.username, "password": options.password}
+    more = options.keywords("connectionOptions") | options.keywords("secretConnectionOptions")
+    more |= {name: value for name, value in login.items() if value is not None}
+    if options.is_cluster and options.sentinels:
+        raise ConfigurationError(
+            "option sentinels has no meaning with cluster, whose nodes know the primaries"
+        )
+    return _broker(
+        ServerAddress(
+            url,
+            options.is_cluster,
+            options.prefix,
+            options.socket_timeout,
+            json.dumps(more),
+            options.text("credentialProvider") or os.environ.get(PROVIDER_VARIABLE),
+            tuple(options.sentinels),
+            json.dumps(options.keywords("secretSentinelOptions")),
+        )
+    )
+
+
+class ServerAddress(NamedTuple):
+    """How a Redis is reached."""
+
+    url: str
+    is_cluster: bool
+    prefix: str
+    timeout: float
+    more: str
+    """Options of connections, in JSON."""
+    provider: str | None
+    sentinels: tuple[tuple[str, int], ...]
+    sentinel_options: str
+    """In JSON."""
+
+    def client(self, given: dict[str, Any]) -> Any:
+        """Return a client of a single server, or of the primary that sentinels report."""
+        if self.sentinels:
+            ours = {**clients.own_options(), **clients.timeouts(self.timeout)}
+            asking = json.loads(self.sentinel_options)
+            return clients.build_client_behind_sentinels(self.url, self.sentinels, asking, given, ours)
+        return clients.build_client(self.url, given, clients.own_options(), RenewingPool)
+
+
+@lru_cache(maxsize=16)
+def _broker(server: ServerAddress) -> Broker:
+    given: dict[str, Any] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
+    if server.provider is not None:
+        given["credential_provider"] = _credentials(server.provider)
+    urls = redis_url.several(server.url) if server.is_cluster else [server.url]
+    try:
+        if server.is_cluster:
+            seeds, told = parse_seeds(urls)
+            return ClusterBroker(
+                Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE),
+                server.prefix,
+            )
+        return RedisBroker(server.client(given), server.prefix)
+    except (ValueError, TypeError) as error:
+        where = ", ".join(map(redis_url.shown, urls))
+        told_why = redis_url.unusable(where, given, error)
+        raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
+
+
+def _credentials(path: str) -> Any:
+    """Return the credential provider that a function or class without arguments makes."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"option credentialProvider: {path} cannot be called without arguments to make a provider "
+            f"({type(error).__name__}: {error}). Its module must be importable on driver and executors"
+        ) from None
+    if not hasattr(found, "get_credentials"):
+        raise ConfigurationError(
+            f"option credentialProvider: {path} makes a {type(found).__name__}, not a credential provider of redis-py"
+        )
+    return found
+
+
+def reached(options: SourceOptions) -> tuple[Broker, Topic]:
+    """Return the broker of this process for these options, and their topic."""
+    broker, name = broker_of(options), options.topic()
+    return broker, topic_of(name, broker.definitions().of(name))
+
+
+def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:
+    """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
+    if definition is None:
+        raise UnknownTopic(
+            f"topic {name} is not registered in Redis: first start the project that declares it, or call "
+            "django_rmq.spark.declaring.declare"
+        )
+    # Settings that a later version has registered are ignored.
+    known = {field.name for field in fields(Topic)}
+    parts = {name: value for name, value in definition.items() if name in known}
+    try:
+        base_ms, cap_ms = definition["backoff"]
+        parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
+        topic = Topic(name, **parts, **local)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"topic {name} has a definition in Redis that this version cannot read: see `manage.py rmqtopics`"
+        ) from None
+    if topic.accumulate:
+        raise ConfigurationError(
+            f"topic {name} has ACCUMULATE: one message holds several bodies, which Spark neither reads nor writes. "
+            "Consume it with workers or over REST"
+        )
+    return topic

@@ -1,0 +1,188 @@
+"""Reads rows of a state by rank, many per round trip, from Redis' answers into Arrow without an object for each row.
+
+The ranks of a sealed claim do not change. Others do, so each page begins with the row before it: if that row
+is not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.topic import Topic
+from django_rmq.spark.retry_policy import RetryPolicy
+
+FIRST_PAGE = 4
+"""The number of rows requested before their size is known: a MiB of the largest."""
+
+GROWTH = 16
+"""A page has at most this many times the rows of the one before it: the next ones may be larger."""
+
+MOST_ROWS = 5_000
+PAGE_BYTES = 2_097_152
+"""The approximate number of bytes in a page."""
+
+SCRIPT_BYTES = 524_288
+"""That number in a page from a script, which copies large messages more often than a command of Redis does."""
+
+PAGES = 4
+"""The number of pages requested in one round trip."""
+
+Rows = Sequence[bytes]
+"""Member, score, member, ... as Redis writes them, in the order of the set."""
+
+
+def fitting(rows: Rows, envelopes: Sequence[bytes | None] = (), most_bytes: int = PAGE_BYTES) -> int:
+    """Return how many rows like these make the next page; bodies of one topic have similar sizes."""
+    size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
+    n = len(rows) // 2
+    return max(1, min(MOST_ROWS, GROWTH * n, most_bytes * n // max(1, size)))
+
+
+def following(entries: Sequence[Entry]) -> int:
+    """Return how many entries to request next from a script, which reads members before it looks at their size."""
+    rows = [part for entry in entries for part in (entry.member, b"")]
+    return min(BATCH, fitting(rows, [entry.envelope for entry in entries], SCRIPT_BYTES))
+
+
+def narrow_batch(
+    schema: pa.Schema, topic: str, slot: int, members: Sequence[bytes], scores: Rows
+) -> pa.RecordBatch:
+    """Return the batch of value, score, topic and slot."""
+    n = len(members)
+    # Redis writes scores as text; Arrow parses them all at once.
+    if scores[0] == scores[-1]:
+        numbers = pa.repeat(pa.scalar(float(scores[0])), n)
+    else:
+        numbers = pa.array(scores, pa.binary()).cast(pa.string()).cast(pa.float64())
+    columns = [
+        pa.array(members, pa.binary()),
+        numbers,
+        pa.repeat(pa.scalar(topic, pa.string()), n),
+        pa.repeat(pa.scalar(slot, pa.int32()), n),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class RowPosition:
+    """How far a live set has been read: up to (score, member), or up to the score if there is no member."""
+
+    def __init__(self, score: float, member: bytes | None = None) -> None:
+        self.score = score
+        self.member = member
+
+    def passed(self, rows: Rows) -> int:
+        """Return how many of ``rows``, from the first on, are not after this place."""
+        for at in range(0, len(rows), 2):
+            score = float(rows[at + 1])
+            if score > self.score:
+                return at // 2
+            if score == self.score and self.member is not None and rows[at] > self.member:
+                return at // 2
+        return len(rows) // 2
+
+
+class LiveRows:
+    """Reads one state of one slot between two scores: every entry that is present throughout, exactly once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        patience: RetryPolicy,
+        topic: Topic,
+        slot: int,
+        state: str,
+        low: float = -math.inf,
+        high: float = math.inf,
+    ) -> None:
+        self._broker = broker
+        self._patience = patience
+        self._where = (topic, slot, state)
+        self._low = low
+        self._high = high
+        self._place: RowPosition | None = (
+            None if low == -math.inf else RowPosition(math.nextafter(low, -math.inf))
+        )
+        self._rank: int | None = 0
+        """The rank of the next row at the last read. None: unknown."""
+        if self._place is not None:
+            below = self._place.score
+            self._rank = patience(lambda: broker.run(inspect.between(*self._where, max_score=below)))
+        self._is_over = False
+
+    def pages(self) -> Iterator[Rows]:
+        """Yield rows until there are no more."""
+        size, pages = FIRST_PAGE, 1
+        while not self._is_over:
+            rows: Rows = ()
+            if self._rank is None:
+                rows = self._look_up()
+                yield rows
+            else:
+                for rows in self._trip(self._rank, size, pages):
+                    yield rows
+            if rows:
+                size, pages = fitting(rows), PAGES
+
+    def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
+        ranks = range(rank, rank + pages * size, size)
+        for first, rows in zip(ranks, self._patience(lambda: self._pages(ranks)), strict=True):
+            known = 0 if self._place is None else self._place.passed(rows)
+            if first and not known:
+                self._rank = None
+                return
+            self._rank = first + size
+            yield self._take(rows[2 * known :], is_last=len(rows) // 2 < size + (first > 0))
+            if self._is_over:
+                return
+
+    def _pages(self, ranks: range) -> list[Rows]:
+        """Return the pages that begin at ``ranks``, each with the row before it."""
+        calls = [inspect.rows(*self._where, max(0, first - 1), first + ranks.step - 1) for first in ranks]
+        return [*walk(self._broker, calls, len(calls))]
+
+    def _take(self, rows: Rows, *, is_last: bool) -> Rows:
+        end = len(rows)
+        while end and float(rows[end - 1]) > self._high:
+            end -= 2
+        self._is_over = is_last or end < len(rows)
+        if end:
+            self._place = RowPosition(float(rows[end - 1]), rows[end - 2])
+        return rows[:end]
+
+    def _look_up(self) -> Rows:
+        """Return the entries after the place with a script, which is atomic; find the rank again."""
+        after = None
+        if self._place is not None and self._place.member is not None:
+            after = (f"{self._place.score:.17g}", self._place.member)
+        page = self._patience(
+            lambda: self._broker.run(
+                inspect.peek(
+                    *self._where,
+                    after=after,
+                    limit=BATCH,
+                    min_score=self._low,
+                    max_score=self._high,
+                    max_bytes=SCRIPT_BYTES,
+                )
+            )
+        )
+        rows: list[Any] = []
+        for entry in page.entries:
+            rows += (entry.member, f"{entry.score:.17g}".encode())
+        found = self._take(rows, is_last=page.cursor is None)
+        if not self._is_over:
+            rank = self._patience(lambda: self._rank_of(found[-2]))
+            self._rank = None if rank is None else rank + 1
+        return found
+
+    def _rank_of(self, member: bytes) -> int | None:
+        return self._broker.run(inspect.rank(*self._where, member))

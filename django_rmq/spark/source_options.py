@@ -1,0 +1,282 @@
+"""The options of ``format("rmq")``: known names, defaults, and a sentence for each mistake.
+
+Spark passes them as text, with names in lower case.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.core.model.keys import TOPIC_NAME, check_prefix, check_topic_name
+from django_rmq.durations import InvalidDuration, parse_duration
+from django_rmq.exceptions import ConfigurationError
+
+QUEUES = ("store", "prepare", "retry", "dead", "claim")
+CONNECTION = {
+    "url",
+    "cluster",
+    "username",
+    "password",
+    "prefix",
+    "socketTimeout",
+    "connectionOptions",
+    "patience",
+    "secretConnectionOptions",
+    "credentialProvider",
+    "sentinels",
+    "secretSentinelOptions",
+    "topic",
+}
+TASKS = ("minPartitions", "messagesPerTask")
+READ = CONNECTION | {
+    "queues",
+    "slots",
+    "minScore",
+    "maxScore",
+    "includeMetadata",
+    "pushDownPredicate",
+    *TASKS,
+}
+STREAM = CONNECTION | {
+    "maxMessagesPerTrigger",
+    "minMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "maxTriggerDelay",
+    "claimTimeout",
+    *TASKS,
+    "consumerId",
+    "failOnDataLoss",
+    "pollInterval",
+    "includeMetadata",
+}
+WRITE = CONNECTION | {
+    "bodyColumns",
+    "timeRange",
+    "defaultPriority",
+    "canonical",
+    "maxBody",
+    "maxBacklog",
+    "allowOverwrite",
+    "pastTimes",
+    "badRows",
+}
+PAST_TIMES = ("refuse", "now")
+"""What a write may do with a ``fixed_time`` that has passed."""
+
+SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
+"""Options of Spark itself, which it also passes to sources and sinks."""
+
+
+DAY = 86_400.0
+
+PATIENCE = 60.0
+"""Seconds to wait for a Redis that is unavailable."""
+
+MESSAGES_PER_TASK = 50_000
+"""The number of messages per task; a task costs some 50 ms before its first row."""
+
+
+class SourceOptions:
+    """The options of one read or write. Raises ``ConfigurationError`` for an unknown name or an invalid value."""
+
+    def __init__(self, given: Mapping[str, str], known: set[str], what: str) -> None:
+        names = {name.lower(): name for name in known}
+        if "path" in map(str.lower, given):
+            raise ConfigurationError(
+                f"{what} of format rmq takes no path: name the topic by the option topic, got the path {given['path']!r}"
+            )
+        unknown = sorted(set(map(str.lower, given)) - set(names) - SPARKS_OWN)
+        if unknown:
+            raise ConfigurationError(
+                f"unknown option for {what} of format rmq: {', '.join(unknown)}; the options are {', '.join(sorted(known))}"
+            )
+        self._given = {name.lower(): value for name, value in given.items()}
+        self.url = self.text("url")
+        self.is_cluster = self.flag("cluster", default=False)
+        self.username = self.text("username")
+        self.password = self.text("password")
+        self.prefix = check_prefix(self.text("prefix") or "")
+        self.socket_timeout = self.seconds("socketTimeout", 30.0, low=0.1)
+        self.metadata = self.flag("includeMetadata", default=False)
+        """Whether rows have all that is known of their messages."""
+        self.pushes_filters = self.flag("pushDownPredicate", default=False)
+        """Whether filters of a query narrow what is read from Redis."""
+        self.fails_on_loss = self.flag("failOnDataLoss", default=False)
+        """Whether a batch that cannot be read as a whole ends the query."""
+        self.patience = self.seconds("patience", PATIENCE)
+
+    def text(self, name: str) -> str | None:
+        """Return an option unchanged. None: not given."""
+        return self._given.get(name.lower())
+
+    def number(self, name: str, default: float, *, low: float = -math.inf, high: float = math.inf) -> float:
+        """Return an option as a number within its bounds."""
+        given = self.text(name)
+        if given is None:
+            return default
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise ConfigurationError(f"option {name} must be a number from {low} to {high}, got {given!r}")
+        return value
+
+    def seconds(self, name: str, default: float, *, low: float = 0.0, high: float = DAY) -> float:
+        """Return an option that is a duration within its bounds, in seconds."""
+        if self.text(name) is None:
+            return default
+        return self.duration(name, timedelta(seconds=low), timedelta(seconds=high)).total_seconds()
+
+    def duration(self, name: str, least: timedelta, most: timedelta, *, is_short: bool = False) -> timedelta:
+        """Return an option that is a duration, written as ``90``, ``250ms`` or ``15m``; see ``parse_duration``."""
+        try:
+            return parse_duration(self.text(name), least, most, is_short=is_short)
+        except InvalidDuration as error:
+            what = f"option {name} must be {error.typed}, got {error.given}. {error.hint}"
+            raise ConfigurationError(what.rstrip(". ")) from None
+
+    def whole(self, name: str, default: int, *, low: int = 0, high: int = 1 << 53) -> int:
+        """Return an option as a whole number within its bounds."""
+        value = self.number(name, default, low=low, high=high)
+        if value != int(value):
+            raise ConfigurationError(f"option {name} must be a whole number, got {value}")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return an option as true or false."""
+        given = (self.text(name) or str(default)).lower()
+        if given not in ("true", "false"):
+            raise ConfigurationError(f"option {name} must be true or false, got {given!r}")
+        return given == "true"
+
+    def names(self, name: str, default: str = "") -> list[str]:
+        """Return an option as a list of names."""
+        return [part.strip() for part in (self.text(name) or default).split(",") if part.strip()]
+
+    def keywords(self, name: str) -> dict[str, Any]:
+        """Return an option that is a JSON object of keyword arguments."""
+        try:
+            found = json.loads(self.text(name) or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"option {name} must be a JSON object of redis-py's options")
+        return found
+
+    @property
+    def sentinels(self) -> list[tuple[str, int]]:
+        """The addresses of the sentinels, of which ``url`` names the service."""
+        parts = [address.rpartition(":") for address in self.names("sentinels")]
+        if not all(host and port.isdecimal() for host, _, port in parts):
+            raise ConfigurationError(
+                f"option sentinels must be addresses like host:26379, separated by commas, got {self.text('sentinels')!r}"
+            )
+        return [(host.strip("[]"), int(port)) for host, _, port in parts]
+
+    def topics(self) -> list[str]:
+        """Return the topics, one or more."""
+        found = [check_topic_name(name) for name in self.names("topic")]
+        if not found:
+            raise ConfigurationError("option topic is missing: the topic to read from or to write to")
+        return list(dict.fromkeys(found))
+
+    def topic(self) -> str:
+        """Return the one topic."""
+        found = self.topics()
+        if len(found) > 1:
+            raise ConfigurationError(f"option topic must name one topic here, got {', '.join(found)}")
+        return found[0]
+
+    def tasks(self, messages: int) -> int:
+        """Return in how many tasks this many messages are read."""
+        share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
+        return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
+
+    def queues(self) -> list[str]:
+        """Return the states to read."""
+        found = self.names("queues", "store")
+        wrong = [name for name in found if name not in QUEUES]
+        if wrong:
+            raise ConfigurationError(
+                f"option queues must be among {', '.join(QUEUES)}, got {', '.join(wrong)}"
+            )
+        return list(dict.fromkeys(found))
+
+    def slots(self, count: int) -> Sequence[int]:
+        """Return the slots to read, of ``count``."""
+        try:
+            found = [int(part) for part in self.names("slots")]
+        except ValueError:
+            found = [-1]
+        if not all(0 <= slot < count for slot in found):
+            raise ConfigurationError(
+                f"option slots must be numbers from 0 to {count - 1}, got {self.text('slots')!r}"
+            )
+        return list(dict.fromkeys(found)) or range(count)
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the scores between which to read."""
+        return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
+
+    # --- for a stream
+
+    @property
+    def most(self) -> int:
+        """Maximum number of messages in a batch."""
+        return self.whole("maxMessagesPerTrigger", 200_000, low=1)
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a claim is valid without being renewed, in ms."""
+        return round(self.seconds("claimTimeout", 120.0, low=1.0) * 1000)
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two checks of an empty topic."""
+        return self.seconds("pollInterval", 0.5, high=3_600.0)
+
+    @property
+    def consumer(self) -> str:
+        """The consumer, if no checkpoint names it yet: the given one, or a new name each time."""
+        found = self.text("consumerId")
+        if found is not None and not TOPIC_NAME.fullmatch(found):
+            raise ConfigurationError(
+                f"option consumerId must be 1 to 100 of A-Z a-z 0-9 . _ -, got {found!r}"
+            )
+        return found or uuid4().hex
+
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` for an invalid value of any option, before anything is begun."""
+        self.topics()
+        self.queues()
+        self.slots(1 << 20)
+        self.bounds()
+        self.tasks(0)
+        _ = (
+            gathering(self),
+            most_bytes(self),
+            self.lease_ms,
+            self.poll_seconds,
+            self.consumer,
+        )
+
+
+def gathering(options: SourceOptions) -> tuple[int, float]:
+    """Return the minimum number of messages in a batch, and for how many seconds fewer wait at most."""
+    least = options.whole("minMessagesPerTrigger", 0)
+    if least > options.most:
+        raise ConfigurationError(
+            f"option minMessagesPerTrigger must be at most maxMessagesPerTrigger, {options.most}, got {least}"
+        )
+    return least, options.seconds("maxTriggerDelay", 900.0)
+
+
+def most_bytes(options: SourceOptions) -> int | None:
+    """Return about how many bytes of messages a batch has at most. None: any number."""
+    return options.whole("maxBytesPerTrigger", 0, low=1) if options.text("maxBytesPerTrigger") else None

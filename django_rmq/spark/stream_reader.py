@@ -1,0 +1,291 @@
+"""Stream read: a query consumes a topic in two phases.
+
+The driver claims in ``latestOffset``; tasks only read what is claimed, so Spark may repeat a task as often as
+it likes. A batch is acknowledged when the next poll reports it as committed, or at once by ``listening``:
+Spark itself calls ``commit`` only when there is a next batch. The consumer's identity is in the offset, so it
+belongs to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
+from django_rmq.spark.backlog import Backlog
+from django_rmq.spark.batch_bytes import BatchBytes
+from django_rmq.spark.broker_connection import broker_of, topic_of
+from django_rmq.spark.claim_reader import ClaimReader, ClaimTask, split
+from django_rmq.spark.claims import Claims
+from django_rmq.spark.min_batch import MinBatch
+from django_rmq.spark.retry_policy import Result, RetryPolicy
+from django_rmq.spark.slot_ranges import ranges, slots_in
+from django_rmq.spark.source_options import (
+    CONNECTION,
+    SourceOptions,
+    gathering,
+    most_bytes,
+)
+from django_rmq.spark.versions import arrow_schema, too_old
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    raise too_old("stream reads", "4.2") from None
+
+logger = logging.getLogger("django_rmq.spark")
+
+LOOK_SECONDS = 5.0
+"""Seconds between two checks whether a topic that seems empty was re-slotted."""
+
+
+def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
+    """Acknowledge what a query had recorded, up to ``offset``; return how many slots had a claim.
+
+    ``options`` are those of the query, or at least those that name the topic. Without this call a claim is
+    acknowledged only when the query polls again, and given to others when its lease ends.
+    """
+    known = {name: value for name, value in options.items() if name in CONNECTION}
+    given = SourceOptions(
+        {**known, "topic": offset.get("topic") or known.get("topic", "")}, CONNECTION, "acknowledge"
+    )
+    broker, name = broker_of(given), given.topic()
+
+    def end() -> int:
+        topic = topic_of(name, broker.definitions().get(name))
+        # A claim takes whole slots, and everything that a re-slotting has moved was acknowledged before.
+        slots = [slot for slot in slots_in(offset.get("held"), topic.slots) if slot < topic.slots]
+        claims = Claims(broker, topic, 0)
+        return claims.acknowledge(offset["consumer"], int(offset["claim"]), slots)
+
+    return RetryPolicy(given.patience, f"topic {name}")(end)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Claims on the driver, reads in tasks."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        options.check()
+        self._options = options
+        self._schema = schema
+        self._name = options.topic()
+        self._patience = RetryPolicy(options.patience, f"topic {self._name}")
+        self._fail_on_loss = options.fails_on_loss
+        self._consumer = options.consumer
+        self._checkpoint = self._consumer if options.text("consumerId") is None else uuid4().hex
+        """The word of a checkpoint that has no offset yet. A consumer without a given name belongs to one checkpoint."""
+        self._topic = self._patience(self._look_up)
+        self._claims = Claims(self._broker, self._topic, options.lease_ms)
+        self._gathering = MinBatch(*gathering(options))
+        self._sizing = BatchBytes(self._claims, self._topic, most_bytes(options))
+        self._backlog = Backlog(self._claims, self._topic.slots)
+        self._last_empty = float("-inf")
+        """When (monotonic) a poll last found nothing."""
+        self._next_look = float("-inf")
+        self._rest: int | None = None
+        """For AvailableNow: how many messages may still be claimed."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
+        return {name: self.__dict__[name] for name in kept}
+
+    def _look_up(self) -> Topic:
+        return topic_of(self._name, self._broker.definitions().of(self._name))
+
+    @property
+    def _broker(self) -> Broker:
+        return broker_of(self._options)
+
+    # --- offsets
+
+    def _offset(self, consumer: str, checkpoint: str, claim: int, rows: int) -> dict[str, Any]:
+        # The engine compares offsets by their text, which includes the order of the keys.
+        return {
+            "version": 1,
+            "consumer": consumer,
+            "checkpoint": checkpoint,
+            "claim": claim,
+            "rows": rows,
+            "slots": self._topic.slots,
+            "topic": self._name,
+            "held": ranges(self._claims.lease.slots(claim)),
+        }
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._offset(self._consumer, self._checkpoint, 0, 0)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadMaxRows(self._options.most)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the backlog, which Spark shows in its progress as ``latestOffset``. A queue has no final offset."""
+        return self._backlog.told()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Take what is due now, wherever it is, and nothing that arrives meanwhile."""
+        self._rest = self._patience(self._claims.due)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Acknowledge what is committed, claim more, and return the offset of the new claim or ``start`` itself."""
+        self._check(start)
+        return self._repeated(lambda: self._next(start, limit))
+
+    def _repeated(self, work: Callable[[], Result]) -> Result:
+        """Repeat an operation on claims while Redis is unavailable; the effect of a failed request is looked up."""
+
+        def attempt() -> Result:
+            try:
+                return work()
+            except RmqError:
+                self._claims.forget()
+                raise
+
+        return self._patience(attempt)
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        consumer, committed = start["consumer"], int(start["claim"])
+        # Checkpoints of older versions have no word of their own, but one consumer.
+        checkpoint = start.get("checkpoint", f"of {consumer}")
+        self._claims.lease.identity.hold(consumer, checkpoint)
+        self._claims.lease.begin()
+        newest = self._claims.settle(consumer, committed, self._named(start))
+        rows = self._claims.seal(consumer, newest) if newest > committed else 0
+        if rows:
+            # Made by a driver that died before it could log the offset, or before a request failed.
+            return self._offset(consumer, checkpoint, newest, rows)
+        self._pause()
+        number = max(newest, committed) + 1
+        # With AvailableNow, and with Once, there is nothing to wait for.
+        is_last = self._rest is not None or isinstance(limit, ReadAllAvailable)
+        may_begin = is_last or self._gathering.is_enough(self._claims.due)
+        if may_begin and self._claims.claim(consumer, number, self._sizing.within(self._budget(limit))):
+            rows = self._claims.seal(consumer, number)
+            if rows:
+                if self._rest is not None:
+                    self._rest = max(0, self._rest - rows)
+                return self._offset(consumer, checkpoint, number, rows)
+        self._last_empty = time.monotonic()
+        self._look_for_slots()
+        if self._rest:
+            logger.warning(
+                "This run of topic %s leaves %d of the messages that were due at its start: another consumer or a worker "
+                "holds their slots, or they are paused. The next run takes them",
+                self._name,
+                self._rest,
+            )
+            self._rest = 0
+        if self._rest is not None:
+            # The run ends here, and all that it has claimed is acknowledged.
+            self._claims.lease.identity.leave()
+        return start
+
+    def _look_for_slots(self) -> None:
+        """Check from time to time that an empty topic is empty: after a re-slotting other slots have its messages."""
+        if self._last_empty < self._next_look:
+            return
+        self._next_look = self._last_empty + LOOK_SECONDS
+        if self._look_up().slots != self._topic.slots:
+            raise self._claims.moved()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge again; the poll has done it before."""
+        self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"]), self._named(end)))
+
+    def stop(self) -> None:
+        """Leave the name of the consumer to the next query, if Redis answers; otherwise it is free when its lease ends."""
+        with suppress(RmqError):
+            self._claims.lease.identity.leave()
+
+    def _named(self, offset: dict[str, Any]) -> Collection[int] | None:
+        """Return the slots that an offset names. None: it was written by a version that named none."""
+        return None if offset.get("held") is None else set(slots_in(offset["held"], self._topic.slots))
+
+    def _check(self, offset: dict[str, Any]) -> None:
+        # Offsets of older checkpoints do not name their topic.
+        if (named := offset.get("topic", self._name)) != self._name:
+            raise ConfigurationError(
+                f"the checkpoint is that of a query on topic {named}, and option topic is {self._name}: "
+                "start with a new checkpoint"
+            )
+        if int(offset["slots"]) != self._topic.slots:
+            raise SlotMoved(
+                f"topic {self._name} now has {self._topic.slots} slots, but the checkpoint was started "
+                f"with {offset['slots']}: start with a new checkpoint; messages of old claims come back "
+                "when their lease ends"
+            )
+
+    def _budget(self, limit: ReadLimit) -> int:
+        most = self._options.most
+        if isinstance(limit, ReadMaxRows):
+            most = int(limit.max_rows)
+        elif isinstance(limit, ReadAllAvailable):
+            most = 1 << 53
+        return most if self._rest is None else min(most, self._rest)
+
+    def _pause(self) -> None:
+        rest = self._last_empty + self._options.poll_seconds - time.monotonic()
+        if rest > 0:
+            time.sleep(rest)
+
+    # --- batches
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of the batch that ends with ``end``.
+
+        It has no effects, because Spark may call it more than once.
+        """
+        if start["consumer"] == end["consumer"] and start["claim"] == end["claim"]:
+            return []
+        self._check(end)
+        consumer, number = end["consumer"], int(end["claim"])
+        slots = slots_in(end.get("held"), self._topic.slots)
+        sizes = self._patience(lambda: self._claims.read(consumer, number, slots))
+        rows = sum(sizes.values())
+        if rows < int(end["rows"]):
+            self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
+        return [
+            ClaimTask(consumer, number, pieces)
+            for pieces in split(sizes, self._options.tasks(rows), whole=self._topic.is_fifo)
+        ]
+
+    def _lost(self, number: int, missing: int) -> str:
+        """Return the warning about a batch that cannot be read as a whole. Raises ``LostRace`` with ``failOnDataLoss``."""
+        text = f"{missing} messages are no longer held for this batch, because their lease ended. They are delivered again later"
+        if self._fail_on_loss:
+            raise LostRace(f"Claim {number} of topic {self._name}: {text}")
+        return text
+
+    # --- in tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # If a batch has no rows, Spark makes a partition of its own.
+        if not isinstance(partition, ClaimTask):
+            return
+        schema = arrow_schema(self._schema)
+        reading = ClaimReader(self._broker, self._topic, schema, self._patience)
+        read = reading.piece_with_metadata if self._options.metadata else reading.piece
+        missing = 0
+        for piece in partition.pieces:
+            rows = 0
+            for batch in read(partition, piece):
+                rows += batch.num_rows
+                yield batch
+            missing += 0 if rows else piece.rows
+        if missing:
+            text = self._lost(partition.number, missing)
+            logger.warning("Claim %d of topic %s: %s", partition.number, self._name, text)

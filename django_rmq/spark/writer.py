@@ -1,0 +1,514 @@
+"""Write: rows become messages by the same rules as a send from Python.
+
+At least once: a task that is tried again sends again, and messages that still wait merge. Rows are sent as
+columns where they can be; fifo topics, and what has limits of its own, are built row by row.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from django_rmq.core.commands import operate
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.body_codec import (
+    DEEPEST,
+    decode_json,
+    encode_decoded,
+    exact_json,
+)
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.producer import Producer, takes_bodies
+from django_rmq.core.producer.validation import check_priority
+from django_rmq.durations import milliseconds
+from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
+from django_rmq.spark.arrow_bulk import ArrowBulk, ArrowRows
+from django_rmq.spark.broker_connection import broker_of, topic_of
+from django_rmq.spark.canonical_json import canonical_rows, canonical_texts
+from django_rmq.spark.columns import WriteColumns, check_taken, needed_by, rows_of, taken_by, values
+from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.source_options import PAST_TIMES, SourceOptions
+from django_rmq.spark.time_columns import in_milliseconds
+
+logger = logging.getLogger(__name__)
+
+CHUNK, PER_SLOT, MOST = 32_000, 500, 64_000
+"""The number of rows in hand: the minimum, the number for each slot, and the maximum."""
+
+CHUNK_BYTES = 8_388_608
+"""The approximate number of bytes after which no more rows are collected."""
+
+REFUSALS = (CallerError, ValueError, OverflowError)
+"""What is raised for rows that cannot be sent."""
+
+LEFT_OUT = "left out"
+"""What is counted beside the statuses of messages: rows that ``badRows`` has left out."""
+
+REFUSED = "refused"
+"""The column that says in the files of ``badRows`` why a row could not be sent."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The results of a task: status -> number of messages."""
+
+    counts: dict[str, int]
+
+
+def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield combined batches of at least ``rows`` rows, or of many bytes; Spark passes 10,000 rows at a time."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= rows or sum(each.nbytes for each in held) >= CHUNK_BYTES:
+            yield from _whole(held)
+            held = []
+    yield from _whole(held)
+
+
+def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
+
+
+class PartitionSend:
+    """The common part of a batch write and a stream write: made on the driver, pickled for the tasks."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
+        self._options = options
+        self._local: dict[str, Any] = {}
+        if options.text("timeRange") is not None:
+            self._local["time_range_ms"] = milliseconds(
+                options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
+            )
+        if options.text("defaultPriority") is not None:
+            self._local["default_priority"] = options.whole("defaultPriority", 0, low=1, high=MAX_PRIORITY)
+        if options.text("maxBody") is not None:
+            self._local["max_body"] = options.whole("maxBody", 0, low=1)
+        if options.text("maxBacklog") is not None:
+            self._local["max_backlog"] = options.whole("maxBacklog", 0, low=1)
+        broker = broker_of(options)
+        name = options.topic() if options.text("topic") is not None else None
+        self._patience = RetryPolicy(options.patience, "Redis" if name is None else f"topic {name}")
+        self._topic = None if name is None else self._known(broker, name)
+        """None: a column names the topic of each row."""
+        what = "a write" if name is None else f"a write to topic {name}"
+        self._body_columns = options.names("bodyColumns")
+        self._columns = WriteColumns(schema, self._body_columns, what, self._topic)
+        if self._topic is not None:
+            check_taken(self._topic, self._columns.options)
+        self._canonical = options.flag("canonical", default=True)
+        self._moves_up = _moves_up(options)
+        self._bad_rows, self._run = options.text("badRows"), uuid4().hex
+        if self._bad_rows is not None:
+            _folder(self._bad_rows)
+        if overwrite:
+            self._purge(broker)
+
+    def _known(self, broker: Broker, name: str) -> Topic:
+        topic = topic_of(name, self._patience(broker.definitions).of(name), **self._local)
+        if topic.is_priority and topic.default_priority is not None:
+            check_priority(topic, topic.default_priority)
+        return topic
+
+    def _purge(self, broker: Broker) -> None:
+        topic = self._topic
+        if topic is None:
+            raise ConfigurationError('mode("overwrite") would purge a topic: name it by the option topic')
+        if not self._options.flag("allowOverwrite", default=False):
+            raise ConfigurationError(
+                'mode("overwrite") would purge the waiting messages of the topic: use mode("append"), '
+                "or set the option allowOverwrite to true"
+            )
+        for slot in range(topic.slots):
+            while self._patience(partial(broker.run, operate.purge(topic, slot, "store"))):
+                pass
+
+    def send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send the rows of a task."""
+        broker = broker_of(self._options)
+        producer = Producer(broker)
+        targets: dict[str, Target] = {}
+        bad = BadRows(self._bad_rows, self._run)
+        counts: Counter[str] = Counter()
+        rows = MOST if self._topic is None else min(MOST, max(CHUNK, PER_SLOT * self._topic.slots))
+        with bad:
+            try:
+                for whole in gathered(iterator, rows):
+                    # Spark passes 10,000 rows, however large they are.
+                    few = max(1, CHUNK_BYTES * whole.num_rows // max(1, whole.nbytes))
+                    step = min(rows, few)
+                    for first in range(0, whole.num_rows, step):
+                        for name, part in self._by_topic(whole.slice(first, step)):
+                            if name not in targets:
+                                targets[name] = self._target(broker, producer, name)
+                            counts.update(_send_part(targets[name], part, bad))
+            finally:
+                for target in targets.values():
+                    target.bulk.finish()
+        for target in targets.values():
+            counts.update(target.bulk.counts)
+        if counts["refused"]:
+            names = ", ".join(sorted(targets))
+            sent = counts.total()
+            raise TopicFull(f"topic {names} is full: {counts['refused']} of {sent} messages were refused")
+        counts[LEFT_OUT] += bad.count
+        return Written(dict(+counts))
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield the rows of each topic. Rows without a topic have the topic ''."""
+        if self._topic is not None:
+            yield self._topic.name, batch
+            return
+        topics = pc.fill_null(self._columns.named(batch).column("topic").cast(pa.string()), "")
+        for name in pc.unique(topics).to_pylist():
+            yield name, batch.filter(pc.equal(topics, name))
+
+    def _target(self, broker: Broker, producer: Producer, name: str) -> Target:
+        obstacle, topic = "", self._topic
+        if topic is None:
+            topic = Topic("none", TopicType.PRIORITY)
+            obstacle = "" if name else "column topic is null"
+            try:
+                topic = self._known(broker, name) if name else topic
+                check_taken(topic, [column for column in self._columns.options if column in taken_by(topic)])
+            except CallerError as error:
+                obstacle = obstacle or f"column topic: {error}"
+        encoding = Encoding(tuple(self._body_columns), self._canonical, self._moves_up)
+        bulk = ArrowBulk(producer, topic, self._patience)
+        ahead_ms = 0.0
+        if topic.type is TopicType.FIXED_TIME:
+            ahead_ms = self._patience(broker.now_ms) - time.monotonic() * 1000
+        in_cluster = self._options.is_cluster
+        return Target(topic, self._columns, encoding, producer, bulk, in_cluster, ahead_ms, obstacle)
+
+    def tell_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Log how many rows were left out, and where they are."""
+        written = [message.counts for message in messages if isinstance(message, Written)]
+        left = sum(counts.get(LEFT_OUT, 0) for counts in written)
+        if left:
+            sent = sum(sum(counts.values()) for counts in written) - left
+            logger.warning(
+                "%d rows could not be sent and are in %s; %d were sent", left, self._bad_rows, sent
+            )
+
+
+class Encoding(NamedTuple):
+    """How rows become bodies and options."""
+
+    body_columns: tuple[str, ...]
+    canonical: bool
+    moves_up: bool
+
+
+class PreparedWrite(NamedTuple):
+    """Rows that can be sent, in one of three forms."""
+
+    bodies: list[bytes]
+    rows: ArrowRows | None = None
+    built: list[Outgoing] | None = None
+
+
+@dataclass
+class Target:
+    """A topic to which a task sends."""
+
+    topic: Topic
+    columns: WriteColumns
+    encoding: Encoding
+    producer: Producer
+    bulk: ArrowBulk
+    in_cluster: bool
+    ahead_ms: float
+    """How far the server's clock is ahead of the monotonic one of this process."""
+    obstacle: str
+    """Why nothing can be sent to it. '': nothing prevents it."""
+
+    def prepare(self, batch: pa.RecordBatch) -> PreparedWrite:
+        """Return rows as they can be sent, sending nothing.
+
+        Raises ``InvalidMessage`` or ``ValueError`` if one of the rows cannot be sent, as each part of them would that has it.
+        """
+        if self.obstacle:
+            raise InvalidMessage(self.obstacle)
+        topic, options = self.topic, self._options(batch := self.columns.named(batch))
+        _check_texts(batch, [*options, *(self.encoding.body_columns or ["value"])])
+        for name in needed_by(topic):
+            if batch.column(name).null_count:
+                raise InvalidMessage(f"column {name} is null")
+        moves_up = self.encoding.moves_up and topic.type is TopicType.FIXED_TIME
+        batch = in_milliseconds(batch, options, self._now_ms() if moves_up else None)
+        bodies, parsed = self._bodies(batch)
+        self._check_sizes(bodies)
+
+        def build(chosen: Sequence[int]) -> list[Outgoing]:
+            part = batch.take(pa.array(chosen, pa.int64()))
+            return self._built(part, [bodies[row] for row in chosen], options)
+
+        restores = self.columns.has_envelopes and topic.keyed
+        if not self.in_cluster and not restores:
+            rows = rows_of(topic, options, batch, bodies, parsed, build, self._now_ms())
+            if rows is not None:
+                return PreparedWrite(bodies, rows)
+        if not options and takes_bodies(topic) and topic.slot_basis is None:
+            return PreparedWrite(bodies)
+        return PreparedWrite(bodies, built=self._built(batch, bodies, options))
+
+    def send(self, prepared: PreparedWrite) -> Counter[str]:
+        """Send rows; return the results that are known already."""
+        if prepared.rows is not None:
+            if prepared.rows.bases is not None and self.topic.slot_basis is None:
+                # Building one makes it known that the topic has such messages.
+                prepared.rows.build([0])
+                self.bulk.patience(self.producer.note_slot_bases)
+            self.bulk.send(prepared.rows)
+            return Counter()
+        # What was sent before must not be overtaken.
+        self.bulk.finish()
+        if prepared.built is None:
+            # Values that are encoded already are sent as bytes.
+            send = partial(self.producer.send_bodies, replace(self.topic, body="bytes"), prepared.bodies)
+            return self.bulk.patience(send).counts()
+        built = prepared.built
+        return Counter(result.status for result in self.bulk.patience(lambda: self.producer.send(built)))
+
+    def _now_ms(self) -> int:
+        """Return the server's time: that of this machine may be another one, and messages are due by the server's."""
+        return int(time.monotonic() * 1000 + self.ahead_ms)
+
+    def _options(self, batch: pa.RecordBatch) -> list[str]:
+        """Return the columns of options. One that the topic does not take must be null in all rows."""
+        taken = taken_by(self.topic)
+        for name in self.columns.options:
+            if name not in taken and batch.column(name).null_count < batch.num_rows:
+                check_taken(self.topic, [name])
+        return [name for name in self.columns.options if name in taken]
+
+    def _check_sizes(self, bodies: list[bytes]) -> None:
+        column = "" if self.encoding.body_columns else "column value: "
+        if not all(bodies):
+            raise InvalidMessage(f"{column}body is empty")
+        if (longest := max(map(len, bodies), default=0)) > self.topic.max_body:
+            raise MessageTooLarge(
+                f"{column}body has {longest} bytes; topic {self.topic.name} allows MAX_BODY = {self.topic.max_body}"
+            )
+
+    def _built(self, batch: pa.RecordBatch, bodies: list[bytes], options: Sequence[str]) -> list[Outgoing]:
+        """Return the messages as any other send has them."""
+        topic = self.topic
+        decodes = topic.slot_basis is not None
+        raw = topic if decodes else replace(topic, body="bytes")
+        columns = {name: values(batch, name, topic) for name in options}
+        restores = self.columns.has_envelopes and topic.keyed
+        envelopes = batch.column("envelope").to_pylist() if restores else ()
+        built = []
+        for row, body in enumerate(bodies):
+            given = {name: column[row] for name, column in columns.items() if column[row] is not None}
+            if restores and envelopes[row] is not None:
+                given = {**_options_of(topic, envelopes[row]), **given}
+            built.append(self.producer.build(raw, exact_json(body.decode()) if decodes else body, **given))
+        return built
+
+    def _bodies(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[Any] | None]:
+        """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
+        topic = self.topic
+        if self.encoding.body_columns:
+            basis = topic.slot_basis
+            found = canonical_rows(batch, self.encoding.body_columns)
+            parsed = batch.select([basis]).to_pylist() if basis in self.encoding.body_columns else None
+            return found.cast(pa.binary()).to_pylist(), parsed
+        column = batch.column("value")
+        if column.null_count:
+            raise InvalidMessage("column value is null")
+        if topic.body == "bytes":
+            return column.cast(pa.binary()).to_pylist(), None
+        try:
+            column = column.cast(pa.string())
+            if topic.body == "json" and (self.encoding.canonical or topic.slot_basis is not None):
+                return self._of_texts(column)
+        except RecursionError:
+            raise InvalidMessage(
+                f"column value: body is nested too deeply: at most {DEEPEST} lists and objects within one another"
+            ) from None
+        except (InvalidMessage, ValueError) as error:
+            raise InvalidMessage(f"column value: {error}") from None
+        return column.cast(pa.binary()).to_pylist(), None
+
+    def _of_texts(self, column: pa.Array) -> tuple[list[bytes], list[Any] | None]:
+        """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
+        parsed = list(map(decode_json, column.to_pylist())) if self.topic.slot_basis is not None else None
+        known = canonical_texts(column) if self.encoding.canonical else column
+        found: list[bytes] = known.cast(pa.binary()).to_pylist()
+        rest = pc.indices_nonzero(known.is_null())
+        for row, text in zip(rest.to_pylist(), column.take(rest).to_pylist(), strict=True):
+            found[row] = encode_decoded(exact_json(text))
+        return found, parsed
+
+
+def _options_of(topic: Topic, raw: bytes) -> dict[str, Any]:
+    """Return the options with which a message was sent that is stored as ``raw``, as far as ``topic`` takes them."""
+    kept = decode_envelope(raw)
+    options = {
+        "expires": kept.expires_ms or None,
+        "headers": kept.headers,
+        "slot_basis": kept.slot_basis if topic.slot_basis is None else None,
+        "max_retries": kept.max_retries,
+        "timeout": kept.timeout,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _send_part(target: Target, batch: pa.RecordBatch, bad: BadRows) -> Counter[str]:
+    """Send the rows of one topic. Raises ``InvalidMessage`` that names the first row that cannot be sent."""
+    try:
+        prepared = target.prepare(batch)
+    except REFUSALS as error:
+        refused = _refused(target, batch, error)
+        if not bad.are_kept:
+            for row, why in refused:
+                raise InvalidMessage(f"row {_shown(batch, row)}: {why}") from None
+            raise
+        rows = dict(refused)
+        bad.keep(batch.take(pa.array(list(rows), pa.int64())), list(rows.values()))
+        left = [row for row in range(batch.num_rows) if row not in rows]
+        if not left:
+            return Counter()
+        prepared = target.prepare(batch.take(pa.array(left, pa.int64())))
+    return target.send(prepared)
+
+
+def _refused(target: Target, batch: pa.RecordBatch, error: Exception) -> Iterator[tuple[int, str]]:
+    """Yield each row that cannot be sent, and why, by halves of ``batch``."""
+    todo = [(0, batch.num_rows, error)]
+    while todo:
+        first, count, error = todo.pop()
+        if count == 1:
+            yield first, str(error)
+            continue
+        half = count // 2
+        for start, size in ((first + half, count - half), (first, half)):
+            try:
+                target.prepare(batch.slice(start, size))
+            except REFUSALS as found:
+                todo.append((start, size, found))
+
+
+def _check_texts(batch: pa.RecordBatch, names: Sequence[str]) -> None:
+    """Raise ``InvalidMessage`` for text that is not UTF-8, which Spark makes of bytes by a cast, and Python cannot read."""
+    for name in names:
+        try:
+            batch.column(name).validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidMessage(f"column {name}: text is not UTF-8: {error}") from None
+
+
+def _moves_up(options: SourceOptions) -> bool:
+    given = options.text("pastTimes") or "refuse"
+    if given not in PAST_TIMES:
+        raise ConfigurationError(f"option pastTimes must be refuse or now, got {given!r}")
+    return given == "now"
+
+
+def _shown(batch: pa.RecordBatch, row: int) -> str:
+    text = repr({name: _cell(batch.column(name).slice(row, 1)) for name in batch.schema.names})
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _cell(column: pa.Array) -> Any:
+    """Return the one value of a column, also one that Python cannot represent: text that is not UTF-8, the year 10000."""
+    try:
+        return column[0].as_py()
+    except (ValueError, OverflowError, KeyError, pa.ArrowException):
+        return column.cast(pa.binary() if pa.types.is_string(column.type) else pa.string())[0].as_py()
+
+
+def _folder(path: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system and the folder of ``badRows``, which is made if it is not there."""
+    try:
+        found, folder = fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+        found.create_dir(folder, recursive=True)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise ConfigurationError(
+            f"option badRows must be a folder, as an absolute path or a URI that pyarrow knows, got {path!r}: {error}"
+        ) from None
+    return found, folder
+
+
+class BadRows:
+    """The rows of a task that cannot be sent, in a Parquet file: their columns, and ``refused``, which says why.
+
+    The file appears when the task ends. A task that is tried again replaces it.
+    """
+
+    def __init__(self, path: str | None, run: str) -> None:
+        self.are_kept = path is not None
+        self.count = 0
+        self._path, self._run = path, run
+        self._writer: pq.ParquetWriter | None = None
+
+    def keep(self, rows: pa.RecordBatch, why: Sequence[str]) -> None:
+        """Add rows to the file."""
+        table = pa.Table.from_batches([rows]).append_column(REFUSED, pa.array(why, pa.string()))
+        if self._writer is None:
+            files, folder = _folder(self._path or "")
+            name = f"{self._name()}.parquet"
+            self._files, self._hidden, self._shown = files, f"{folder}/.{name}", f"{folder}/{name}"
+            self._writer = pq.ParquetWriter(self._hidden, table.schema, filesystem=files)
+        self._writer.write_table(table)
+        self.count += len(why)
+
+    def _name(self) -> str:
+        task = TaskContext.get()
+        if task is None:
+            return self._run
+        query, batch = (
+            task.getLocalProperty(f"{name}") for name in ("sql.streaming.queryId", "streaming.sql.batchId")
+        )
+        of = self._run if query is None else f"{query}-{batch}"
+        return f"{of}-{task.partitionId():05d}"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        if kind is None:
+            self._files.move(self._hidden, self._shown)
+        else:
+            with suppress(OSError):
+                self._files.delete_file(self._hidden)
+
+
+class Writer(PartitionSend, DataSourceArrowWriter):
+    """``df.write``: sends each row once, and again if a task is tried again."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log what was left out. The messages are already sent."""
+        self.tell_left_out(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: sent messages stay, and merge if they are sent again."""

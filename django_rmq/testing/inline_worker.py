@@ -1,0 +1,184 @@
+"""Runs listeners in a test, immediately and in its own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.core.commands import ack, fetch, inspect
+from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
+from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Prepared
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import Cancelled, ConfigurationError, InvalidMessage, Reject, Retry
+from django_rmq.testing.schedules import send_ticks
+
+HEADS = 1_024
+"""The number of slots in one ``heads`` call."""
+
+
+def drain(
+    topic: str | None = None, *, raise_errors: bool = True, limit: int = 10_000, live: bool = False
+) -> int:
+    """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
+
+    Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
+    like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an error of a
+    listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and ``InvalidBody``, is
+    raised here after its message was rolled back. ``KeyboardInterrupt`` always is.
+    Messages that rest until a later time stay; so do those that still wait for a database commit. More than
+    ``limit`` deliveries raise ``RuntimeError``.
+
+    On a real Redis it would take messages from running consumers, so that requires ``live=True``.
+    """
+    from django_rmq import connections, transactions
+    from django_rmq.conf import get_config
+    from django_rmq.worker import listener_registry
+
+    config = get_config()
+    listener_registry.autodiscover()
+    listeners = listener_registry.listeners()
+    if topic is not None:
+        config.topic(topic)
+        if topic not in listeners:
+            raise ConfigurationError(f"topic {topic!r} has no listener")
+        listeners = {topic: listeners[topic]}
+    served = [(config.topics[name], listeners[name]) for name in listeners if name in config.topics]
+    broker: Any = connections.get_broker("worker")
+    owner = uuid4().hex
+    if not live and not broker.in_memory:
+        raise ConfigurationError(
+            "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
+            'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
+        )
+    transactions.note_opened_before()
+    total = 0
+    while True:
+        handled = 0
+        send_ticks(broker)
+        for declared, listener in served:
+            for slot in _due_slots(broker, declared):
+                left = limit - total - handled
+                handled += _drain_slot(broker, declared, slot, owner, listener, raise_errors, left)
+        total += handled
+        if not handled:
+            return total
+
+
+async def adrain(topic: str | None = None, **options: Any) -> int:
+    """Do what ``drain`` does, from an asynchronous test, in the thread that has its database connections."""
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(drain)(topic, **options)
+
+
+def _due_slots(broker: Any, topic: Topic) -> list[int]:
+    now, due = broker.now_ms(), []
+    for first in range(0, topic.slots, HEADS):
+        slots = range(first, min(first + HEADS, topic.slots))
+        heads = broker.run(inspect.heads(topic, slots))
+        due += [slot for slot, head in zip(slots, heads, strict=True) if head is not None and head <= now]
+    return due
+
+
+def _drain_slot(
+    broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
+) -> int:
+    """Deliver what is due in one slot; return the number of deliveries."""
+    from django_rmq import transactions
+    from django_rmq.core.consumer import invoke
+    from django_rmq.observability import announcements
+
+    raised: list[BaseException] = []
+    topic = replace(topic, slot_rate=None)  # a test does not wait for a pace
+    function = _recorded(transactions.isolated(listener.name, listener.function), raised)
+    recording = replace(listener, function=announcements.around(topic, function))
+    handled, after = 0, None
+    while True:
+        prepared = broker.run(fetch.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after))
+        after = prepared.cursor
+        if prepared.status == "more":
+            continue
+        if prepared.status != "ok":
+            return handled
+        handled += len(prepared.deliveries)
+        if handled > limit:
+            broker.run(
+                ack.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
+            )
+            raise RuntimeError(
+                f"drain stopped at its limit of deliveries: do listeners of {topic.name} send more messages?"
+            )
+        messages = _messages(broker, topic, slot, prepared)
+        failed = _settle(broker, topic, slot, prepared.receipt, messages, invoke.run(recording, messages))
+        if raise_errors:
+            _raise_first(topic, raised, failed)
+        for error in raised:
+            if isinstance(error, KeyboardInterrupt):
+                raise error
+        raised.clear()
+
+
+def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
+    """Return a listener that keeps its errors in ``raised``, except for those by which it decides how it ends."""
+
+    def recorded(argument: Any) -> Any:
+        try:
+            return function(argument)
+        except (Retry, Reject):
+            raise
+        except Cancelled as error:
+            messages = argument if isinstance(argument, list) else [argument]
+            if not any(message.cancelled for message in messages):
+                raised.append(error)
+            raise
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    return recorded
+
+
+def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[Message]:
+    """Return what listeners are given."""
+    holder = BrokerDeliveryControl(broker)
+    return [Message(topic, slot, prepared.receipt, delivery, holder) for delivery in prepared.deliveries]
+
+
+def _settle(
+    broker: Any,
+    topic: Topic,
+    slot: int,
+    receipt: int,
+    messages: Sequence[Message],
+    outcomes: Sequence[Failure | None],
+) -> list[tuple[Message, Failure]]:
+    """Commit and roll back like a consumer; return the failed messages."""
+    from django_rmq.observability import announcements
+
+    # A strict fifo topic goes no further than its first failure.
+    ended = list(zip(messages, outcomes, strict=False))
+    done = [message for message, outcome in ended if outcome is None]
+    failed = [(message, outcome) for message, outcome in ended if outcome is not None]
+    if done:
+        broker.run(ack.commit(topic, slot, receipt, [message.delivery.member for message in done]))
+    if failed:
+        words = broker.run(ack.rollback(topic, slot, receipt, [failure for _, failure in failed]))
+        failed = [(message, each.answered(word)) for (message, each), word in zip(failed, words, strict=True)]
+    if behind := [message.delivery.member for message in messages[len(outcomes) :]]:
+        broker.run(ack.release(topic, slot, receipt, behind))
+    announcements.ended(done, failed)
+    return failed
+
+
+def _raise_first(topic: Topic, raised: list[BaseException], failed: list[tuple[Message, Failure]]) -> None:
+    for error in raised:
+        raise error
+    for message, failure in failed:
+        if topic.typed is not None:
+            message.body  # noqa: B018 - raises InvalidBody again, if its listener was not called
+        if failure.kind == "undecodable":
+            raise InvalidMessage(f"a message of topic {topic.name} cannot be decoded: {failure.error}")

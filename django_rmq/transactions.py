@@ -1,0 +1,200 @@
+"""Transactions that a call leaves open: they are rolled back before the next call of the same thread begins.
+
+A generator that stops inside ``transaction.atomic()`` leaves one, for example. Django closes the connection of such a thread
+and keeps its state, so that nothing else in this thread could use the database any more.
+"""
+
+from __future__ import annotations
+
+import decimal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from django.db import Error as DatabaseError
+from django.db import connections as databases
+from django.db.backends.signals import connection_created
+
+from django_rmq.core.log.safe_logger import safe_logger
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class TransactionLeftOpen(Exception):
+    """A listener has returned, and left a transaction open. It was rolled back, so the message has failed."""
+
+
+class _Opened(threading.local):
+    """The connections that a thread has opened, by alias: cheaper to look through than Django's own handler."""
+
+    def __init__(self) -> None:
+        self.connections: dict[str, Any] = {}
+
+
+_opened = _Opened()
+
+
+def _note_opened(connection: Any, **_: Any) -> None:
+    _opened.connections[connection.alias] = connection
+
+
+connection_created.connect(_note_opened, dispatch_uid="django_rmq.transactions")
+
+
+def note_opened_before() -> None:
+    """Note the connections that this thread has opened before this module was imported, as those of a test."""
+    for connection in databases.all(initialized_only=True):
+        _note_opened(connection)
+
+
+class _Depth(NamedTuple):
+    """How many atomic blocks of a connection are open, and how many savepoints."""
+
+    blocks: int
+    savepoints: int
+
+
+_NOTHING_OPEN = _Depth(0, 0)
+
+
+def _depths(opened: Mapping[str, Any]) -> dict[str, _Depth] | None:
+    """Return which transactions are open before a call: those of a test around it, or of a listener with ``once``."""
+    for connection in opened.values():
+        if connection.in_atomic_block:
+            break
+    else:
+        return None
+    return {
+        alias: _Depth(len(connection.atomic_blocks), len(connection.savepoint_ids))
+        for alias, connection in opened.items()
+        if connection.in_atomic_block
+    }
+
+
+def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
+    """Roll back the transactions of this thread that are open now and were not ``before``; return their aliases."""
+    left: list[str] = []
+    for connection in _opened.connections.values():
+        if connection.in_atomic_block or not (connection.autocommit or connection.connection is None):
+            break
+    else:
+        return left
+    for alias, connection in tuple(_opened.connections.items()):
+        depth = (before or {}).get(alias, _NOTHING_OPEN)
+        if len(connection.atomic_blocks) > depth.blocks:
+            left.append(alias)
+            _roll_back(connection, depth)  # rule: leaves_a_transaction_open
+        elif not connection.in_atomic_block and connection.connection is not None:
+            if _has_manual_transaction(connection):
+                left.append(alias)
+            # As Django does between requests. Its own method asks for a connection first, which a test may forbid.
+            if connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+                connection.close()
+    return left
+
+
+def _roll_back(connection: Any, depth: _Depth) -> None:
+    for block in connection.atomic_blocks[depth.blocks :]:
+        # The block may end later, when its generator is collected: then it must not end a transaction of another message.
+        # rule: lets_an_old_block_end_a_transaction
+        block.using = f"{connection.alias}, in a transaction that a listener has left open"
+    if not depth.blocks:
+        _replace(connection)
+        return
+    savepoint = next(iter(connection.savepoint_ids[depth.savepoints :]), None)
+    del connection.atomic_blocks[depth.blocks :], connection.savepoint_ids[depth.savepoints :]
+    connection.needs_rollback = savepoint is None
+    if savepoint is not None:
+        try:
+            connection.savepoint_rollback(savepoint)
+            connection.savepoint_commit(savepoint)
+        except DatabaseError:
+            connection.needs_rollback = True
+
+
+def _replace(connection: Any) -> None:
+    """Roll back and close a connection, and have Django make another one."""
+    connection.in_atomic_block = connection.needs_rollback = False
+    connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
+    for end in (connection.rollback, connection.close):
+        with suppress(DatabaseError):
+            end()
+    _opened.connections.pop(connection.alias, None)
+    with suppress(AttributeError):
+        del databases[connection.alias]
+
+
+def _has_manual_transaction(connection: Any) -> bool:
+    """Return whether a listener that has switched autocommit off has left a transaction open.
+
+    With ``AUTOCOMMIT: False`` in the settings every query opens one, and that is what the project wants.
+    """
+    if connection.autocommit or not connection.settings_dict["AUTOCOMMIT"]:
+        return False
+    if connection.vendor == "postgresql":
+        return bool(int(connection.connection.info.transaction_status))
+    return bool(connection.connection.in_transaction) if connection.vendor == "sqlite" else True
+
+
+def error_of(listener: str, left: list[str]) -> TransactionLeftOpen:
+    """Return the error of the messages whose listener has left transactions open on these databases."""
+    where = " and ".join(repr(alias) for alias in left)
+    return TransactionLeftOpen(
+        f"listener {listener} has left a transaction open on database {where}, so it was rolled back. An atomic block "
+        "has not ended, for example in a generator that has not run to its end, or autocommit was switched off"
+    )
+
+
+def log_open(listener: str, left: list[str]) -> None:
+    """Log that a listener which has raised an error of its own has also left transactions open."""
+    if left:
+        logger.warning("%s", error_of(listener, left), extra={"rmq_event": "left_open"})
+
+
+def call_closed(listener: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a listener, of which ``listener`` is the name.
+
+    Raise ``TransactionLeftOpen`` if it returns and leaves a transaction open, which is rolled back.
+    """
+    opened = _opened.connections
+    before = _depths(opened) if opened else None
+    try:
+        returned = function(argument)
+    except BaseException:
+        if opened:
+            log_open(listener, roll_back_open(before))
+        raise
+    if opened and (left := roll_back_open(before)):
+        raise error_of(listener, left)  # rule: commits_what_left_a_transaction_open
+    return returned
+
+
+def isolated(listener: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a listener of which each call leaves its thread as it was.
+
+    Language, time zone, context variables and the decimal context end with the call, because it runs in a copy of the
+    context of its thread. Database connections stay, without a transaction.
+    """
+
+    def call(argument: Any) -> Any:
+        context = copy_context()
+        for variable in context:
+            if variable.name == "decimal_context":
+                # The thread has one already. It is changed in place, and the copy of a context refers to the same object.
+                context.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
+        return context.run(call_closed, listener, function, argument)  # rule: shares_a_context
+
+    return call
+
+
+__all__ = [
+    "TransactionLeftOpen",
+    "call_closed",
+    "error_of",
+    "isolated",
+    "log_open",
+    "note_opened_before",
+    "roll_back_open",
+]

@@ -1,0 +1,289 @@
+"""A type of bodies, as BODY and UPCAST name it. It is imported at its first use, because settings are read earlier.
+
+The only importer of pydantic (extra ``typed``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Literal, get_origin
+
+from django.utils.module_loading import import_string
+
+from django_rmq.core.model.body_codec import ExactNumber, encode_json, stored_number
+from django_rmq.exceptions import ConfigurationError, InvalidBody, InvalidMessage
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+MOST_ERRORS = 20
+"""The number of errors of one body that are reported."""
+
+MANY_DIGITS = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
+"""What each number has whose value a float may not have. Texts may have it, too."""
+
+
+class Unusable(ConfigurationError):
+    """BODY or UPCAST names something that cannot be used; with the id of the system check, and a hint."""
+
+    def __init__(self, check: str, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.check = check
+        self.hint = hint
+
+
+class UpcastFailed(Exception):
+    """UPCAST raised an error, or returned what JSON cannot represent."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredBody:
+    """The type of a topic's bodies."""
+
+    path: str
+    upcast: str | None = None
+    """The path of a function that turns stored data of older versions into data of the present one."""
+
+    def load(self) -> None:
+        """Import the type and the function. Raises ``Unusable``."""
+        adapter_of(self.path)
+        if self.upcast is not None:
+            function_of(self.upcast)
+
+    def plain(self, body: object) -> Any:
+        """Return an instance, or plain data, as the data to be stored as JSON. Raises ``InvalidBody``.
+
+        It is read again before it is returned: instances inside a body are not validated otherwise, and what
+        a listener could not read is not sent.
+        """
+        adapter, written = adapter_of(self.path), False
+        try:
+            raw = encode_json(_dumped(adapter, self._instance(adapter, body)))
+            written = True
+            return _dumped(adapter, self._from_json(raw))  # rule: trusts_instances
+        except InvalidMessage:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a validator or a serializer of the project raises
+            raise self._invalid(error, "as the type writes it " if written else "") from None
+
+    def read(self, raw: bytes) -> Any:
+        """Return the instance from what is stored. Raises ``InvalidBody``."""
+        adapter_of(self.path)
+        upcast = None if self.upcast is None else function_of(self.upcast)
+        try:
+            return self._from_json(raw if upcast is None else _upcasted(upcast, raw))
+        except Exception as error:  # noqa: BLE001 - whatever a validator or UPCAST raises
+            raise self._invalid(error) from None
+
+    def schema(self, mode: Literal["validation", "serialization"] = "validation") -> dict[str, Any] | None:
+        """Return the JSON schema of what may be sent, or of what is stored ("serialization").
+
+        None: the type has parts that no schema can describe.
+        """
+        adapter = adapter_of(self.path)
+        from pydantic.errors import PydanticInvalidForJsonSchema
+
+        try:
+            return adapter.json_schema(mode=mode)
+        except PydanticInvalidForJsonSchema:
+            return None
+
+    def unread_fields(self) -> list[str]:
+        """Return the fields that the type does not read as it writes them, each with the reason."""
+        return sorted(set(_unread(adapter_of(self.path).core_schema, {})))
+
+    def _instance(self, adapter: TypeAdapter[Any], body: object) -> Any:
+        """Return the validated ``body``. JSON has texts for what strict types want as objects."""
+        from pydantic import ValidationError
+
+        try:
+            return adapter.validate_python(body)
+        except ValidationError as error:
+            try:
+                raw = encode_json(body)
+            except InvalidMessage:
+                raise error from None
+            return self._from_json(raw)
+
+    def _from_json(self, raw: bytes) -> Any:
+        """Return the validated instance of a JSON text, with all digits of its Decimals."""
+        adapter = adapter_of(self.path)
+        if MANY_DIGITS.search(raw) and _has_decimals(self.path):
+            # pydantic makes floats of numbers first, but takes texts for Decimals. A strict float takes none.
+            with suppress(ValueError, ArithmeticError, RecursionError):
+                return adapter.validate_json(
+                    json.dumps(json.loads(raw, parse_float=stored_number), default=str)
+                )
+        return adapter.validate_json(raw)
+
+    def _invalid(self, error: Exception, how: str = "") -> InvalidBody:
+        from pydantic import ValidationError
+
+        if not isinstance(error, ValidationError):
+            what = f"{type(error).__name__}: {error}"
+            return InvalidBody(f"body {how}does not fit {self.path}: {what}", {"": [what]})
+        fields: dict[str, list[str]] = {}
+        # Without the values: errors are logged, and shown to people who must not see bodies.
+        for each in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]:
+            fields.setdefault(place(each["loc"]), []).append(each["msg"])
+        told = "; ".join(f"{at}: {', '.join(said)}" if at else ", ".join(said) for at, said in fields.items())
+        more = error.error_count() - MOST_ERRORS
+        text = f"body {how}does not fit {self.path}: {told}{f'; and {more} more' if more > 0 else ''}"
+        return InvalidBody(text, fields)
+
+
+def _dumped(adapter: TypeAdapter[Any], instance: Any) -> Any:
+    """Return the data of an instance under the names by which it is read."""
+    return adapter.dump_python(
+        instance, mode="json", by_alias=True, round_trip=True, warnings="none", fallback=_plain_number
+    )
+
+
+def _plain_number(value: object) -> float:
+    """Return a number of a JSON text in a field of any type as its listener will read it."""
+    if not isinstance(value, ExactNumber):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    number = stored_number(value.token)
+    if isinstance(number, float):
+        return number
+    raise ValueError(
+        f"the number {value} has more digits than a float: only a field of the type Decimal takes it"
+    )
+
+
+@lru_cache(None)
+def _has_decimals(path: str) -> bool:
+    return _mentions(adapter_of(path).core_schema, "decimal")
+
+
+def _mentions(schema: Any, kind: str) -> bool:
+    """Return whether a core schema of pydantic has a part of this kind."""
+    if isinstance(schema, Mapping):
+        return schema.get("type") == kind or any(_mentions(part, kind) for part in schema.values())
+    return isinstance(schema, (list, tuple)) and any(_mentions(part, kind) for part in schema)
+
+
+def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields in a core schema of pydantic that are written under a name under which they are not read."""
+    if isinstance(schema, (list, tuple)):
+        for each in schema:
+            yield from _unread(each, config)
+    if not isinstance(schema, Mapping):
+        return
+    kind = str(schema.get("type"))
+    # Functions of the project may rename fields as they like: sends will tell.
+    if kind.startswith("function-") or "function" in schema.get("serialization", {}):
+        return
+    config = schema.get("config") or config
+    fields = schema.get("fields", ())
+    if kind in ("model-fields", "typed-dict"):
+        for name, field in fields.items():
+            yield from _unread_field(name, field, config)
+    elif kind == "dataclass-args":
+        for field in fields:
+            yield from _unread_field(field["name"], field, config)
+    for key, each in schema.items():
+        if key not in ("config", "metadata", "function"):
+            yield from _unread(each, config)
+
+
+def _unread_field(name: str, field: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    if field.get("serialization_exclude") or field.get("init_only"):
+        if field["schema"]["type"] != "default" and field.get("required", True):
+            yield f"{name} is required, and not written"
+        return
+    alias = field.get("validation_alias")
+    read = set() if alias is None else _first_names(alias)
+    if alias is None or config.get("validate_by_name") or config.get("populate_by_name"):
+        read.add(name)
+    written = field.get("serialization_alias", name)
+    if written not in read:
+        yield f"{name} is written as {written!r} and read as {' or '.join(map(repr, sorted(read))) or 'something else'}"
+
+
+def _first_names(alias: str | Sequence[Any]) -> set[str]:
+    """Return the keys under which a validation alias finds a whole value: its paths of one step."""
+    if isinstance(alias, str):
+        return {alias}
+    paths = alias if alias and isinstance(alias[0], (list, tuple)) else [alias]
+    return {path[0] for path in paths if len(path) == 1}
+
+
+def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:
+    """Return what UPCAST makes of stored data."""
+    data = json.loads(raw, parse_float=stored_number)
+    try:
+        return encode_json(upcast(data))
+    except Exception as error:
+        raise UpcastFailed(f"{type(error).__name__}: {error}") from error
+
+
+def place(path: Sequence[int | str]) -> str:
+    """Return the place of a value in a body, such as ``lines[2].price``. Empty: the body itself."""
+    found = ""
+    for part in path:
+        if isinstance(part, int):
+            found += f"[{part}]"
+        elif part.isidentifier():
+            found += f".{part[:50]}"
+        else:
+            found += f"[{json.dumps(part[:50])}]"
+    return found.removeprefix(".")
+
+
+@lru_cache(None)
+def adapter_of(path: str) -> TypeAdapter[Any]:
+    """Return what validates the type at ``path``. Raises ``Unusable``."""
+    try:
+        import pydantic
+    except ImportError:
+        raise Unusable(
+            "E100",
+            f"{path!r} is the type of a body, and the package pydantic is not installed",
+            'pip install "django-redis-rmq[typed]".',
+        ) from None
+    target = _imported("E101", path)
+    if not isinstance(target, (type, GenericAlias)) and get_origin(target) is None:
+        raise Unusable(
+            "E102",
+            f"{path!r} is a {type(target).__name__}: it must be a dataclass, a TypedDict, a pydantic model or "
+            "another type that pydantic can validate",
+        )
+    try:
+        adapter = pydantic.TypeAdapter(target)
+        # A name that it refers to and nobody has defined is a mistake in the type, not in the first body.
+        adapter.rebuild(raise_errors=True)
+        return adapter
+    except Exception as error:
+        raise Unusable("E102", f"{path!r} cannot be the type of a body: {_first_line(error)}") from error
+
+
+@lru_cache(None)
+def function_of(path: str) -> Callable[[Any], Any]:
+    """Return the function at ``path``. Raises ``Unusable``."""
+    function = _imported("E103", path)
+    if not callable(function):
+        raise Unusable(
+            "E103", f"{path!r} is a {type(function).__name__}: it must be a function (data) -> data"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _imported(check: str, path: str) -> Any:
+    try:
+        return import_string(path)
+    except Exception as error:
+        raise Unusable(check, f"{path!r} cannot be imported: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+__all__ = ["DeclaredBody", "Unusable", "adapter_of", "function_of", "place"]

@@ -1,0 +1,329 @@
+"""The registry of listeners, which are found in the ``listeners`` modules of the installed apps.
+
+This module only registers. Consuming is done by the consumer; ``checks`` and ``runrmqconsumers`` report a
+topic that is not declared.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, overload
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.apps import apps
+from django.db import DEFAULT_DB_ALIAS
+
+from django_rmq.conf import Config, get_config
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.message import Message
+from django_rmq.durations import Duration
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.schedules import registry as scheduled
+from django_rmq.tasks import task_listeners as tasks
+from django_rmq.tasks import task_modules
+from django_rmq.worker.once import OnceListener
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+TakesMessage = TypeVar("TakesMessage", bound=Callable[[Message[Any]], object])
+TakesMessages = TypeVar("TakesMessages", bound=Callable[[list[Message[Any]]], object])
+
+
+class DuplicateListener(ConfigurationError):
+    """Two functions listen to the same topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """The function that is called with the messages of one topic."""
+
+    topic: str
+    function: Callable[[Any], Any]
+    """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function: it runs one
+    to its end."""
+    batch_size: int | None
+    location: str
+    """``module:line`` of the function in its source."""
+    name: str
+    """``module.qualname``, by which the same function is recognised after a reload."""
+    using: str | None = None
+    """The database in which its effects happen once. None: they may happen again."""
+    coroutine: Callable[[Any], Awaitable[Any]] | None = None
+    """The coroutine function that workers run beside others in their event loop. None: they call ``function``."""
+
+
+class FailedModule(NamedTuple):
+    """A module of listeners that could not be imported, and the error."""
+
+    module: str
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error in one line, with file and line of the project's code that raised it."""
+        kind, error = type(self.error).__name__, self.error
+        if isinstance(error, SyntaxError):
+            return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"
+        text = f"{kind}: {(str(error).splitlines() or [''])[0]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{frame.filename}, line {frame.lineno}" for frame in frames if not is_library(frame.filename)]
+        return f"{text} ({own[-1]})" if own else text
+
+
+_LIBRARIES = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+)
+
+
+def is_library(path: str) -> bool:
+    """Return whether a frame's file belongs to Python, an installed package or RMQ, rather than to the project."""
+    return path.startswith(("<", *_LIBRARIES))
+
+
+_listeners: dict[str, Listener] = {}
+_of_tasks: set[str] = set()
+"""The topics of tasks that have a listener."""
+
+_discovered_for: Config | None = None
+"""The settings for which ``known_settings`` has imported the listeners."""
+
+
+@overload
+def listener(
+    topic: str, *, batch_size: None = None, once: bool | str = False
+) -> Callable[[TakesMessage], TakesMessage]: ...
+@overload
+def listener(
+    topic: str, *, batch_size: int, once: bool | str = False
+) -> Callable[[TakesMessages], TakesMessages]: ...
+def listener(
+    topic: str, *, batch_size: int | None = None, once: bool | str = False
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the listener of ``topic``, and return it unchanged.
+
+    It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits; ``False`` or an
+    exception rolls back. Calls of an ``async def`` overlap in the event loop of the worker process, up to the
+    topic's ``CONCURRENCY``.
+
+    ``once``: True for the default database, or the alias of another one. The listener then runs in a transaction of
+    that database, and what it writes there happens exactly once for each message. The topic needs ``ORIGIN``. An
+    ``async def`` with ``once`` takes a thread for each call.
+
+    Raises ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
+    """
+    name: object = topic  # the argument of a decorator may be anything, such as the function itself
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f'@listener needs the name of a topic, as in @listener("orders"), got {name!r}'
+        )
+    size: object = batch_size
+    if size is not None and not (type(size) is int and 1 <= size <= BATCH):
+        raise ConfigurationError(
+            f'@listener("{topic}"): batch_size must be a whole number from 1 to {BATCH}, got {batch_size!r}'
+        )
+    alias: object = once
+    if not isinstance(alias, (bool, str)) or alias == "":
+        raise ConfigurationError(
+            f'@listener("{topic}"): once must be True, False or the alias of a database, got {once!r}'
+        )
+    using = DEFAULT_DB_ALIAS if once is True else once or None
+
+    def register(function: Function) -> Function:
+        add(topic, function, batch_size, using)
+        return function
+
+    return register
+
+
+def add(
+    topic: str, function: Callable[..., Any], batch_size: int | None = None, using: str | None = None
+) -> Listener:
+    """Register ``function`` like ``@listener``, and return the registered object.
+
+    ``using``: the database in which its effects happen once.
+    """
+    if not callable(function):
+        raise ConfigurationError(f'@listener("{topic}") needs a function, got {function!r}')
+    written = _written(function)
+    name, location = _name_of(written), _location_of(written)
+    called = written if inspect.isroutine(written) else _call_method(written)
+    for inner in (written, called):
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            raise ConfigurationError(
+                f'listener {name} of topic "{topic}" ({location}) is a generator, so calling it would run nothing'
+            )
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError as error:
+        wanted = "one message" if batch_size is None else "a list of messages"
+        raise ConfigurationError(
+            f'listener {name} of topic "{topic}" ({location}) cannot be called with {wanted}: {error}'
+        ) from None
+    except ValueError:
+        pass  # some functions written in C do not expose their arguments
+    runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
+    runs: Callable[[Any], Any] = async_to_sync(function) if runs_later else function
+    if using is not None:
+        runs = OnceListener(name, runs, using)
+    coroutine = function if runs_later and using is None else None
+    found = Listener(topic, runs, batch_size, location, name, using, coroutine)
+    other = _listeners.get(topic)
+    # After a reload the same function is registered again.
+    if other is not None and other.name != found.name:
+        raise DuplicateListener(
+            f'topic "{topic}" has two listeners: {other.name} ({other.location}) and {name} ({location})'
+        )
+    _listeners[topic] = found
+    return found
+
+
+def schedule(
+    name: str,
+    *,
+    topic: str | None = None,
+    body: Any = None,
+    cron: str | None = None,
+    every: Duration | None = None,
+    timezone: str | None = None,
+    catch_up: str = "last",
+) -> Callable[[Function], Function]:
+    """Call the decorated function at fixed times, by a message for each; it is returned unchanged.
+
+    Above ``@listener`` the message goes to the topic of the listener. Without a listener the function becomes that of a
+    topic with the name of the schedule, which no settings need to declare. ``topic`` names another one.
+
+    ``cron``: an expression of five fields, in ``timezone`` (by default TIME_ZONE). ``every``: whole seconds,
+    a timedelta, or text such as "15m". ``catch_up``: which of the ticks that were missed are sent: none, last or all.
+
+    Raises ``ConfigurationError`` for options that cannot be used, and for a second schedule of this name.
+    """
+    options = {"BODY": body, "CRON": cron, "EVERY": every, "TIMEZONE": timezone, "CATCH_UP": catch_up}
+    # What cannot be used is reported at the line of the decorator, before there is a function.
+    found = scheduled.parsed(name, topic, options)
+
+    def register(function: Function) -> Function:
+        sends_to = topic
+        if sends_to is None:
+            own = _name_of(_written(function))
+            served = [each.topic for each in _listeners.values() if each.name == own and each.topic != name]
+            if len(served) > 1:
+                raise ConfigurationError(
+                    f'@schedule("{name}"): {own} listens to {", ".join(served)}: pass topic='
+                )
+            sends_to = served[0] if served else name
+            if not served:
+                add(name, function)
+        scheduled.register(replace(found, topic=sends_to))
+        return function
+
+    return register
+
+
+def listeners() -> dict[str, Listener]:
+    """Return the registered listeners by topic."""
+    return dict(_listeners)
+
+
+def name_of(topic: str) -> str:
+    """Return the name of the listener of a topic, as ``module.qualname``."""
+    found = _listeners.get(topic)
+    return f"of topic {topic}" if found is None else found.name
+
+
+def once_databases() -> dict[str, str]:
+    """Return the databases of the listeners with ``once``, by topic."""
+    return {topic: each.using for topic, each in _listeners.items() if each.using is not None}
+
+
+def discover() -> list[FailedModule]:
+    """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return those that failed."""
+    name = get_config().autodiscover
+    _add_tasks()
+    return (
+        []
+        if name is None
+        else [FailedModule(*each) for each in task_modules.import_each(task_modules.of_apps(name))]
+    )
+
+
+def known_settings() -> Config:
+    """Return the settings with the topics of ``@schedule``, for which it imports the listeners once.
+
+    So a process that consumes nothing, such as a web server, knows the same topics and schedules as a worker. A module
+    that cannot be imported is left out: a system check reports it, and no worker starts.
+    """
+    global _discovered_for  # noqa: PLW0603 - tests have several settings
+    config = get_config()
+    if _discovered_for is not config:
+        _discovered_for = config
+        with suppress(ConfigurationError):
+            discover()
+    return config
+
+
+def _add_tasks() -> None:
+    """Register the listeners of the topics that the setting TASKS needs now, and of no others."""
+    wanted = tasks.listeners(get_config())
+    for topic in _of_tasks - wanted.keys():
+        _listeners.pop(topic, None)
+    _of_tasks.clear()
+    _of_tasks.update(wanted)
+    for topic, function in wanted.items():
+        add(topic, function)
+
+
+def autodiscover() -> None:
+    """Import the listeners of every installed app; raise the first error, if any."""
+    for _, error in discover():
+        raise error
+
+
+@contextmanager
+def isolated(*, empty: bool = True) -> Iterator[None]:
+    """For tests: begin with no listeners and no ``@schedule`` (or with the current ones) and restore them afterwards."""
+    # A module is imported only once: if it were first imported in isolation, its listeners would be lost
+    # permanently.
+    if apps.ready:
+        with suppress(ConfigurationError):
+            discover()
+    before = dict(_listeners)
+    schedules = scheduled.declared()
+    if empty:
+        _listeners.clear()
+        scheduled.replace_declared({})
+    try:
+        yield
+    finally:
+        _listeners.clear()
+        _listeners.update(before)
+        scheduled.replace_declared(schedules)
+
+
+def _written(function: Any) -> Any:
+    """Return the function of the project's code beneath decorators and partials."""
+    written = inspect.unwrap(function)
+    while isinstance(written, functools.partial):
+        written = inspect.unwrap(written.func)
+    return written
+
+
+def _name_of(function: Any) -> str:
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _location_of(function: Any) -> str:
+    code = getattr(function, "__code__", None) or getattr(_call_method(function), "__code__", None)
+    return f"{function.__module__}:{code.co_firstlineno}" if code is not None else str(function.__module__)
+
+
+def _call_method(function: Any) -> Any:
+    """Return the function that runs when an object that is not a function is called."""
+    return inspect.unwrap(type(function).__call__)

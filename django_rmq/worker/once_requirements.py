@@ -1,0 +1,121 @@
+"""Conditions of ``once``: what a topic, a database and the settings must be like for effects to happen exactly once.
+
+The system checks report what is missing; a worker does not start without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, router
+
+from django_rmq.conf import Config
+from django_rmq.core.model.topic import BackOff, Topic
+from django_rmq.worker.listener_registry import Listener
+
+MODEL = "processedmessage"
+
+
+class OnceProblem(NamedTuple):
+    """A condition that is not met."""
+
+    id: str
+    message: str
+    hint: str
+
+
+def problems(config: Config, listener: Listener) -> Iterator[OnceProblem]:
+    """Yield what the settings say against ``listener``, which has ``once``. No database is asked."""
+    who = f'{listener.name} ({listener.location}) listens to "{listener.topic}" with once='
+    alias = listener.using
+    assert alias is not None
+    topic = config.topics.get(listener.topic)
+    if topic is not None:
+        yield from _of_topic(topic, who, config.once_retention)
+    if alias not in settings.DATABASES:
+        known = ", ".join(map(repr, settings.DATABASES))
+        yield OnceProblem("E061", f"{who}{alias!r}, which is not in DATABASES.", f"Its aliases are {known}.")
+        return
+    if not settings.DATABASES[alias].get("AUTOCOMMIT", True):
+        yield OnceProblem(
+            "E062",
+            f"{who}{alias!r}, which has AUTOCOMMIT: False, so nothing would commit the listener's transaction.",
+            "Remove AUTOCOMMIT from this database, or name another one.",
+        )
+    if not router.allow_migrate(alias, "django_rmq", model_name=MODEL):
+        yield OnceProblem(
+            "E063",
+            f"{who}{alias!r}, where DATABASE_ROUTERS allow no table of django_rmq.",
+            f'Let allow_migrate({alias!r}, "django_rmq", model_name="{MODEL}") return True, or name another database.',
+        )
+
+
+def _of_topic(topic: Topic, who: str, retention: float) -> Iterator[OnceProblem]:
+    if not topic.origin:
+        key = "" if topic.keyed else ' "IDENTITY": "key" and'
+        yield OnceProblem(
+            "E060",
+            f"{who}, but the topic does not give its messages an origin.",
+            f'Set{key} "ORIGIN": True in RMQ["TOPICS"]["{topic.name}"].',
+        )
+    life = longest_life(topic)
+    if life >= retention:
+        yield OnceProblem(
+            "E064",
+            f"{who}, but its messages can be tried for {life:,.0f} s after they were processed, and are remembered for "
+            f"{retention:,.0f} s.",
+            f'Set RMQ["ONCE_RETENTION"] to more than {life:.0f}, or lower MAX_RETRIES, MAX_RUNTIME, TIMEOUT or BACKOFF '
+            f'of "{topic.name}".',
+        )
+
+
+def warnings(config: Config, listener: Listener) -> Iterator[OnceProblem]:
+    """Yield what may be a mistake in ``listener``, which has ``once``."""
+    if config.uses_outbox and listener.using != DEFAULT_DB_ALIAS:
+        yield OnceProblem(
+            "W066",
+            f'{listener.name} ({listener.location}) listens to "{listener.topic}" with once={listener.using!r}, and '
+            f"sends wait for a transaction of {DEFAULT_DB_ALIAS!r}: what it sends goes out even if its transaction is "
+            "rolled back.",
+            f"Give using={listener.using!r} with each send of this listener. If it does so, or sends nothing, silence "
+            "this check.",
+        )
+
+
+def longest_life(topic: Topic) -> float:
+    """Return the most seconds from a first delivery to the end of the last one, if none has to wait for a worker."""
+    deliveries = topic.max_retries + 1
+    rests = sum(_longest_rest(topic.backoff, failures) for failures in range(1, deliveries))
+    return rests + deliveries * (topic.max_runtime + topic.timeout)
+
+
+def _longest_rest(backoff: BackOff, failures: int) -> float:
+    longest: float = min(backoff.cap_ms, backoff.base_ms * 2 ** (failures - 1)) / 1000
+    if backoff.function is not None:
+        try:
+            # A time-out always uses the numbers.
+            return max(longest, float(backoff.function(failures)))
+        except Exception:  # noqa: BLE001 - a worker logs it, and uses the numbers
+            return longest
+    return longest
+
+
+def missing_table(alias: str) -> list[OnceProblem]:
+    """Return that a database lacks the table of processed messages, if it does.
+
+    Raises ``django.db.Error`` if it cannot be reached.
+    """
+    from django_rmq.worker.processed_messages import has_table
+
+    if has_table(alias):
+        return []
+    which = "" if alias == "default" else f" --database={alias}"
+    return [
+        OnceProblem(
+            "W065",
+            f"Database {alias!r} has no table for the messages that listeners with once= have processed.",
+            f"Run: python manage.py migrate django_rmq{which}",
+        )
+    ]

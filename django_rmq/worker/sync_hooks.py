@@ -1,0 +1,141 @@
+"""What Django does around each request, around each call of a listener: connections, transactions, language, queries.
+
+Synchronous code in async listeners has a thread for each call, and that thread's database connections. This is what
+Django does for each request under ASGI: ``sync_to_async`` runs what is thread-sensitive, and so the ORM, in one thread per
+call, so that calls that overlap share no connection. A call that needs no such thread starts none. Unlike a request's, a
+thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps connections open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+from django.core.cache import caches
+from django.db import close_old_connections, reset_queries
+from django.db import connections as databases
+
+from django_rmq import transactions
+from django_rmq.conf import is_debug
+from django_rmq.core.consumer import Hooks
+from django_rmq.core.consumer.async_invoke import Coroutine
+from django_rmq.core.model.topic import Topic
+from django_rmq.observability import announcements
+from django_rmq.worker import listener_registry
+
+
+class SyncThreads:
+    """The threads of one worker. Used in its event loop only."""
+
+    def __init__(self) -> None:
+        self._idle: list[ThreadSensitiveContext] = []
+        """Each stands for a thread that no call uses, or that was never started."""
+
+    def around(self, topic: Topic, function: Coroutine) -> Coroutine:
+        """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+        watched, name = announcements.around_async(topic, function), listener_registry.name_of(topic.name)
+
+        async def call(argument: Any) -> Any:
+            # The last one first, so that few threads and connections stay in use.
+            thread = self._idle.pop() if self._idle else ThreadSensitiveContext()
+            SyncToAsync.thread_sensitive_context.set(thread)  # rule: shares_connections
+            try:
+                await _run_in(thread, _begin_call)
+                returned = await watched(argument)
+            except BaseException:
+                transactions.log_open(name, await self._end_call(thread))
+                raise
+            if left := await self._end_call(thread):
+                raise transactions.error_of(name, left)
+            return returned
+
+        return call
+
+    async def _end_call(self, thread: ThreadSensitiveContext) -> list[str]:
+        """Let another call have a thread; return the databases on which a transaction was left open there."""
+        try:
+            left: list[str] | None = await _run_in(thread, _end_call)
+        except asyncio.CancelledError:
+            _end(thread)  # its code still runs, and the next call would wait for that
+            raise
+        self._idle.append(thread)
+        return left or []
+
+    def close(self) -> None:
+        """Close the connections of the threads, and end these."""
+        for thread in self._idle:
+            _end(thread)
+        self._idle.clear()
+
+
+def _executor_of(thread: ThreadSensitiveContext) -> Executor | None:
+    """Return what runs the code of a thread. None: there was none to run."""
+    return SyncToAsync.context_to_thread_executor.get(thread)
+
+
+def _end(thread: ThreadSensitiveContext) -> None:
+    """Close the connections of a thread once its code has returned, and end it."""
+    executor = _executor_of(thread)
+    if executor is not None:
+        executor.submit(databases.close_all)
+        executor.shutdown(wait=False)
+
+
+def hooks() -> Hooks:
+    """Return what Django needs around listeners of both kinds."""
+    threads = SyncThreads()
+    return Hooks(
+        before=_begin_batch,
+        after=close_old_connections,
+        end=databases.close_all,
+        around=_around,
+        overlapping=threads.around,
+        loop_end=threads.close,
+    )
+
+
+def _begin_batch() -> None:
+    close_old_connections()
+    # Caches belong to the context. Those of the thread are made here, or each call would make its own, and connect it.
+    with suppress(Exception):
+        caches.all()
+
+
+def _around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a thread calls in place of ``function``, a listener of ``topic``."""
+    isolated = transactions.isolated(
+        listener_registry.name_of(topic.name), announcements.around(topic, function)
+    )
+    if not is_debug():
+        return isolated
+
+    def call(argument: Any) -> Any:
+        reset_queries()
+        return isolated(argument)
+
+    return call
+
+
+def _begin_call() -> None:
+    close_old_connections()
+    if is_debug():
+        reset_queries()
+
+
+def _end_call() -> list[str]:
+    left = transactions.roll_back_open()
+    close_old_connections()
+    return left
+
+
+async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], Any]) -> Any:
+    """Call a function in the thread that has the connections of a call. None: there is no thread."""
+    executor = _executor_of(thread)
+    return None if executor is None else await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+__all__ = ["SyncThreads", "hooks"]

@@ -1,0 +1,335 @@
+"""The worker of one process: a dispatcher with Django's hooks, made from the settings, and its periodic checks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.consumer import (
+    AssignmentCallbacks,
+    Dispatcher,
+    WorkerCallbacks,
+    WorkerOptions,
+)
+from django_rmq.core.consumer.garbage_collection import collect_less
+from django_rmq.core.consumer.maintenance import Duty, Maintenance, trim_dead
+from django_rmq.core.consumer.progress import (
+    DONE_FOR_GOOD,
+    FORCED,
+    OVERRAN,
+    RECYCLE,
+    SharedProgress,
+)
+from django_rmq.core.coordination import Coordinator, Worker, topic_slots
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.worker_name import name_worker
+from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.core.monitoring import history
+from django_rmq.core.topic_registration import as_registered
+from django_rmq.exceptions import RmqError
+from django_rmq.observability import announcements
+from django_rmq.outbox import relay
+from django_rmq.outbox.databases import threads_of_duties
+from django_rmq.schedules import duty
+from django_rmq.worker import listener_registry
+from django_rmq.worker.sync_hooks import hooks
+
+logger = safe_logger("django_rmq.consumer")
+
+LEAVE_SECONDS = 2.0
+"""Maximum seconds for leaving the other workers; after that the session ends by itself."""
+
+LOOK_SECONDS = 0.5
+"""Seconds between two checks of the parent process, the memory in use and the coordinator."""
+
+FULL_SECONDS = 10.0
+"""Seconds without room for a topic after which other workers should own its slots."""
+
+STUCK_SECONDS = 60.0
+"""Seconds without room for a topic after which a worker is not ready."""
+
+DEFINITIONS_SECONDS = 30.0
+"""Seconds between two checks whether Redis still has the definitions of topics."""
+
+UNSETTLED_SECONDS = 10.0
+"""Seconds without knowing its slots after which a worker is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """The options of a worker process. Times in seconds; None: the setting, or never."""
+
+    threads: int | None = None
+    burst: bool = False
+    shutdown_timeout: float | None = None
+    max_messages: int | None = None
+    max_memory: int | None = None
+    """MiB of resident memory."""
+    max_idle_time: float | None = None
+
+
+class WorkerProcess:
+    """One worker in this process: a dispatcher, and the coordinator that decides which slots it owns.
+
+    Make it after the last fork. Without the process ``parent``, with which it shares ``notes``, it ends.
+    """
+
+    def __init__(
+        self,
+        topics: Iterable[Topic],
+        options: ProcessOptions,
+        *,
+        notes: SharedProgress | None = None,
+        parent: int | None = None,
+    ) -> None:
+        config = get_config()
+        self._config = config
+        self._topics = list(topics)
+        """The topics as in the settings."""
+        self._moved = True
+        """Whether some topic may have other slots than this worker has published."""
+        self._served: list[Topic] = []
+        """The topics as this worker has published them."""
+        self._load_slots()
+        self._notes = notes
+        self._parent = parent
+        self._max_memory = options.max_memory
+        self._max_messages = options.max_messages
+        self._next_look = 0.0
+        self._settled_at = float("-inf")
+        self._is_stuck = False
+        """Whether it has had no room for a topic for long."""
+        self._wants_successor = False
+        self._leaving: threading.Thread | None = None
+        self._reporter = announcements.Reporter()
+        threads = options.threads or config.consumer.threads
+        duties_broker = connections.get_broker("coordinator")
+        times = history.TimesCount(duties_broker) if config.history_retention else None
+        self.dispatcher = self._new_dispatcher(options, threads, times)
+        name_worker(self.dispatcher.owner)
+        self.coordinator = self._new_coordinator(threads)
+        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self._duties = self._new_duties(duties_broker, times)
+        if notes is not None:
+            notes.owner = self.dispatcher.owner
+
+    def _new_coordinator(self, threads: int) -> Coordinator:
+        worker = Worker(
+            id=self.dispatcher.owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=time.time(),
+            threads=threads,
+            topics=topic_slots(self._served),
+        )
+        token = self._notes.token if self._notes is not None else uuid4().hex
+        return connections.coordinator_maker()(worker, self.dispatcher.own, self.dispatcher.disown, token)
+
+    def _new_dispatcher(
+        self, options: ProcessOptions, threads: int, times: history.TimesCount | None
+    ) -> Dispatcher:
+        config, topics = self._config, self._config.topics.values()
+        counting: dict[str, Any] = {"handed_out": times.note, "took": times.note_calls} if times else {}
+        shutdown_timeout = options.shutdown_timeout
+        if shutdown_timeout is None:
+            shutdown_timeout = config.consumer.shutdown_timeout
+        return Dispatcher(
+            connections.get_broker("worker"),
+            self._topics,
+            listener_registry.listeners(),
+            WorkerOptions(
+                threads=threads,
+                burst=options.burst,
+                shutdown_timeout=shutdown_timeout,
+                poll_seconds=config.consumer.poll_interval,
+                max_messages=options.max_messages,
+                max_idle_time=options.max_idle_time,
+                swept=[connections.present(topic) for topic in topics if topic not in self._topics],
+            ),
+            hooks=hooks(),
+            notes=self._notes,
+            ownership=AssignmentCallbacks(
+                settled=lambda: self.coordinator.wait_settled(0.0),
+                confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made afterwards
+                leaving=self._leave,
+                on_moved=self._note_move,
+            ),
+            watching=WorkerCallbacks(beat=self._beat, watcher=self._reporter, **counting),
+        )
+
+    def _new_duties(self, broker: Any, times: history.TimesCount | None) -> list[Maintenance]:
+        """Return a thread of duties for Redis, and one for each database that duties use."""
+        minutes = round((self._config.history_retention or 0) / 60)
+        everything = [connections.present(topic) for topic in self._config.topics.values()]
+        of_redis = [
+            # The first, because a duty that has not begun does nothing at the end.
+            *([times.flushing] if times else []),
+            *trim_dead(broker, everything, self._slots_to_look_after),
+            *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
+            *duty.duties(),
+            self._keep_definitions,
+        ]
+        return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
+
+    def _keep_definitions(self) -> Generator[float, None, None]:
+        """Look now and then whether Redis still has the definitions of topics, which ``present`` registers again."""
+        while True:
+            connections.present(self._topics[0])
+            yield DEFINITIONS_SECONDS
+
+    def _forgetting(self) -> Iterable[tuple[str, Duty]]:
+        if not (using := listener_registry.once_databases()):
+            return []
+        from django_rmq.worker.processed_messages import forgetting  # a model, which needs loaded apps
+
+        return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
+
+    def _relaying(self) -> Iterable[tuple[str, Duty]]:
+        return relay.duties() if self._config.uses_outbox else []
+
+    def run(self) -> int:
+        """Join, work until told to stop or done, leave; return one of the ends of ``notes``."""
+        self._beat()
+        collect_less()
+        self.coordinator.start()
+        for duties in self._duties:
+            duties.start()
+        try:
+            self.dispatcher.run()
+        finally:
+            for duties in self._duties:
+                duties.stop()
+            self._leave()
+            if self._leaving is not None:
+                self._leaving.join(LEAVE_SECONDS + 0.5)
+            # A database that does not answer may keep its thread, and none of the others.
+            until = time.monotonic() + LEAVE_SECONDS
+            for duties in self._duties:
+                duties.join(max(0.0, until - time.monotonic()))
+            self._reporter.stop(LEAVE_SECONDS)
+            if (events := connections.events()) is not None:
+                events.flush(LEAVE_SECONDS)
+            self._beat()
+        dispatcher = self.dispatcher
+        if dispatcher.overran:
+            return OVERRAN
+        if dispatcher.forced:
+            return FORCED
+        enough = self._max_messages is not None and dispatcher.processed >= self._max_messages
+        return RECYCLE if self._wants_successor or enough else DONE_FOR_GOOD
+
+    def stop(self) -> None:
+        """Let running listeners end, and end with ``RECYCLE``. Safe in signal handlers."""
+        self._wants_successor = True
+        self.dispatcher.stop()
+
+    def _note_move(self, topic: str) -> None:
+        self._moved = True
+        self._next_look = 0.0
+
+    def _load_slots(self) -> bool:
+        """Read the current slots of the topics, and return whether they have changed."""
+        registered = connections.get_broker("worker").definitions()
+        served = [as_registered(topic, registered.get(topic.name, {})) for topic in self._topics]
+        # The end of a re-slotting is not announced.
+        self._moved = any(
+            len(slot_counts(registered[topic.name])) > 1 for topic in self._topics if topic.name in registered
+        )
+        changed, self._served = served != self._served, served
+        return changed
+
+    def _follow(self) -> None:
+        """Publish which slots this worker serves, if topics were re-slotted."""
+        try:
+            if self._load_slots():
+                self.coordinator.announce(topics=self._served)
+                logger.info("The slot count of a topic has changed", extra={"rmq_event": "moved"})
+        except RmqError:
+            self._moved = True
+
+    def _leave(self) -> None:
+        """Let other workers take the slots while this one settles what is in hand."""
+        if self._leaving is None:
+            self._leaving = threading.Thread(
+                target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
+            )
+            self._leaving.start()
+
+    def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
+        """Return the slots that only this worker looks after: its own, or its share of those without an owner."""
+        me = self.dispatcher.owner
+        if topic.serial and topic.name in self.dispatcher.topics:
+            return self.coordinator.owned().get(topic.name, ())
+        crew = [member.worker for member in self.coordinator.members()]
+        serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
+        sharing = sorted(serving or [one.id for one in crew])
+        return (
+            [range(sharing.index(me), connections.present(topic).slots, len(sharing))]
+            if me in sharing
+            else ()
+        )
+
+    def _may_sample(self, topic: Topic) -> bool:
+        """Return whether this worker owns slot 0; of topics without owners, any worker may sample."""
+        if not (topic.serial and topic.name in self.dispatcher.topics):
+            return True
+        return any(0 in run for run in self.coordinator.owned().get(topic.name, ()))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        is_look = now >= self._next_look
+        if is_look and self.coordinator.wait_settled(0.0):
+            self._settled_at = now
+        # rule: beats_without_all_its_threads
+        if self._notes is not None and not self.dispatcher.lookout.is_whole:
+            # The watchdog also counts from here.
+            self._notes.unready()
+        elif self._notes is not None:
+            # Slots move whenever a worker joins or leaves; only a worker that stays without them is not
+            # ready.
+            is_ready = now - self._settled_at < UNSETTLED_SECONDS
+            self._notes.beat(self.dispatcher.processed, is_ready and not self._is_stuck)
+        if not is_look:
+            return
+        self.coordinator.note_full(self.dispatcher.full_topics(FULL_SECONDS))
+        self._is_stuck = bool(self.dispatcher.full_topics(STUCK_SECONDS))
+        self._next_look = now + LOOK_SECONDS
+        if self._moved:
+            self._follow()
+        if self._parent is not None and os.getppid() != self._parent:
+            logger.error("The parent process has died; stopping", extra={"rmq_event": "orphaned"})
+            self._parent = None
+            self.stop()
+        if self._max_memory is not None and (used := memory_mib()) > self._max_memory:
+            logger.info(
+                "Memory use of %.0f MiB is above the limit of %d MiB; the process is replaced",
+                used,
+                self._max_memory,
+                extra={"rmq_event": "max_memory"},
+            )
+            self._max_memory = None
+            self.stop()
+
+
+def memory_mib() -> float:
+    """Return the resident memory of this process in MiB; if the system does not report it, its maximum so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most / (1_048_576 if sys.platform == "darwin" else 1024)
+
+
+__all__ = ["ProcessOptions", "WorkerProcess", "memory_mib"]

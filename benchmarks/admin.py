@@ -129,7 +129,7 @@ def _next(page: str) -> str:
 def _fill(waiting: int, dead: int) -> None:
     from django_rmq.conf import get_config
     from django_rmq.connections import get_broker, get_producer
-    from django_rmq.core.model.failure_records import Failure
+    from django_rmq.core.model.replies import Failure
 
     topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
     for start in range(0, dead, 20_000):

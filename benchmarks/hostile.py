@@ -448,7 +448,7 @@ class Hostile:
 
         from django_rmq import connections, send_message
         from django_rmq.conf import get_config
-        from django_rmq.core.model.failure_records import Failure
+        from django_rmq.core.model.replies import Failure
         from django_rmq.core.model.schedule import Schedule
         from django_rmq.exceptions import TopicFull
         from tests.brokers import direct

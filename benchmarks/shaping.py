@@ -15,7 +15,7 @@ from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.pool import Pool
+from django_rmq.core.redis.clients import Pool
 
 TOPIC = Topic(
     "views",

@@ -22,8 +22,8 @@ from typing import Any
 
 from django_rmq import connections
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.limits import shown
 from django_rmq.core.model.message import from_base64url, message_id

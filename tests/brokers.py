@@ -13,8 +13,8 @@ from django_rmq.core import commands
 from django_rmq.core.cluster import broker as cluster
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import broker as redis
+from django_rmq.core.redis import connection as redis_pipeline
 from django_rmq.core.redis import in_memory
-from django_rmq.core.redis import pipeline as redis_pipeline
 from tests.oracle import broker as oracle
 from tests.oracle import pipeline as oracle_pipeline
 

@@ -20,7 +20,7 @@ from django_rmq.core import lua
 
 # They may need an extra, which this environment does not have.
 NEEDS_AN_EXTRA = (
-    "django_rmq.api.metrics_view",
+    "django_rmq.api.probes",
     "django_rmq.health_check",
     "django_rmq.metrics",
     "django_rmq.pipelines",

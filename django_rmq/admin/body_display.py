@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations.body_redaction import format_body, is_redacted
+from django_rmq.operations.message_view import format_body, is_redacted
 
 logger = logging.getLogger("django_rmq.admin")
 

@@ -15,8 +15,7 @@ from django_rmq.api.responses import delivery_responses as answers
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Permission
-from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome
-from django_rmq.operations.long_poll_limiter import seats
+from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome, seats
 
 
 @method_decorator(transaction.non_atomic_requests, name="dispatch")

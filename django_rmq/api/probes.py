@@ -1,4 +1,4 @@
-"""Probes: whether this process answers, and whether all is well."""
+"""Probes: whether this process answers, whether all is well, and the metrics for a scraper."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 import time
 from typing import Any
 
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from rest_framework import serializers
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -13,11 +16,46 @@ from rest_framework.views import APIView
 
 from django_rmq.api import requests
 from django_rmq.api.formats import check_size
-from django_rmq.api.responses import probe_responses as answers
+from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
+from django_rmq.metrics.scrape_page import page, shows_token
 from django_rmq.operations import Actor, Health, Operations, Permission
 from django_rmq.operations.health import HealthThresholds
+
+
+class LiveAnswer(ResponseSerializer):
+    """This process answers."""
+
+    ok = serializers.BooleanField()
+
+
+class FindingAnswer(ResponseSerializer):
+    """The result of one check."""
+
+    check = serializers.CharField()
+    topic = maybe(serializers.CharField)
+    ok = serializers.BooleanField(help_text="False: trouble, for which the whole answer is 503")
+    severity = serializers.ChoiceField(["ok", "note", "bad"])
+    text = serializers.CharField()
+
+
+class ReadyAnswer(ResponseSerializer):
+    """Whether all checks passed. Only users with the permission view_topic get findings, worst first."""
+
+    ok = serializers.BooleanField()
+    findings = FindingAnswer(many=True, required=False)
+
+
+def ready(health: Health, known: set[str] | None) -> dict[str, Any]:
+    """Return the findings. ``known``: the topics that may be named; None: only yes or no."""
+    if known is None:
+        return {"ok": health.is_well}
+    return {
+        "ok": health.is_well,
+        "findings": [one.as_json() for one in health.findings if not one.topic or one.topic in known],
+    }
+
 
 READY_SECONDS = 1.0
 """Maximum age in seconds of an answer for clients without a login."""
@@ -46,7 +84,7 @@ class LiveView(PublicView):
 
     authentication_classes = ()
 
-    @documented("live", answers={200: answers.LiveAnswer}, public=True)
+    @documented("live", answers={200: LiveAnswer}, public=True)
     def get(self, request: Request) -> Response:
         """Answer that this process is alive."""
         return Response({"ok": True})
@@ -95,7 +133,7 @@ class ReadyView(PublicView):
     @documented(
         "ready",
         query=requests.HealthQuery,
-        answers={200: answers.ReadyAnswer, 503: answers.ReadyAnswer},
+        answers={200: ReadyAnswer, 503: ReadyAnswer},
         errors=[401, 403],
         public=True,
     )
@@ -117,12 +155,42 @@ class ReadyView(PublicView):
                 max_schedule_lateness=asked.get("max_schedule_lateness"),
                 max_running=asked.get("max_running"),
             )
-            found = answers.ready(operations.health(limits, known), set(known))
+            found = ready(operations.health(limits, known), set(known))
         elif request.query_params:
             self.permission_denied(request, "Only users with the permission view_topic may set limits.")
         else:
-            found = answers.ready(_ready.look(), None)
+            found = ready(_ready.look(), None)
         response = Response(found, status=200 if found["ok"] else 503)
         if not found["ok"]:
             response["Retry-After"] = "2"
         return response
+
+
+class MetricsView(RmqView):
+    """``metrics``, with the API's own authentication."""
+
+    needs = {"GET": Permission.VIEW}
+    schema = None  # type: ignore[assignment]
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """Choose the format of errors; the page itself chooses the format for Prometheus."""
+        return super().perform_content_negotiation(request, force=True)
+
+    def get(self, request: Request) -> HttpResponse:
+        """Show the metrics of all topics to users who may know of all."""
+        if len(self.known()) < len(self.operations.config.topics):
+            self.permission_denied(request, "The metrics cover all topics, and you may not see all of them.")
+        return page(request._request)  # noqa: SLF001 - the framework has no other way to it
+
+
+_by_login = MetricsView.as_view()
+
+
+@login_not_required
+def metrics(request: HttpRequest) -> HttpResponseBase:
+    """Return the metrics, or an error of the API."""
+    if request.method in ("GET", "HEAD") and shows_token(request):
+        answer = page(request)
+        answer["Cache-Control"] = "no-store"
+        return answer
+    return _by_login(request)

@@ -30,7 +30,7 @@ from django_rmq.core.model.limits import (
 from django_rmq.core.model.status import QUEUES
 from django_rmq.operations import MAX_IDS, Filter
 from django_rmq.operations.consumption import LONGEST_WAIT
-from django_rmq.operations.message_list import LONGEST_PAGE
+from django_rmq.operations.messages import LONGEST_PAGE
 
 
 def some(kind: type[Strict]) -> Any:

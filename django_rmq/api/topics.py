@@ -2,15 +2,256 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.responses import topic_responses as answers
+from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.operations import Permission
+from django_rmq.operations import Permission, SlotsStats, TopicCounters, TopicStats, WorkerStats
 from django_rmq.operations.body_schemas import body_schema
+
+
+class TopicAnswer(ResponseSerializer):
+    """A topic and its figures. If `partial` is true, the numbers of messages are those of `looked_at` slots only."""
+
+    name = serializers.CharField()
+    type = serializers.ChoiceField(["range_merge", "priority", "fixed_time", "fifo"])
+    slots = serializers.IntegerField()
+    body = serializers.ChoiceField(["json", "text", "bytes"])
+    identity = serializers.ChoiceField(["body", "key"])
+    serial = serializers.BooleanField()
+    timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
+    max_retries = serializers.IntegerField()
+    waiting = serializers.IntegerField()
+    due = serializers.IntegerField(
+        help_text="Messages that can be taken now: they wait and are due, have rested, or have timed out"
+    )
+    running = serializers.IntegerField()
+    resting = serializers.IntegerField()
+    dead = serializers.IntegerField()
+    claimed = serializers.IntegerField()
+    oldest_due_ms = maybe()
+    age_ms = maybe(help_text="Milliseconds since the oldest message became due")
+    undrained_since_ms = maybe()
+    undrained_ms = maybe(
+        help_text="Priority topics: the longest time in milliseconds for which a slot has not been empty"
+    )
+    running_since_ms = maybe()
+    running_ms = maybe(
+        help_text="Milliseconds since the first delivery began that runs now, however often it was extended"
+    )
+    paused_slots = serializers.IntegerField()
+    consumers = serializers.IntegerField(help_text="Live workers")
+    looked_at = serializers.IntegerField()
+    partial = serializers.BooleanField()  # type: ignore[assignment] # a field, which the class takes out of its body
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+class OneTopicAnswer(TopicAnswer):
+    """A topic and its figures, its order and limits, and the type of its bodies."""
+
+    order = maybe(serializers.CharField, help_text="fifo: strict or loose")
+    on_duplicate = maybe(
+        serializers.CharField, help_text="fifo: what a second send with a key does: keep or replace"
+    )
+    max_wait_ms = maybe(help_text="DEBOUNCE: how long a message waits at most")
+    accumulate = maybe(help_text="How many bodies a message collects")
+    max_rate = maybe(serializers.FloatField, help_text="Deliveries per second of the topic")
+    slot_rate = maybe(serializers.FloatField, help_text="Deliveries per second of each slot")
+    max_in_flight = maybe(help_text="Messages that run at the same time")
+    body_schema = serializers.DictField(
+        allow_null=True,
+        help_text="The JSON schema of a body that may be sent. null: the topic has no type of bodies, or the type no schema",
+    )
+
+
+class TopicsAnswer(ResponseSerializer):
+    """All topics."""
+
+    results = TopicAnswer(many=True)
+
+
+def topic(one: TopicStats) -> dict[str, Any]:
+    """Return a topic's figures."""
+    declared = one.topic
+    return {
+        "name": declared.name,
+        "type": declared.type.value,
+        "slots": declared.slots,
+        "body": declared.body,
+        "identity": declared.identity,
+        "serial": declared.serial,
+        "timeout": declared.timeout,
+        "max_retries": declared.max_retries,
+        "waiting": one.store,
+        "running": one.prepare,
+        "resting": one.retry,
+        **{name: getattr(one, name) for name in _FIGURES},
+        "partial": one.is_partial,
+        "problems": one.troubles,
+    }
+
+
+def one_topic(one: TopicStats, body_schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a topic's figures, its order and limits, and the JSON schema of its bodies."""
+    declared = one.topic
+    return {
+        **topic(one),
+        "order": declared.order if declared.is_fifo else None,
+        "on_duplicate": declared.on_duplicate if declared.is_fifo else None,
+        "max_wait_ms": declared.debounce_ms or None,
+        **{
+            name: getattr(declared, name) for name in ("accumulate", "max_rate", "slot_rate", "max_in_flight")
+        },
+        "body_schema": body_schema,
+    }
+
+
+_FIGURES = (
+    "due",
+    "dead",
+    "claimed",
+    "oldest_due_ms",
+    "age_ms",
+    "undrained_since_ms",
+    "undrained_ms",
+    "running_since_ms",
+    "running_ms",
+    "paused_slots",
+    "consumers",
+    "looked_at",
+    "now_ms",
+)
+
+
+class CountersAnswer(ResponseSerializer):
+    """The counters of one topic."""
+
+    topic = serializers.CharField()
+    sent = serializers.IntegerField()
+    done = serializers.IntegerField()
+    failed = serializers.IntegerField(help_text="Deliveries that failed")
+
+
+class StatsAnswer(ResponseSerializer):
+    """Counters of topics. The difference between two readings gives rates."""
+
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
+    results = CountersAnswer(many=True)
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+def stats(flow: TopicCounters) -> dict[str, Any]:
+    """Return counters of topics."""
+    results = [{"topic": name, **counted} for name, counted in flow.counted.items()]
+    return {"now_ms": flow.now_ms, "results": results, "problems": list(flow.problems)}
+
+
+class SlotAnswer(ResponseSerializer):
+    """The figures of one slot."""
+
+    slot = serializers.IntegerField()
+    waiting = serializers.IntegerField()
+    due = serializers.IntegerField()
+    running = serializers.IntegerField()
+    resting = serializers.IntegerField()
+    dead = serializers.IntegerField()
+    claimed = serializers.IntegerField()
+    oldest_due_ms = maybe()
+    undrained_since_ms = maybe(help_text="Priority topics: the time since which the slot has not been empty")
+    running_since_ms = maybe(help_text="When the first delivery began that runs now")
+    paused = serializers.BooleanField()
+    holder = serializers.CharField(allow_blank=True, help_text="The consumer that took from it last")
+    worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
+    since_ms = maybe()
+    problem = serializers.CharField(allow_blank=True)
+
+
+class SlotsAnswer(ResponseSerializer):
+    """Some slots of a topic."""
+
+    topic = serializers.CharField()
+    slots = serializers.IntegerField(help_text="Number of slots of the topic")
+    now_ms = serializers.IntegerField()
+    next_slot = maybe(help_text="The value of `first` for the next page; null: this is the last page")
+    results = SlotAnswer(many=True)
+
+
+def slots(found: SlotsStats, first: int) -> dict[str, Any]:
+    """Return the figures of slots."""
+    end = first + len(found.rows)
+    rows = [
+        {
+            "slot": row.slot,
+            "waiting": row.counts.store,
+            "due": row.counts.due,
+            "running": row.counts.prepare,
+            "resting": row.counts.retry,
+            "dead": row.counts.dead,
+            "claimed": row.counts.claimed,
+            "oldest_due_ms": row.counts.oldest_due_ms,
+            "undrained_since_ms": row.counts.undrained_since_ms,
+            "running_since_ms": row.counts.running_since_ms,
+            "paused": row.counts.paused,
+            "holder": row.counts.owner,
+            "worker": row.worker,
+            "since_ms": row.since_ms,
+            "problem": row.problem,
+        }
+        for row in found.rows
+    ]
+    return {
+        "topic": found.topic.name,
+        "slots": found.topic.slots,
+        "now_ms": found.now_ms,
+        "next_slot": end if rows and end < found.topic.slots else None,
+        "results": rows,
+    }
+
+
+class WorkerAnswer(ResponseSerializer):
+    """One live worker."""
+
+    worker = serializers.CharField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField()
+    threads = serializers.IntegerField()
+    started_ms = serializers.IntegerField()
+    slots = serializers.DictField(child=serializers.IntegerField(), help_text="Topic → number of its slots")
+    shared = serializers.ListField(
+        child=serializers.CharField(), help_text="Topics whose slots all workers share"
+    )
+    full = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Topics for which it has had no free thread for 10 s, so that workers with free threads get the slots",
+    )
+
+
+class WorkersAnswer(ResponseSerializer):
+    """All live workers."""
+
+    results = WorkerAnswer(many=True)
+
+
+def worker(one: WorkerStats, known: set[str]) -> dict[str, Any]:
+    """Return a worker with its slots of the topics ``known``."""
+    it = one.member.worker
+    return {
+        "worker": it.id,
+        "host": it.host,
+        "pid": it.pid,
+        "threads": it.threads,
+        "started_ms": round(it.started * 1000),
+        "slots": {name: count for name, count in one.slots.items() if name in known},
+        "shared": [name for name in one.shared if name in known],
+        "full": sorted(it.full & known),
+    }
 
 
 class TopicsView(RmqView):
@@ -18,11 +259,11 @@ class TopicsView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topics", answers={200: answers.TopicsAnswer})
+    @documented("topics", answers={200: TopicsAnswer})
     def get(self, request: Request) -> Response:
         """List all topics with their figures, which are up to three seconds old: all who look share them."""
         found = self.operations.shared_survey(self.known()).topics
-        return Response({"results": [answers.topic(one) for one in found]})
+        return Response({"results": [topic(one) for one in found]})
 
 
 class TopicView(RmqView):
@@ -30,12 +271,12 @@ class TopicView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topic", answers={200: answers.OneTopicAnswer}, errors=[404])
+    @documented("topic", answers={200: OneTopicAnswer}, errors=[404])
     def get(self, request: Request, topic: str) -> Response:
         """Show one topic with its figures, its order and limits, and the type of its bodies."""
         declared = self.topic(topic)
         figures = self.operations.topic(declared.name)
-        return Response(answers.one_topic(figures, body_schema(declared)))
+        return Response(one_topic(figures, body_schema(declared)))
 
 
 class StatsView(RmqView):
@@ -45,11 +286,11 @@ class StatsView(RmqView):
 
     @documented(
         "stats",
-        answers={200: answers.StatsAnswer},
+        answers={200: StatsAnswer},
     )
     def get(self, request: Request) -> Response:
         """Count the messages sent, done and failed per topic. Topics with very many slots are left out."""
-        return Response(answers.stats(self.operations.shared_flow(self.known())))
+        return Response(stats(self.operations.shared_flow(self.known())))
 
 
 class SlotsView(RmqView):
@@ -60,7 +301,7 @@ class SlotsView(RmqView):
     @documented(
         "slots",
         query=requests.SlotsQuery,
-        answers={200: answers.SlotsAnswer},
+        answers={200: SlotsAnswer},
         errors=[404],
     )
     def get(self, request: Request) -> Response:
@@ -68,7 +309,7 @@ class SlotsView(RmqView):
         asked = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(asked["topic"])
         found = self.operations.slots(topic.name, asked["first"], asked["limit"])
-        return Response(answers.slots(found, asked["first"]))
+        return Response(slots(found, asked["first"]))
 
 
 class WorkersView(RmqView):
@@ -76,8 +317,8 @@ class WorkersView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("workers", answers={200: answers.WorkersAnswer})
+    @documented("workers", answers={200: WorkersAnswer})
     def get(self, request: Request) -> Response:
         """List live workers and the slots assigned to them."""
         known = set(self.known())
-        return Response({"results": [answers.worker(one, known) for one in self.operations.workers()]})
+        return Response({"results": [worker(one, known) for one in self.operations.workers()]})

@@ -10,14 +10,7 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import (
-    actions,
-    deliveries,
-    messages,
-    probes,
-    schedules,
-    topics,
-)
+from django_rmq.api import actions, deliveries, messages, probes, schedules, topics
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -67,7 +60,7 @@ def _patterns(**options: Any) -> list[URLPattern]:
         ("health/ready", probes.ReadyView.as_view(schema=None)),
     ]
     if find_spec("prometheus_client") is not None:
-        from django_rmq.api.metrics_view import metrics
+        from django_rmq.api.probes import metrics
 
         # Text for Prometheus, with its own token; not part of the API's schema.
         found.append(path("metrics/", metrics, name="metrics"))

@@ -94,15 +94,18 @@ from django_rmq.checks.check_messages import (
     read_project,
     sentence,
 )
-from django_rmq.checks.listener_checks import check_listeners, check_tables
-from django_rmq.checks.schedule_checks import check_schedules
-from django_rmq.checks.task_checks import check_tasks
-from django_rmq.checks.typed_body_checks import check_bodies
+from django_rmq.checks.declaration_checks import (
+    check_bodies,
+    check_listeners,
+    check_schedules,
+    check_tables,
+    check_tasks,
+)
 from django_rmq.conf import Config, read_settings, with_unwritten_identity
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.core.server_checks import Flaw
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
-from django_rmq.outbox import contents, databases
+from django_rmq.outbox import contents, storage
 
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
@@ -270,7 +273,7 @@ def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
 def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the outbox may be in some database."""
     config = read_project()
-    if config is None or not config.uses_outbox or databases.aliases():
+    if config is None or not config.uses_outbox or storage.aliases():
         return []
     message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
     hint = "Allow the migration of django_rmq to the databases in whose transactions you send."

@@ -1,7 +1,7 @@
 """Reads and checks `RMQ` in Django's settings."""
 
 from django_rmq.conf.config import Config
-from django_rmq.conf.problems import SettingsProblem
+from django_rmq.conf.problems import SettingsProblem, did_you_mean
 from django_rmq.conf.redis_settings import RedisServer
 from django_rmq.conf.settings_reader import (
     get_config,
@@ -10,7 +10,6 @@ from django_rmq.conf.settings_reader import (
     set_schedule_topics,
     with_unwritten_identity,
 )
-from django_rmq.conf.value_text import did_you_mean
 
 __all__ = [
     "Config",

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from django_rmq.conf import values
+from django_rmq.conf.problems import did_you_mean
 from django_rmq.conf.redis_settings import RedisServer
-from django_rmq.conf.setting_keys import setting
 from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.conf.value_text import did_you_mean
+from django_rmq.conf.values import setting
 from django_rmq.conf.zookeeper_settings import ZooKeeper
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic

@@ -13,8 +13,7 @@ from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems
-from django_rmq.conf.value_text import did_you_mean, kind, shown
+from django_rmq.conf.problems import Problems, did_you_mean, kind, shown
 from django_rmq.core.model import redis_url
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"

@@ -8,17 +8,9 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems
-from django_rmq.conf.setting_keys import Keys
+from django_rmq.conf.problems import Problems, shown
 from django_rmq.conf.topic_settings import read_defaults, read_topic
-from django_rmq.conf.value_text import shown
-from django_rmq.conf.values import (
-    InvalidSetting,
-    one_of,
-    optional,
-    text,
-    whole_seconds,
-)
+from django_rmq.conf.values import InvalidSetting, Keys, one_of, optional, text, whole_seconds
 from django_rmq.core.model.keys import TOPIC_NAME
 from django_rmq.core.model.limits import LONGEST_WAIT
 from django_rmq.core.model.schedule import CATCH_UP, Schedule

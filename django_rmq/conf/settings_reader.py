@@ -14,13 +14,12 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf.config import Config
-from django_rmq.conf.problems import Problems, SettingsProblem
+from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, shown
 from django_rmq.conf.redis_settings import read_redis
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
-from django_rmq.conf.setting_keys import Keys, keys_of
 from django_rmq.conf.task_settings import read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
-from django_rmq.conf.value_text import did_you_mean, shown
+from django_rmq.conf.values import Keys, keys_of
 from django_rmq.conf.zookeeper_settings import read_coordinator, read_zookeeper
 from django_rmq.exceptions import ConfigurationError
 

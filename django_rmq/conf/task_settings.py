@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems
-from django_rmq.conf.setting_keys import Keys, keys_of, setting
+from django_rmq.conf.problems import Problems, shown
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
-from django_rmq.conf.value_text import shown
 from django_rmq.conf.values import (
+    Keys,
     boolean,
+    keys_of,
     matching,
     module_names,
     optional,
     seconds,
+    setting,
     text,
 )
 from django_rmq.core.model.keys import check_topic_name

@@ -1,4 +1,11 @@
-"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`."""
+"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`.
+
+Settings that contradict each other on fifo topics.
+
+Settings that contradict each other on topics that debounce or collect.
+
+BODY and UPCAST: a form of bodies, or the type that they have.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,10 @@ from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.body_settings import body, typed
-from django_rmq.conf.fifo_rules import fifo
-from django_rmq.conf.merge_rules import merging
-from django_rmq.conf.problems import Problems
-from django_rmq.conf.setting_keys import Keys
-from django_rmq.conf.value_text import quoting, shown, shown_error
+from django_rmq.conf.problems import Problems, quoting, shown, shown_error
 from django_rmq.conf.values import (
     InvalidSetting,
+    Keys,
     boolean,
     dotted_path,
     in_ms,
@@ -39,7 +42,122 @@ from django_rmq.core.model.limits import (
     is_number,
 )
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.durations import duration_text
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.typed_bodies.declared_body import DeclaredBody
+
+
+def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Report what contradicts TYPE "fifo", and complete the values of the topic.
+
+    A setting that does not fit is an error in the topic itself, and ignored in the defaults; but not OUTBOX, on
+    which a project may rely.
+    """
+    if own.get("identity") == "body":
+        problems.report(
+            "E006",
+            f'{place} has TYPE "fifo" and IDENTITY "body": equal bodies would be one message, but every send to a '
+            "fifo topic is a message of its own.",
+            "Remove IDENTITY. A send without key= gets a key of its own.",
+        )
+    values["identity"] = "key"
+    if values.get("order", "strict") == "strict" and values.get("serial") is False:
+        if own.get("serial") is False:
+            problems.report(
+                "E006",
+                f'{place} has TYPE "fifo", SERIAL False and ORDER "strict": several messages of a slot would run at '
+                "the same time.",
+                'Remove SERIAL, or set ORDER "loose".',
+            )
+        values.pop("serial")
+    if values.get("outbox") and values.get("order", "strict") == "strict":
+        problems.report(
+            "E006",
+            f'{place} has ORDER "strict" and OUTBOX: a strict topic promises the order of sending, and what the outbox '
+            "sends later comes behind what was sent meanwhile.",
+            'Set "OUTBOX": False for this topic, or ORDER "loose".',
+        )
+
+
+def merging(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Report what contradicts DEBOUNCE and ACCUMULATE. ``values``: without what does not fit the topic's type."""
+    _debounce(problems, place, values, own)
+    _accumulate(problems, place, values, own)
+
+
+def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
+    if values.get("debounce") and wait_ms is None:
+        problems.report(
+            "E006",
+            f"{place} has DEBOUNCE and no MAX_WAIT: a message that is sent all the time would never be delivered.",
+            "Set MAX_WAIT to the longest time from the first send to the delivery.",
+        )
+    elif own.get("max_wait_ms") and "max_wait_ms" in values and not values.get("debounce"):
+        problems.report("E006", f"{place} has MAX_WAIT without DEBOUNCE.", 'Set "DEBOUNCE": True, too.')
+    elif values.get("debounce") and range_ms is not None and wait_ms is not None and wait_ms < range_ms:
+        problems.report(
+            "E006",
+            f"{place} has MAX_WAIT {_text(wait_ms)} and TIME_RANGE {_text(range_ms)}: MAX_WAIT is the shorter one.",
+            "Set MAX_WAIT to at least TIME_RANGE.",
+        )
+
+
+def _text(ms: int) -> str:
+    return duration_text(timedelta(milliseconds=ms))
+
+
+def _accumulate(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    if not values.get("accumulate"):
+        return
+    identity, origin = values.get("identity", "body"), values.get("origin")
+    if own.get("accumulate") and identity != "key":
+        problems.report(
+            "E006",
+            f'{place} has ACCUMULATE and IDENTITY "{identity}": messages merge when they are equal, so there is '
+            "nothing to collect.",
+            'Set IDENTITY "key".',
+        )
+    if own.get("accumulate") and origin:
+        problems.report(
+            "E006",
+            f"{place} has ACCUMULATE and ORIGIN: a message that holds several sends has no single origin.",
+            "Remove one of them.",
+        )
+    if own.get("accumulate") and values.get("outbox"):
+        problems.report(
+            "E006",
+            f"{place} has ACCUMULATE and OUTBOX: the outbox sends only the newest state of a message.",
+            'Set "OUTBOX": False for this topic.',
+        )
+    if identity != "key" or origin or values.get("outbox"):
+        values.pop("accumulate")
+
+
+def body(value: object) -> str:
+    """Return BODY: json, text, bytes, or the dotted path of a type."""
+    if isinstance(value, str) and value in ("json", "text", "bytes"):
+        return value
+    try:
+        return dotted_path(value)
+    except InvalidSetting:
+        raise InvalidSetting(
+            "'json', 'text', 'bytes' or the dotted path of a type such as 'shop.events.PriceChanged'"
+        ) from None
+
+
+def typed(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Turn the path of a type, and that of its UPCAST, into what the topic has."""
+    upcast, path = values.pop("upcast", None), values.get("body", "json")
+    if "." in path:
+        values["typed"] = DeclaredBody(path, upcast)
+        values["body"] = "json"
+    elif own.get("upcast"):
+        problems.report(
+            "E006",
+            f'{place} has UPCAST and BODY "{path}": only bodies that have a type are upcast.',
+            "Set BODY to the dotted path of a dataclass, a TypedDict or a pydantic model.",
+        )
 
 
 def slots(value: object) -> int:

@@ -1,9 +1,13 @@
-"""Values of the settings: each function returns the parsed value, or raises ``InvalidSetting`` with the required form."""
+"""Values of the settings: each function returns the parsed value, or raises ``InvalidSetting`` with the required form.
+
+Keys of the settings: each is a field of a dataclass in capitals, and the field defines how its value is read.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import field, fields
 from datetime import timedelta
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -20,6 +24,23 @@ from django_rmq.durations import (
     parse_duration,
 )
 from django_rmq.exceptions import ConfigurationError
+
+Keys = Mapping[str, tuple[str, Callable[[object], Any]]]
+"""Settings key -> (field of the dataclass, parser of its value)."""
+
+
+def setting(parse: Callable[[object], Any], default: Any, *, is_secret: bool = False) -> Any:
+    """Return a field whose value ``parse`` reads from the settings; a secret one is left out when the section is shown."""
+    return field(default=default, repr=not is_secret, metadata={"parse": parse})
+
+
+def keys_of(section: Any) -> Keys:
+    """Return the keys of a section of the settings, from the fields of its dataclass."""
+    return {
+        one.name.upper(): (one.name, one.metadata["parse"])
+        for one in fields(section)
+        if "parse" in one.metadata
+    }
 
 
 class InvalidSetting(Exception):

@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems
-from django_rmq.conf.setting_keys import keys_of, setting
-from django_rmq.conf.value_text import did_you_mean, shown
-from django_rmq.conf.values import (
-    InvalidSetting,
-    dotted_path,
-    one_of,
-    optional,
-    seconds,
-)
+from django_rmq.conf.problems import Problems, did_you_mean, shown
+from django_rmq.conf.values import InvalidSetting, dotted_path, keys_of, one_of, optional, seconds, setting
 
 
 def _hosts(value: object) -> str:

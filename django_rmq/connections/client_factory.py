@@ -12,7 +12,7 @@ from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.model import redis_url
 from django_rmq.core.redis import clients
-from django_rmq.core.redis.pool import Pool
+from django_rmq.core.redis.clients import Pool
 from django_rmq.exceptions import ConfigurationError
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import TopicMismatch
 

@@ -16,7 +16,7 @@ from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import ago, at_least, duration, shown
 from django_rmq.operations import Filter, Hold, MessageCopy
-from django_rmq.operations.body_redaction import is_redacted, shown_body
+from django_rmq.operations.message_view import is_redacted, shown_body
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:

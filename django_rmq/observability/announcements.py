@@ -19,12 +19,12 @@ from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
 from django_rmq import connections, signals, transactions
-from django_rmq.core.consumer.async_invoke import Coroutine
+from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model import redaction
-from django_rmq.core.model.failure_records import Failure, error_class
 from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring.events import EventStream

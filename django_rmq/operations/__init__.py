@@ -38,9 +38,8 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers
 from django_rmq.operations.message_details import Followed
 from django_rmq.operations.message_groups import MessageGroup, MessageGroups
-from django_rmq.operations.message_list import Listing
 from django_rmq.operations.message_view import MessageCopy
-from django_rmq.operations.messages import not_found
+from django_rmq.operations.messages import Listing, not_found
 from django_rmq.operations.named_actions import MAX_IDS, ActionResult
 from django_rmq.operations.outbox import OutboxRow, Waiting
 from django_rmq.operations.retirement import UndeclaredTopic

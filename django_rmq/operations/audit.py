@@ -1,19 +1,188 @@
-"""The audit of a topic's ledgers: whether, in every slot, what came in equals what went out plus what is there."""
+"""Compares what Redis counts with what it holds, and finds records that belong to no message."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.batching import walk
-from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands import inspect, operate, registry, send
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import walk
+from django_rmq.core.model.envelope import stored_basis
+from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.model.replies import RECORDS, Entry
+from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.topic_registration import as_registered
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
+from django_rmq.operations.bulk_steps import STEP_BYTES
+
+SLOTS_AT_ONCE = 200
+GRACE_SECONDS = 5
+"""Seconds after its time-out by which a delivery is normally swept."""
+
+
+@dataclass(slots=True)
+class Overdue:
+    """What is overdue in a topic."""
+
+    oldest_due_seconds: float | None = None
+    """How long the oldest waiting message has been due. None: none is, or the topic orders by priority."""
+    oldest_slot: int | None = None
+    undrained_seconds: float | None = None
+    """Priority topics: the longest time for which a slot has not been empty."""
+    undrained_slot: int | None = None
+    deliveries: int = 0
+    """Deliveries that were neither extended nor timed out, because no worker looks after their slots."""
+    consumers: int = 0
+    """The largest number of Spark consumers that a slot remembers."""
+
+
+@dataclass(slots=True)
+class OrphanedRecords:
+    """The strays found, and how many of them were repaired."""
+
+    loose: Counter[str] = field(default_factory=Counter)
+    """Kind of record → how many belong to no message."""
+    misplaced: int = 0
+    """The number of waiting messages in a wrong slot; an equal message may run elsewhere at the same time."""
+    mended: int = 0
+    left: int = 0
+    """Misplaced messages that stay, because a retry keeps its number of retries only in its slot."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> int:
+        """The number of all strays found."""
+        return self.loose.total() + self.misplaced
+
+
+def overdue(broker: Broker, topic: Topic) -> Overdue:
+    """Return what is overdue in ``topic``."""
+    found, now_ms = Overdue(), broker.now_ms()
+    late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
+    slots = range(topic.slots)
+    found.deliveries = sum(
+        walk(broker, (inspect.between(topic, slot, "prepare", max_score=late) for slot in slots))
+    )
+    remembered = walk(broker, (registry.count_consumers(topic, slot) for slot in slots))
+    found.consumers = max(remembered, default=0)
+    for slot, counts in enumerate(
+        walk(broker, (inspect.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)
+    ):
+        if counts.oldest_due_ms is not None:
+            seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
+            if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
+                found.oldest_due_seconds, found.oldest_slot = seconds, slot
+        if counts.undrained_since_ms is not None:
+            seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
+            if found.undrained_seconds is None or seconds > found.undrained_seconds:
+                found.undrained_seconds, found.undrained_slot = seconds, slot
+    return found
+
+
+def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedRecords]:
+    """Examine all records and all waiting messages of ``topic``; repair what is possible if requested.
+
+    Yields the same ``OrphanedRecords`` after each step. A repair deletes loose records, and sends a misplaced message
+    to its own slot before it deletes it from the wrong one: after a crash in between it exists twice, and is
+    never lost.
+    """
+    found = OrphanedRecords()
+    placed = not broker.has_slot_bases(topic)
+    for first in range(0, topic.slots, SLOTS_AT_ONCE):
+        slots = list(range(first, min(first + SLOTS_AT_ONCE, topic.slots)))
+        for kind in RECORDS:
+            yield from _loose(broker, topic, slots, kind, repair, found)
+        if placed and topic.slots > 1:
+            yield from _misplaced(broker, topic, slots, repair, found)
+    yield found
+
+
+def _loose(
+    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, found: OrphanedRecords
+) -> Iterator[OrphanedRecords]:
+    cursors = dict.fromkeys(slots, "0")
+    seen: set[tuple[int, bytes]] = set()
+    while cursors:
+        calls = [operate.loose(topic, slot, kind, cursor, repair) for slot, cursor in cursors.items()]
+        asked, cursors = list(cursors), {}
+        for slot, answer in zip(asked, run_all(broker, calls), strict=True):
+            if isinstance(answer, ServerTrouble):
+                raise answer
+            if isinstance(answer, RmqError):
+                found.problems.append(f"slot {slot}: {answer}")
+                continue
+            # A hash that is being rehashed may return some fields twice.
+            fresh = {(slot, member) for member in answer.members} - seen
+            seen |= fresh
+            found.loose[kind] += len(fresh)
+            found.mended += len(fresh) if repair else 0
+            if answer.cursor != "0":
+                cursors[slot] = answer.cursor
+        yield found
+
+
+def _misplaced(
+    broker: Broker, topic: Topic, slots: list[int], repair: bool, found: OrphanedRecords
+) -> Iterator[OrphanedRecords]:
+    after: dict[int, Any] = dict.fromkeys(slots)
+    while after:
+        limit, most = max(10, 2_000 // len(after)), STEP_BYTES // len(after)
+        calls = [
+            inspect.peek(topic, slot, "store", after=cursor, limit=limit, max_bytes=most)
+            for slot, cursor in after.items()
+        ]
+        asked, after = list(after), {}
+        for slot, page in zip(asked, run_all(broker, calls), strict=True):
+            if isinstance(page, ServerTrouble):
+                raise page
+            if isinstance(page, RmqError):
+                found.problems.append(f"slot {slot}: {page}")
+                continue
+            for entry in page.entries:
+                own = _own_slot(topic, entry)
+                if own is not None and own != slot:
+                    found.misplaced += 1
+                    if repair and _move(broker, topic, slot, own, entry):
+                        found.mended += 1
+                    elif repair:
+                        found.left += 1
+            if page.cursor is not None:
+                after[slot] = page.cursor
+        yield found
+
+
+def _own_slot(topic: Topic, entry: Entry) -> int | None:
+    """Return the slot to which a waiting message belongs. None: unknown."""
+    basis = stored_basis(topic, entry.member, entry.envelope)
+    return None if basis is None else slot_of(basis, topic.slots)
+
+
+def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bool:
+    """Send a message to its own slot and delete it from the wrong one; return whether that was possible."""
+    member, score = entry.member, entry.score
+    if topic.is_fifo:
+        return False  # its place is one among the messages of this slot
+    if topic.debounce_ms:
+        score = float(int(score))  # its fraction is for its former wait
+    if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
+        return False
+    envelopes = [] if entry.envelope is None else [entry.envelope]
+    (there,) = broker.run(inspect.look(topic, own, [member]))
+    if topic.accumulate or (there.store is None and there.retry is None):
+        if topic.type is TopicType.RANGE_MERGE:
+            in_ms = max(0, int(score) - broker.now_ms())
+            (sent,) = broker.run(send.send_merge(topic, own, in_ms, [member], envelopes))
+        else:
+            (sent,) = broker.run(send.send_replace(topic, own, [int(score)], [member], envelopes))
+        if sent.status == "refused":
+            return False
+    broker.run(operate.remove(topic, slot, [member], "live"))
+    return True
+
 
 DRIFTS = ("live", "dead", "delivery", "claim", "send")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
@@ -79,6 +248,3 @@ def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
     """Record the drift in ``ledger`` as foreign, unless another adoption came first; return how much was recorded."""
     drift = ledger.live_drift
     return drift if broker.run(operate.adopt(topic, slot, drift, ledger["foreign"])) == "ok" else 0
-
-
-__all__ = ["DRIFTS", "Audit", "audit", "check_is_settled"]

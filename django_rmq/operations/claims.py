@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from django_rmq.core.commands import claims as calls
-from django_rmq.core.commands import inspect, spark_consumers
-from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.actors import Permission
@@ -67,7 +67,7 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
             lease_ms=min(known.lease_ms, ends),
         )
     names = sorted({consumer for _, consumer, _ in held})
-    asked = walk(broker, (spark_consumers.driver_of_consumer(topic, consumer) for consumer in names))
+    asked = walk(broker, (registry.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
         consumer: "" if driver is None else driver.where
         for consumer, driver in zip(names, asked, strict=True)
@@ -106,7 +106,7 @@ def _returning(
     tally = BulkTally(sum(one.messages for one in chosen))
     yield tally.progress()
     for name in names:
-        broker.run(spark_consumers.leave_consumer(topic, name))
+        broker.run(registry.leave_consumer(topic, name))
     for one in chosen:
         for slot in one.slots:
             left: int | None = None

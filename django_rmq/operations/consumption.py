@@ -1,40 +1,436 @@
-"""Two-phase consumption for programs that are not workers: what a consumer takes, and how each delivery ends.
-
-A consumer is a UUID that a program generates once; its user's name precedes it, so that it cannot be mistaken
-for another consumer or a worker. It has the gate, the retries and the time-outs of a worker, and counts
-against MAX_RATE and MAX_IN_FLIGHT like one. It owns no slots: it tries those in which something is due, in
-turn, and skips those that others hold.
-
-A **receipt** stands for one delivery of one slot. Its holder may settle the messages of the delivery. It
-cannot be guessed.
-"""
+"""Consuming by programs that are no workers: messages are taken with a long poll, and each delivery is settled or extended."""
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from django_rmq.core.commands import fetch
-from django_rmq.core.commands.batching import walk
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.limits import (
-    BATCH,
-    MAX_DURATION_MS,
-    is_whole,
-    shown,
-)
+from django.core.signing import BadSignature, Signer
+
+from django_rmq.core.commands import ack, fetch, inspect, registry
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer.failures import chosen_delay
+from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, is_number, is_whole, shown
 from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.message_ids import id_of
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
+from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.long_poll import LONGEST_WAIT, ROUND_SECONDS, LongPoll
-from django_rmq.operations.permits import Permits
-from django_rmq.operations.receipts import sealed
-from django_rmq.operations.settlement import SettledDelivery, SettlementOutcome, Settlements
+
+_SIGNER_SALT = "django_rmq.operations.consumption"
+
+
+def sealed(topic: str, slot: int, receipt: int) -> str:
+    """Return the receipt of a delivery."""
+    return f"{receipt}.{Signer(salt=_SIGNER_SALT).signature(_signed(topic, slot, receipt))}"
+
+
+def unsealed(topic: str, slot: int, text: str) -> int | None:
+    """Return the number in a receipt.
+
+    None: it is not of this slot. Raises ``InvalidRequest`` for text that is not a receipt.
+
+    A receipt that was signed with a key of SECRET_KEY_FALLBACKS is valid.
+    """
+    number, dot, mark = text.partition(".")
+    if not (dot and number.isdecimal() and number.isascii() and len(number) <= 16):
+        raise InvalidRequest(f"{text[:60]!r} is not a receipt")
+    try:
+        Signer(salt=_SIGNER_SALT).unsign(f"{_signed(topic, slot, int(number))}:{mark}")
+    except BadSignature:
+        return None
+    return int(number)
+
+
+def _signed(topic: str, slot: int, receipt: int) -> str:
+    return f"{topic} {slot} {receipt}"
+
+
+class LongPollLimiter:
+    """Counts waiting requests. One for each process; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def seat(self, actor: Actor, most: int, each: int) -> Iterator[bool]:
+        """Yield whether ``actor`` may wait, while up to ``most`` wait in all and up to ``each`` of one user."""
+        who = f"{actor.via}:{getattr(actor.user, 'pk', None) or actor.name}"
+        with self._lock:
+            is_free = self._taken.total() < most and self._taken[who] < each
+            if is_free:
+                self._taken[who] += 1
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._lock:
+                    self._taken[who] -= 1
+                    if not self._taken[who]:
+                        del self._taken[who]
+
+
+seats = LongPollLimiter()
+
+
+logger = logging.getLogger("django_rmq.operations")
+
+WISH_MS = 2_000
+"""Milliseconds for which a consumer's unmet request under its topic's MAX_IN_FLIGHT is remembered."""
+
+
+class Permits:
+    """The limits of one topic. Without limits nothing is requested."""
+
+    def __init__(self, broker: Broker, topic: Topic) -> None:
+        self._broker = broker
+        self._topic = topic
+
+    def ask(self, request: str, most: int) -> tuple[int, int]:
+        """Return how many messages may be taken now, and how many deliveries of MAX_RATE were used for that."""
+        topic = self._topic
+        if not (topic.max_rate or topic.max_in_flight):
+            return most, 0
+        tokens = most if topic.max_rate else 0
+        wanted = most if topic.max_in_flight else 0
+        allowed = self._broker.run(
+            registry.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
+        )
+        by_rate = allowed.tokens if topic.max_rate else most
+        by_flight = allowed.permits if topic.max_in_flight else most
+        return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
+
+    def tell(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
+        """Report what is in flight now, and give back what was not needed.
+
+        ``wish``: for a moment it is remembered that this many are wanted, so that others leave a share.
+        """
+        topic = self._topic
+        if not (topic.max_rate or topic.max_in_flight):
+            return
+        try:
+            for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
+                name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
+                self._broker.run(
+                    registry.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                )
+            unused = len(taken) - tokens if topic.max_rate else 0
+            wanted = wish if topic.max_in_flight else 0
+            self._broker.run(
+                registry.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+            )
+        except ServerTrouble:
+            # The permits stay counted for as long as the taken messages may be in flight.
+            logger.warning("Cannot count the taken messages in the limits of topic %s", topic.name)
+
+    def note_end(self, slot: int, receipt: int, ended: int) -> None:
+        """Stop counting this many messages of a delivery as in flight; with none, its permits last longer."""
+        topic = self._topic
+        lease_ms = 0 if ended else _lease_ms(topic)
+        try:
+            self._broker.run(registry.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
+        except ServerTrouble:
+            logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)
+
+
+def _counted(messages: Iterable[Message]) -> dict[tuple[int, int], int]:
+    counted: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for message in messages:
+        counted[message.slot, message.receipt] += 1
+    return counted
+
+
+def _holding(slot: int, receipt: int) -> str:
+    """Return the name under which one delivery of one slot has its permits."""
+    return f"delivery:{slot}:{receipt}"
+
+
+def _lease_ms(topic: Topic) -> int:
+    """Return how long a silent delivery counts as in flight: until it has timed out."""
+    return topic.timeout * 1000 + 1000
+
+
+LONGEST_WAIT = 20.0
+"""Maximum seconds for which a consumer may wait for a message."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
+"""Seconds between two checks of a waiting consumer, unless something that it has seen is due earlier. They
+determine how late it gets what is sent meanwhile. No connection is kept."""
+
+SHORTEST_PAUSE = 0.05
+"""Seconds between two checks if something is due all the time, in slots that others hold."""
+
+SLOTS_PER_SECOND = 16_384
+"""The number of slots that a waiting consumer checks per second; on a topic of many more its checks are rarer."""
+
+ROUND_SECONDS = 1.5
+"""Maximum seconds for one round over the slots of a topic."""
+
+HEADS = 1_024
+"""The number of slots in one check."""
+
+TRIED_AT_ONCE = 16
+"""The number of slots tried in one round trip, if those before them were held by others."""
+
+MOST_BYTES = 4_194_304
+"""The approximate number of bytes that one take hands out, unless its first message alone is larger."""
+
+REDIRECTS = 4
+"""How often one take asks a slot again that has another slot count, or more messages after those in flight."""
+
+
+class _Try(NamedTuple):
+    topic: Topic
+    """The topic with the slot count that the slot has."""
+    slot: int
+    after: tuple[str, bytes] | None = None
+    asked: int = 0
+
+
+class LongPoll:
+    """Takes messages of one topic within its limits."""
+
+    def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._permits = permits
+
+    def take(self, owner: str, most: int, wait: float) -> list[Message]:
+        """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
+
+        Messages of one slot are returned in the order in which to process them, one after the other.
+        """
+        if not (is_whole(most) and 1 <= most <= BATCH):
+            raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {shown(most)}")
+        if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
+            raise InvalidRequest(f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
+        end = time.monotonic() + wait
+        rest = self._topic.slots / SLOTS_PER_SECOND
+        pause = max(FIRST_PAUSE, rest)
+        # Requests of one consumer may run at the same time; each has its own permits.
+        request = f"{owner}:{uuid4().hex}"
+        is_short = False
+        try:
+            while True:
+                later: list[float] = []
+                taken, is_short = self._round(owner, request, most, most if wait else 0, later)
+                left = end - time.monotonic()
+                if taken or left <= 0:
+                    return taken
+                until_due = [max(SHORTEST_PAUSE, rest, at - time.monotonic()) for at in later]
+                time.sleep(min(pause, left, *until_due))
+                pause = max(rest, min(pause * 1.5, LONGEST_PAUSE))
+        finally:
+            if is_short and wait:
+                self._permits.tell(request, 0, 0, ())
+
+    def _round(
+        self, owner: str, request: str, most: int, wish: int, later: list[float]
+    ) -> tuple[list[Message], bool]:
+        """Try each slot with something due once; return what was taken, and whether limits left no room.
+
+        ``wish``: if they leave none, it is remembered that this many are wanted. ``later`` receives the
+        monotonic times at which other messages will be due.
+        """
+        due = self._due(later)
+        first = next(due, None)
+        if first is None:
+            return [], False
+        room, tokens = self._permits.ask(request, most)
+        taken: list[Message] = []
+        try:
+            if room > 0:
+                self._prepare(owner, chain([first], due), room, taken)
+        finally:
+            self._permits.tell(request, 0 if room > 0 else wish, tokens, taken)
+        return taken, room <= 0
+
+    def _due(self, later: list[float]) -> Iterator[int]:
+        """Yield the slots in which something is due, from a random start; add the next known due time to ``later``."""
+        topic, now_ms = self._topic, self._broker.now_ms()
+        now = time.monotonic()
+        blocks = -(-topic.slots // HEADS)
+        begin = random.randrange(blocks)
+        for block in (*range(begin, blocks), *range(begin)):
+            slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
+            heads = self._broker.run(inspect.heads(topic, slots))
+            due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
+            following = min((at for at in heads if at is not None and at > now_ms), default=None)
+            if following is not None:
+                later.append(now + (following - now_ms) / 1000)
+            random.shuffle(due)
+            yield from due
+
+    def _prepare(self, owner: str, due: Iterator[int], most: int, taken: list[Message]) -> None:
+        """Take from one slot after the other; if they are held by others, from several at once."""
+        end, at_once, error = time.monotonic() + ROUND_SECONDS, 1, None
+        tries = deque([_Try(self._topic, next(due))])
+        size = 0
+        while tries and len(taken) < most and size < MOST_BYTES:
+            room = most - len(taken)
+            now = [tries.popleft() for _ in range(min(len(tries), at_once, room))]
+            try:
+                replies = self._ask(owner, now, room, MOST_BYTES - size)
+            except RmqError as trouble:
+                # What was taken before is handed out; for what may have been taken now, the consumer calls
+                # `held`.
+                error = error or trouble
+                break
+            for one, reply in zip(now, replies, strict=True):
+                if isinstance(reply, RmqError):
+                    error = error or reply
+                elif reply.status == "ok":
+                    messages = [
+                        Message(one.topic, one.slot, reply.receipt, each) for each in reply.deliveries
+                    ]
+                    taken += messages
+                    size += sum(len(each.member) + len(each.envelope or b"") for each in reply.deliveries)
+                elif one.asked < REDIRECTS and reply.status == "moved" and reply.slots:
+                    tries.append(_Try(replace(one.topic, slots=reply.slots), one.slot, None, one.asked + 1))
+                elif one.asked < REDIRECTS and reply.status == "more":
+                    tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
+            at_once = min(2 * at_once, TRIED_AT_ONCE)
+            try:
+                wanted = at_once - len(tries) if time.monotonic() < end else 0
+                tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
+            except RmqError as trouble:
+                error = error or trouble
+        if error is not None and not taken:
+            raise error
+
+    def _ask(
+        self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
+    ) -> list[Prepared | RmqError]:
+        """Prepare in several slots, which share the room. A strict fifo slot hands out one message at a time."""
+        each, bytes_each = room // len(tries), most_bytes // len(tries)
+        if self._topic.is_strict:  # rule: rest_hands_out_many_of_a_strict_slot
+            each = 1
+        calls = [
+            fetch.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
+            for one in tries
+        ]
+        return run_all(self._broker, calls)
+
+
+class SettledDelivery(NamedTuple):
+    """One delivered message, as its consumer names it when it settles it."""
+
+    id: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementOutcome:
+    """How a delivery failed."""
+
+    error: str = ""
+    delay_ms: int | None = None
+    """The rest until the next delivery in ms. None: the topic's back-off."""
+    is_rejected: bool = False
+    """Whether it can never succeed, so that it goes to Dead at once."""
+
+
+_CALLS = {"commit": ack.commit, "release": ack.release, "extend": ack.extend}
+"""The calls that end or extend deliveries that have not failed."""
+
+
+class Settlements:
+    """Ends deliveries of one topic."""
+
+    def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._permits = permits
+
+    def settle(
+        self,
+        verb: str,
+        settled: Sequence[SettledDelivery],
+        outcomes: Sequence[SettlementOutcome] | None = None,
+    ) -> list[str]:
+        if len(settled) > BATCH:
+            raise InvalidRequest(f"at most {BATCH} deliveries can be settled at once, got {len(settled)}")
+        topic, words = self._topic, ["stale"] * len(settled)
+        groups: defaultdict[tuple[int, int], dict[bytes, int]] = defaultdict(dict)
+        identities = [replace(identify(topic, one.id, self._broker), place=None) for one in settled]
+        receipts = [
+            unsealed(topic.name, identity.slot, one.receipt)
+            for identity, one in zip(identities, settled, strict=True)
+        ]
+        # Ids of long messages are searched among what is in flight. A re-slotting waits until that has ended.
+        sought = find_messages(
+            self._broker,
+            topic,
+            [one for one, receipt in zip(identities, receipts, strict=True) if receipt is not None],
+            rounds=ALL_ROUNDS,
+            queues=("prepare",),
+        ).messages
+        for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
+            at = sought.get(identity)
+            if receipt is not None and at is not None and at.member is not None:
+                groups[identity.slot, receipt].setdefault(at.member, index)
+        calls: list[Call[list[str]]] = []
+        for (slot, receipt), members in groups.items():
+            if outcomes is None:
+                calls.append(_CALLS[verb](topic, slot, receipt, list(members)))
+            else:
+                failed = {member: outcomes[index] for member, index in members.items()}
+                calls.append(ack.rollback(topic, slot, receipt, self._failures(slot, failed)))
+        error = None
+        for ((slot, receipt), members), answer in zip(
+            groups.items(), run_all(self._broker, calls), strict=True
+        ):
+            if isinstance(answer, RmqError):
+                error = error or answer
+                continue
+            for index, word in zip(members.values(), answer, strict=True):
+                words[index] = word
+            if topic.max_in_flight and (valid := len(answer) - answer.count("stale")):
+                self._permits.note_end(slot, receipt, 0 if verb == "extend" else valid)
+        if error is not None:
+            raise error
+        return words
+
+    def _failures(self, slot: int, failed: dict[bytes, SettlementOutcome]) -> list[Failure]:
+        topic, found = self._topic, []
+        left: dict[bytes, int] = {}
+        if topic.backoff.function is not None:
+            left = self._retries_left(
+                slot, [member for member, how in failed.items() if how.delay_ms is None]
+            )
+        for member, how in failed.items():
+            delay_ms = how.delay_ms
+            if delay_ms is None and member in left and not how.is_rejected:
+                delivery = Delivery(member, 0.0, left[member])
+                delay_ms = chosen_delay(Message(topic, slot, 0, delivery))
+            kind = "rejected" if how.is_rejected else "failed"
+            found.append(Failure(member, kind, None if how.is_rejected else delay_ms, how.error))
+        return found
+
+    def _retries_left(self, slot: int, members: Sequence[bytes]) -> dict[bytes, int]:
+        found = {}
+        for start in range(0, len(members), 100):
+            part = members[start : start + 100]
+            answers = self._broker.run(inspect.look(self._topic, slot, part))
+            for member, looked in zip(part, answers, strict=True):
+                if looked.prepare is not None:
+                    found[member] = int(looked.prepare) % 1000
+        return found
+
 
 HELD_AT_ONCE = 512
 """The number of slots asked in one round trip for what a consumer holds there."""
@@ -134,13 +530,3 @@ def deliveries_of(desk: OperationContext, name: str) -> Deliveries:
     """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
     desk.actor.require(Permission.CONSUME)
     return Deliveries(desk.actor, desk.agreed(name), desk.broker)
-
-
-__all__ = [
-    "LONGEST_WAIT",
-    "Deliveries",
-    "HeldDelivery",
-    "SettledDelivery",
-    "SettlementOutcome",
-    "deliveries_of",
-]

@@ -7,13 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django_rmq.core.model.limits import (
-    MAX_AGE,
-    MAX_PRIORITY,
-    is_number,
-    is_whole,
-    shown,
-)
+from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, is_number, is_whole, shown
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused

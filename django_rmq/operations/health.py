@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django_rmq import connections
-from django_rmq.core.commands import worker_registry
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination.plan import AssignmentPlan
 from django_rmq.core.coordination.redis_coordinator import members_of_roster
+from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo
-from django_rmq.core.model.worker_records import Roster
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
 from django_rmq.operations import retirement, topic_stats
 from django_rmq.operations.actors import Permission
@@ -273,7 +273,7 @@ def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> 
 
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
-    roster = broker.run(worker_registry.roster())
+    roster = broker.run(registry.roster())
     return len(members_of_roster(roster)), _flaw(roster)
 
 

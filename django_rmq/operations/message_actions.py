@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from django_rmq.core.commands import operate
-from django_rmq.core.model.failure_records import cut_error
+from django_rmq.core.model.replies import cut_error
 from django_rmq.operations.actors import Actor
 from django_rmq.operations.bulk_run import BulkProgress
 from django_rmq.operations.bulk_steps import CallOf

@@ -10,15 +10,9 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.model.status import MessageStatus, read
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.body_redaction import as_shown, is_withheld, require_search
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.message_view import MessageCopy, from_look
-from django_rmq.operations.messages import (
-    gone,
-    identified,
-    require_seen,
-    whereabouts,
-)
+from django_rmq.operations.message_view import MessageCopy, as_shown, from_look, is_withheld, require_search
+from django_rmq.operations.messages import gone, identified, require_seen, whereabouts
 from django_rmq.operations.wait_reasons import Hold, holds_of
 
 

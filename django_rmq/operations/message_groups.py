@@ -13,9 +13,8 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import bulk_steps
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_list import LONGEST_PAGE
 from django_rmq.operations.message_view import MessageCopy
-from django_rmq.operations.messages import checked, listing
+from django_rmq.operations.messages import LONGEST_PAGE, checked, listing
 
 KINDS = ("error", "slot", "hour")
 

@@ -1,42 +1,395 @@
-"""Read-only operations on messages: lists, one message with all its copies, a body as it is stored."""
+"""Lists of messages, page by page over all slots of a topic, and one message with all its copies."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
+from django_rmq import opaque_ids
 from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.limits import is_whole, shown
-from django_rmq.core.model.replies import DescribeReply
+from django_rmq.core.model.replies import Area, DescribeReply, Entry, Page
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused
+from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused, RmqError
 from django_rmq.message_ids import (
     ALL_ROUNDS,
     ROUNDS,
     MessageIdentity,
     Whereabouts,
+    find_messages,
     id_of,
     identify,
 )
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.body_redaction import (
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.message_view import (
+    MessageCopy,
     as_shown,
+    from_entry,
+    from_look,
     is_withheld,
     may_search,
     require_search,
 )
-from django_rmq.operations.context import OperationContext
-from django_rmq.operations.cursors import Order
-from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_list import (
-    LONGEST_PAGE,
-    Listing,
-    Shown,
-    first_page_order,
-    read_page,
-)
-from django_rmq.operations.message_view import MessageCopy, from_look
+
+LONGEST_IN_CURSOR = 256
+"""Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
+
+
+class ListPosition(NamedTuple):
+    """A place in a list: after ``member`` at ``score`` in ``slot``; scores are negated if the list descends."""
+
+    block: int
+    score: float
+    slot: int
+    member: bytes
+
+
+class Order(NamedTuple):
+    """The identity of a list; a cursor is valid only for the same list."""
+
+    topic: Topic
+    queue: str
+    descending: bool
+    wanted: Filter
+
+    @property
+    def context(self) -> bytes:
+        return json.dumps(
+            [
+                self.topic.name,
+                self.topic.slots,
+                self.queue,
+                self.descending,
+                self.wanted.text,
+                self.wanted.error,
+                self.wanted.slot,
+                self.wanted.priority,
+            ]
+        ).encode()
+
+
+class _Mark(NamedTuple):
+    """The content of a cursor."""
+
+    place: ListPosition
+    """The place, with the member, or its beginning if it is long."""
+    digest: bytes = b""
+    """The digest of a long member."""
+    rank: int | None = None
+    """Its rank among members of the same score."""
+
+
+def seal(order: Order, place: ListPosition, rank: int | None = None) -> str:
+    """Return ``place`` as text of less than 512 characters that only this deployment can read, for the same list only."""
+    member, digest = place.member, b""
+    if len(member) > LONGEST_IN_CURSOR:
+        member, digest = member[:LONGEST_IN_CURSOR], opaque_ids.digest(member)
+    head = f"{place.block} {place.score:.17g} {place.slot} {'-' if rank is None else rank} {len(digest)}\n"
+    return opaque_ids.seal("cursor", order.context, head.encode() + digest + member)
+
+
+def unseal(order: Order, cursor: str) -> _Mark:
+    """Return what ``seal`` was given. Raises ``InvalidRequest`` for anything else."""
+    text = opaque_ids.unseal("cursor", order.context, cursor)
+    if text is None:
+        raise InvalidRequest("the cursor does not belong to this list: start with the first page")
+    head, _, rest = text.partition(b"\n")
+    block, score, slot, rank, length = head.decode().split(" ")
+    digest, member = rest[: int(length)], rest[int(length) :]
+    place = ListPosition(int(block), float(score), int(slot), member)
+    return _Mark(place, digest, None if rank == "-" else int(rank))
+
+
+def resume(broker: Broker, order: Order, mark: _Mark) -> ListPosition:
+    """Return the place of a cursor, with its whole member.
+
+    If a long member is gone, the list continues with the first one that begins like it. Members with the same
+    score and the same first 256 bytes may be listed again; none is left out.
+    """
+    place = mark.place
+    if not mark.digest:
+        return place
+    score = -place.score if order.descending else place.score
+    area = Area(order.queue, score) if mark.rank is None else Area(order.queue, score, mark.rank)
+    identity = MessageIdentity(place.slot, None, mark.digest, area)
+    found = find_messages(broker, order.topic, [identity], rounds=ROUNDS, queues=())
+    at = found.messages.get(identity)
+    if at is not None and at.member is not None:
+        return place._replace(member=at.member)
+    return place._replace(member=_behind(place.member)) if order.descending else place
+
+
+def _behind(beginning: bytes) -> bytes:
+    """Return the first text after all that begin like this."""
+    cut = beginning.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else beginning + b"\xff" * LONGEST_IN_CURSOR
+
+
+PAGE_BYTES = 8_388_608
+"""The approximate number of bytes that one page reads."""
+
+_Key = tuple[float, int]
+"""The order within a block: (score, slot), and within these as Redis has it. Negated if the list descends."""
+
+
+class _Feed:
+    """The entries of one slot, fetched a few at a time, as far as the order is known."""
+
+    def __init__(self, slot: int, bounds: tuple[float, float]) -> None:
+        self.slot = slot
+        self.bounds = bounds
+        self.after: tuple[str, bytes] | None = None
+        self.frontier: _Key | None = (-math.inf, slot)
+        """Everything before it has been fetched. None: everything has."""
+
+    def take(self, cursor: tuple[str, bytes] | None, sign: int) -> None:
+        """Record where the next fetch continues."""
+        if cursor is None:
+            self.frontier = None
+        else:
+            self.after = cursor
+            self.frontier = (sign * float(cursor[0]), self.slot)
+
+
+class Block:
+    """Merges the slots of one block for one page."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        order: Order,
+        block: int,
+        slots: Iterable[int],
+        after: ListPosition | None,
+        now_ms: int,
+    ) -> None:
+        self.broker = broker
+        self.order = order
+        self.block = block
+        self.sign = -1 if order.descending else 1
+        self.scanned = 0
+        self.bytes = 0
+        self.problems: list[str] = []
+        bounds = order.wanted.scores(order.queue, now_ms)
+        self.feeds = [_Feed(slot, bounds) for slot in slots]
+        self._waiting: list[tuple[_Key, Entry]] = []
+        if after is not None and after.slot >= 0:
+            for feed in self.feeds:
+                self._begin(feed, after)
+
+    def _begin(self, feed: _Feed, after: ListPosition) -> None:
+        """Start a slot after a place; entries with equal scores are ordered by slot."""
+        score = self.sign * after.score
+        low, high = feed.bounds
+        if feed.slot == after.slot:
+            feed.after = (f"{score:.17g}", after.member)
+        elif self.order.descending:
+            feed.bounds = (
+                low,
+                min(high, math.nextafter(score, -math.inf) if feed.slot < after.slot else score),
+            )
+        else:
+            feed.bounds = max(low, math.nextafter(score, math.inf) if feed.slot < after.slot else score), high
+
+    def read(self, limit: int, budget: int) -> tuple[list[tuple[int, Entry]], ListPosition | None]:
+        """Return entries in order with their slots, and the place after which to continue. None: the block is done."""
+        self._fetch(self.feeds, limit, budget)
+        rows: list[tuple[int, Entry]] = []
+        last: ListPosition | None = None
+        while True:
+            behind = [(feed.frontier, feed) for feed in self.feeds if feed.frontier is not None]
+            safe = min((frontier for frontier, _ in behind), default=None)
+            # The sort is stable, so entries of one slot and score keep the order of Redis.
+            self._waiting.sort(key=lambda row: row[0])
+            taken = 0
+            for key, entry in self._waiting:
+                if len(rows) >= limit or (safe is not None and key > safe):
+                    break
+                taken += 1
+                rows.append((key[1], entry))
+                last = ListPosition(self.block, *key, entry.member)
+            del self._waiting[:taken]
+            if safe is None and not self._waiting:
+                return rows, None
+            if len(rows) >= limit:
+                return rows, last
+            if self.scanned >= budget or self.bytes >= PAGE_BYTES:
+                feed = next(feed for frontier, feed in behind if frontier == safe)
+                assert safe is not None
+                assert feed.after is not None
+                # Nothing before the frontier is left out, and everything after it comes with the next page.
+                return rows, ListPosition(self.block, *safe, feed.after[1])
+            nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(rows))]
+            self._fetch([feed for _, feed in nearest], limit - len(rows), budget)
+
+    def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
+        """Fetch more entries of slots, all in one round trip."""
+        topic, queue, search = self.order.topic, self.order.queue, self.order.wanted.search
+        scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
+        room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
+        look: Callable[..., Call[Page]] = (
+            partial(inspect.find, scan=scan, **search) if search else inspect.peek
+        )
+        calls = [
+            look(
+                topic,
+                feed.slot,
+                queue,
+                after=feed.after,
+                descending=self.order.descending,
+                min_score=feed.bounds[0],
+                max_score=feed.bounds[1],
+                limit=min(500, 2 * missing // len(asked) + 2),
+                max_bytes=room,
+            )
+            for feed in asked
+        ]
+        for feed, answer in zip(asked, run_all(self.broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                feed.frontier = None
+                self.problems.append(f"slot {feed.slot}: {answer}")
+                continue
+            entries = [entry for entry in answer.entries if not search or self._is_meant(feed, entry)]
+            self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
+            self.bytes += sum(map(_size, answer.entries))
+            if search:
+                # A search that reached the end does not report how many entries it examined.
+                self.scanned += scan if answer.cursor is not None else scan // 4
+            else:
+                self.scanned += len(answer.entries)
+            feed.take(answer.cursor, self.sign)
+
+    def _is_meant(self, feed: _Feed, entry: Entry) -> bool:
+        copy = from_entry(self.order.topic, feed.slot, self.order.queue, entry)
+        return self.order.wanted.matches(copy, entry)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
+
+
+BLOCK = 1_024
+"""The number of slots that are listed in one order."""
+
+BLOCKS_PER_PAGE = 8
+"""The number of blocks that one page reads; with 2^20 nearly empty slots a page may be short."""
+
+SCANNED_PER_PAGE = 50_000
+"""The number of entries that one page of a filtered list examines."""
+
+LONGEST_PAGE = 1_000
+
+RANKS_AT_ONCE = 500
+"""The number of members that one script ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page."""
+
+    copies: list[MessageCopy]
+    cursor: str
+    """Where the next page begins. Empty: this is the last one."""
+    scanned: int
+    """The number of entries examined."""
+    problems: list[str] = field(default_factory=list)
+    """Slots that cannot be read, and the reasons."""
+
+
+def first_page_order(topic: Topic, queue: str) -> bool:
+    """Return whether the first page lists a state from its highest score down."""
+    return queue == "dead" or (queue == "store" and topic.is_priority)
+
+
+class Shown(NamedTuple):
+    """What the reader of a list may see."""
+
+    hidden: bool
+    """Whether all content is hidden."""
+    sealed: bool
+    """Whether ids are sealed."""
+
+
+def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: int, shown: Shown) -> Listing:
+    """Return up to ``limit`` copies after ``cursor``. Raises ``InvalidRequest`` for a cursor of another list."""
+    after = resume(broker, order, unseal(order, cursor)) if cursor else None
+    rows, place, scanned, problems = _read_rows(broker, order, after, limit, now_ms)
+    named = [
+        (slot, entry.member)
+        for slot, entry in rows
+        if shown.sealed or len(entry.member) > opaque_ids.LONGEST_PLAIN
+    ]
+    if place is not None and len(place.member) > LONGEST_IN_CURSOR:
+        named.append((place.slot, place.member))
+    ranks = _ranks(broker, order, named)
+    copies = []
+    for slot, entry in rows:
+        rank = ranks.get((slot, entry.member))
+        name = id_of(order.topic, slot, entry.member, order.queue, entry.score, rank, sealed=shown.sealed)
+        copies.append(from_entry(order.topic, slot, order.queue, entry, name, hidden=shown.hidden))
+    following = "" if place is None else seal(order, place, ranks.get((place.slot, place.member)))
+    return Listing(copies, following, scanned, problems)
+
+
+def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> dict[tuple[int, bytes], int]:
+    """Return the ranks of messages among those of the same score, by slot and member, if they are still there."""
+    by_slot: dict[int, list[bytes]] = {}
+    for slot, member in dict.fromkeys(named):
+        by_slot.setdefault(slot, []).append(member)
+    if not by_slot:
+        return {}
+    asked = [
+        (slot, members[first : first + RANKS_AT_ONCE])
+        for slot, members in by_slot.items()
+        for first in range(0, len(members), RANKS_AT_ONCE)
+    ]
+    calls = [inspect.ranks(order.topic, slot, order.queue, members) for slot, members in asked]
+    found: dict[tuple[int, bytes], int] = {}
+    for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
+        if not isinstance(ranks, RmqError):
+            # A message that can no longer be ranked is listed without a rank.
+            pairs = zip(members, ranks, strict=True)
+            found |= {(slot, member): rank for member, rank in pairs if rank is not None}
+    return found
+
+
+def _read_rows(
+    broker: Broker, order: Order, after: ListPosition | None, limit: int, now_ms: int
+) -> tuple[list[tuple[int, Entry]], ListPosition | None, int, list[str]]:
+    """Return up to ``limit`` entries with their slots, where the next page begins, the number examined, and problems."""
+    topic, wanted = order.topic, order.wanted
+    block = after.block if after is not None else 0 if wanted.slot is None else wanted.slot // BLOCK
+    blocks = math.ceil(topic.slots / BLOCK)
+    rows: list[tuple[int, Entry]] = []
+    problems: list[str] = []
+    scanned = 0
+    for _ in range(BLOCKS_PER_PAGE):
+        slots: Iterable[int] = range(block * BLOCK, min((block + 1) * BLOCK, topic.slots))
+        if wanted.slot is not None:
+            slots = [wanted.slot]
+        reader = Block(broker, order, block, slots, after, now_ms)
+        found, after = reader.read(limit - len(rows), SCANNED_PER_PAGE - scanned)
+        rows += found
+        problems += reader.problems
+        scanned += reader.scanned
+        if after is None:
+            block += 1
+            if wanted.slot is not None or block >= blocks:
+                return rows, None, scanned, problems
+            after = ListPosition(block, -math.inf, -1, b"")
+        if len(rows) >= limit or scanned >= SCANNED_PER_PAGE or reader.bytes >= PAGE_BYTES:
+            break
+    return rows, after, scanned, problems
 
 
 def listing(

@@ -13,16 +13,16 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import DescribeReply
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.validation import check_fixed_time, check_priority
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import message_actions
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.body_redaction import require_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_actions import REPLAY, MessageAction
+from django_rmq.operations.message_view import require_search
 from django_rmq.operations.messages import copies_of, identified, rounds_of
 
 MAX_IDS = 1_000

@@ -13,20 +13,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import Error
 
 from django_rmq.core.consumer.maintenance import Maintenance
-from django_rmq.core.model.envelope import Envelope, decode_envelope
-from django_rmq.core.model.message_content import MARK
+from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
-from django_rmq.operations import body_redaction
+from django_rmq.operations import message_view
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.named_actions import chosen as chosen_note
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.outbox import contents, relay
-from django_rmq.outbox.coalesce import envelope_in
 from django_rmq.outbox.contents import FoundRows, Waiting
-from django_rmq.outbox.databases import aliases, needs_this_thread, threads_of_duties
-from django_rmq.outbox.relay import RelayStep
+from django_rmq.outbox.relay import RelayStep, envelope_in
+from django_rmq.outbox.storage import aliases, needs_this_thread, threads_of_duties
 
 ANSWER_SECONDS = 5.0
 """Seconds for which a question about the outbox waits for the databases."""
@@ -258,7 +256,7 @@ def _may_read(desk: OperationContext, name: str) -> bool:
         topic = desk.config.topic(name)
     except UnknownTopic:
         topic = None
-    is_withheld = topic is not None and body_redaction.is_withheld(desk.actor, topic)
+    is_withheld = topic is not None and message_view.is_withheld(desk.actor, topic)
     return desk.actor.may(Permission.VIEW_BODIES) and not is_withheld
 
 

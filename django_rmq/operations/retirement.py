@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.model.failure_records import Death
-from django_rmq.core.model.message_content import stored_basis
-from django_rmq.core.model.replies import Entry
+from django_rmq.core.commands.inspect import walk
+from django_rmq.core.model.envelope import stored_basis
+from django_rmq.core.model.replies import Death, Entry
 from django_rmq.core.model.topic import (
     Topic,
     TopicType,

@@ -13,7 +13,7 @@ from zlib import crc32
 from django_rmq import connections
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
 from django_rmq.conf.values import InvalidSetting
-from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.commands import idempotency, limit_shares
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
 from django_rmq.operations.actors import Actor
@@ -41,7 +41,7 @@ class SendCharge(NamedTuple):
         Below 0 gives back.
         """
         return broker.run(
-            limit_shares.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
+            registry.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
         )
 
 
@@ -106,7 +106,7 @@ def once(
     """
     name, token = _name(actor, key), uuid4().hex
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, kept = broker.run(idempotency.begin_answer(name, print_, token, ATTEMPT_MS))
+    word, kept = broker.run(registry.begin_answer(name, print_, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
@@ -121,7 +121,7 @@ def once(
         yield attempt
     finally:
         try:
-            broker.run(idempotency.keep_answer(name, token, attempt.kept, KEPT_MS))
+            broker.run(registry.keep_answer(name, token, attempt.kept, KEPT_MS))
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)
         except RmqError:

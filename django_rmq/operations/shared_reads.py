@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from django_rmq import connections
-from django_rmq.core.commands import idempotency
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
@@ -151,7 +151,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
     while word == "running" and time.monotonic() - began < WAIT_SECONDS:
         asked = time.monotonic()
         try:
-            word, stored = broker.run(idempotency.begin_answer(name, name, token, LEASE_MS))
+            word, stored = broker.run(registry.begin_answer(name, name, token, LEASE_MS))
         except RmqError:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
@@ -176,7 +176,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
 
 def _keep(broker: Broker, name: str, token: str, made: bytes) -> None:
     try:
-        broker.run(idempotency.keep_answer(name, token, made, KEPT_MS))
+        broker.run(registry.keep_answer(name, token, made, KEPT_MS))
     except RmqError:
         pass  # The others make their own after the lease.
 

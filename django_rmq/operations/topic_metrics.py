@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.history_samples import Times
+from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import (

@@ -8,12 +8,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from django_rmq import connections
-from django_rmq.core.commands import inspect, worker_registry
+from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.replies import Counts
+from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_records import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
 
@@ -162,7 +161,7 @@ def _with_roster(
 ) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
     """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
     pipeline = broker.pipeline()
-    asked = pipeline.add(worker_registry.roster())
+    asked = pipeline.add(registry.roster())
     answers = [pipeline.add(call) for call in calls]
     pipeline.execute()
     roster = asked.result()

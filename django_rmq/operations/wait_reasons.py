@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_rmq.core.commands import inspect, worker_registry
+from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.limits import is_retry
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
-from django_rmq.core.model.retry_scores import is_retry
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.body_redaction import may_search
 from django_rmq.operations.context import OperationContext
+from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts
 from django_rmq.operations.topic_stats import survey
 from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
@@ -96,7 +96,7 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline = broker.pipeline()
     looked = pipeline.add(inspect.look(topic, slot, [member]))
     counts = pipeline.add(inspect.count(topic, slot))
-    roster = pipeline.add(worker_registry.roster())
+    roster = pipeline.add(registry.roster())
     running = pipeline.add(inspect.peek(topic, slot, "prepare", limit=1))
     failed = pipeline.add(inspect.peek(topic, slot, "retry", limit=1))
     pipeline.execute()

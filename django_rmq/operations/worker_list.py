@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from django_rmq import connections
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.worker_registry import roster
+from django_rmq.core.commands.registry import roster
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
+from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_records import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 
 

@@ -4,7 +4,6 @@ A row is written in the transaction, and deleted after the commit by the process
 that process leaves behind, because it died or Redis did not answer, the relay sends.
 """
 
-from django_rmq.outbox.outbox_send import DirectSend, OutboxSend
-from django_rmq.outbox.storage import StoredSend, write
+from django_rmq.outbox.storage import DirectSend, OutboxSend, StoredSend, write
 
 __all__ = ["DirectSend", "OutboxSend", "StoredSend", "write"]

@@ -10,16 +10,18 @@ from django.db import DatabaseError
 from django.db.models import Count, Min, Q
 
 from django_rmq.core.model.limits import BATCH
-from django_rmq.outbox.coalesce import LIGHT, Stored
-from django_rmq.outbox.databases import (
+from django_rmq.outbox.relay import LIGHT, Stored
+from django_rmq.outbox.storage import (
     aliases,
     ask_each,
+    delete,
     explained,
     has_table,
     model,
+    now_ms,
+    read_contents,
+    with_sizes,
 )
-from django_rmq.outbox.sql import delete, read_contents, with_sizes
-from django_rmq.outbox.storage import now_ms
 
 T = TypeVar("T")
 

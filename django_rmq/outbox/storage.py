@@ -1,4 +1,9 @@
-"""Rows of the outbox as the sender handles them: written in its transaction, and deleted when Redis has the message.
+"""One trip of sends to Redis beside the outbox: what is looked up before it, and deleted after it.
+
+Databases with an outbox, the errors of those without, the threads of what is done for databases again and again,
+and questions to databases that may hang.
+
+Rows of the outbox as the sender handles them: written in its transaction, and deleted when Redis has the message.
 
 A message is sent only if its row is still there: otherwise a newer send of the same message, the relay or a person
 has dealt with it. Which rows a successful send replaces is decided here. It deletes its own, and the older rows of
@@ -6,25 +11,242 @@ the same message that were visible before it was sent: what they stood for is ol
 that became visible later may belong to a transaction that was committed later, so it stays. If the process or the
 relay of an older row may be sending it at the same time, and so after this one, the own row stays as well, and the
 relay sends the newest state once more.
+
+The SQL of a send with the outbox: insert rows, find those of a message, delete rows.
+
+The ORM computes several times as long as all the rest of a send (`docs/explanation/performance.md`), so these
+statements are written here, for the databases whose tests run. All others use the ORM.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import signal
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from django.db import DatabaseError, transaction
+from django.apps import apps
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    DatabaseError,
+    Error,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
+from django.db import connections as databases
+from django.db.models import Func, IntegerField
+from django.db.models.functions import Coalesce
 
 from django_rmq.conf import get_config
+from django_rmq.core.consumer.maintenance import DatabaseTrouble, Duty, Maintenance
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.envelope import uuid_of
-from django_rmq.core.model.send_results import Durability, SendResult
+from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
-from django_rmq.outbox import sql
-from django_rmq.outbox.databases import check_allowed, explained
-from django_rmq.outbox.sql import Older
+from django_rmq.core.producer.producer import Outcomes
+from django_rmq.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from django_rmq.models import OutboxMessage
+
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a worker that starts, and a system check, wait for the answers of databases."""
+
+LOOK_SECONDS = 60.0
+"""Seconds between two checks whether a database without the table has it by now."""
+
+ENDED_IN_TRANSACTION = "25P03"
+"""What PostgreSQL calls the end of a connection whose transaction stood still for longer than it may."""
+
+_missing: dict[str, float] = {}
+"""Alias of a database without the table -> when to check again (monotonic)."""
+
+
+def model() -> type[OutboxMessage]:
+    """Return the model, which is imported only where it is needed. Raises ``ConfigurationError`` without the app."""
+    if not apps.is_installed("django_rmq"):
+        raise ConfigurationError("the outbox needs 'django_rmq' in INSTALLED_APPS")
+    from django_rmq.models import OutboxMessage
+
+    return OutboxMessage
+
+
+def aliases() -> list[str]:
+    """Return the databases that may have an outbox: those to which the routers allow its migration."""
+    return [alias for alias in connections if is_allowed(alias)]
+
+
+def is_allowed(alias: str) -> bool:
+    """Return whether the routers allow the migration of the outbox to this database."""
+    return bool(router.allow_migrate_model(alias, model()))
+
+
+def check_allowed(topic: str, alias: str) -> None:
+    """Raise ``ConfigurationError`` if the routers keep the outbox out of this database."""
+    if not is_allowed(alias):
+        raise ConfigurationError(
+            f"topic {topic} has the outbox, and DATABASE_ROUTERS do not allow it in the database {alias!r}. "
+            "Allow the migration of django_rmq there, or send with on_commit=False or OUTBOX: False"
+        )
+
+
+def explained(alias: str, error: DatabaseError) -> Exception:
+    """Return what to raise for an error of the table: how to make it, if it is missing or out of date."""
+    table = model()._meta.db_table
+    is_of_table = isinstance(error, ProgrammingError) or (
+        isinstance(error, OperationalError) and table in str(error)
+    )
+    if not is_of_table:
+        return error
+    return ConfigurationError(
+        f"the outbox cannot use the table {table} in the database {alias!r} ({str(error).strip()}). "
+        f"Run manage.py migrate django_rmq --database={alias}"
+    )
+
+
+def is_mariadb(connection: Any) -> bool:
+    """Return whether the server is MariaDB, for which Django has the backend of MySQL."""
+    return bool(connection.vendor == "mysql" and connection.mysql_is_mariadb)
+
+
+def has_table(alias: str) -> bool:
+    """Return whether the database has the table; one without it is asked once a minute."""
+    if time.monotonic() < _missing.get(alias, 0.0):
+        return False
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        found = model()._meta.db_table in connection.introspection.table_names(cursor)
+    if found:
+        _missing.pop(alias, None)
+    else:
+        _missing[alias] = time.monotonic() + LOOK_SECONDS
+    return found
+
+
+def needs_this_thread(alias: str) -> bool:
+    """Return whether a database is asked by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
+    hangs like a server does.
+    """
+    connection = connections[alias]
+    return connection.in_atomic_block or connection.vendor == "sqlite"
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What databases have answered, by alias."""
+
+    given: dict[str, T]
+    problems: dict[str, str]
+    """Why the others did not answer."""
+
+
+def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]:
+    """Ask all these databases at once; return what they answer within ``ANSWER_SECONDS``.
+
+    Each is asked by a process of its own. A thread that waits for a database that hangs cannot be ended, and the
+    parent of workers must have no other thread when it forks them. ``question`` raises ``django.db.Error``, and what
+    it returns can be pickled.
+    """
+    end = time.monotonic() + ANSWER_SECONDS
+    given, problems = dict[str, T](), dict[str, str]()
+    asked = []
+    for alias in aliases:
+        if needs_this_thread(alias):
+            try:
+                given[alias] = question(alias)
+            except Error as error:
+                problems[alias] = str(error)
+        else:
+            asked.append((alias, *_begin(partial(question, alias), alias, end)))
+    for alias, process, answers in asked:
+        try:
+            if answers.poll(max(0.0, end - time.monotonic())):
+                answer, problem = answers.recv()
+                if problem is None:
+                    given[alias] = answer
+                else:
+                    problems[alias] = problem
+            else:
+                problems[alias] = f"it does not answer within {ANSWER_SECONDS:g} s"
+        except (EOFError, OSError):
+            problems[alias] = "the process that asked it has ended without an answer"
+        finally:
+            answers.close()
+            process.kill()
+            process.join()
+    return Answers(given, problems)
+
+
+def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("fork")
+    answers, answer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
+    process.start()
+    answer.close()
+    return process, answers
+
+
+def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
+    """Ask a database, as a process that ends then. Its parent may be that of workers, whose signals are none of its."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    # If its parent is killed, nobody else ends it.
+    signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
+    # Two processes must share neither a connection nor a pool of them.
+    connections[alias] = connections[alias].copy()
+    connections[alias].settings_dict["OPTIONS"].pop("pool", None)
+    try:
+        answer.send((question(), None))
+    except Error as error:
+        answer.send((None, str(error)))
+    connections[alias].close()
+
+
+def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Maintenance]:
+    """Return a thread for each database that runs its duties, so that one that hangs delays those of no other."""
+    of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
+    for alias, duty in duties:
+        of_databases[alias].append(_naming(alias, duty))
+    return [Maintenance(some, alias) for alias, some in of_databases.items()]
+
+
+def _naming(alias: str, duty: Duty) -> Duty:
+    """Return the duty, whose error names its database if that is unavailable."""
+
+    def begin() -> Generator[float, None, None]:
+        try:
+            yield from duty()
+        except (OperationalError, InterfaceError, InternalError) as error:
+            # PostgreSQL ends a transaction that stands still by an error of this class, and the connection with it.
+            if (
+                isinstance(error, InternalError)
+                and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
+            ):
+                raise
+            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
+
+    return begin
+
 
 MOST_OLDER = 200
 """The number of older rows that a sender looks at. A message that is sent all the time may leave thousands while
@@ -116,7 +338,7 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
     ]
     try:
         with transaction.mark_for_rollback_on_error(using=alias):  # rule: goes_on_without_its_row
-            ids = sql.insert(connection, made)
+            ids = insert(connection, made)
     except DatabaseError as error:
         raise explained(alias, error) from error
     found = zip(ids, identities, messages, strict=True)
@@ -132,9 +354,9 @@ def look(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] |
     for row in own:
         first.setdefault(row.identity, row.id)
     most = len(own) + len(first) + MOST_OLDER
-    found = sql.visible(alias, first, most + 1)
+    found = visible(alias, first, most + 1)
     if len(found) > most:
-        return sql.existing(alias, [row.id for row in own]), None
+        return existing(alias, [row.id for row in own]), None
     there = {row.id for row in found}
     return {row.id for row in own if row.id in there}, [row for row in found if row.id < first[row.identity]]
 
@@ -171,12 +393,12 @@ def conclude(
         if row.due_ms is not None and row.due_ms > limit and (row.act != "ensure" or row.identity in removed)
     }
     # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
-    if relayed and sql.delete_free(alias, [row.id for row in relayed]) < len(relayed):
+    if relayed and delete_free(alias, [row.id for row in relayed]) < len(relayed):
         doubtful |= {row.identity for row in relayed}
     gone -= {row.id for row in own if row.identity in doubtful}  # rule: trusts_a_relay_that_is_under_way
     gone |= {row.id for row in beneath} - {row.id for row in relayed}
     # What a relay holds, it deletes itself. A commit does not wait for it.
-    sql.delete_free(alias, gone)
+    delete_free(alias, gone)
 
 
 def decides(out: Outgoing, result: SendResult) -> bool:
@@ -185,15 +407,307 @@ def decides(out: Outgoing, result: SendResult) -> bool:
     return result.status != "present"
 
 
-__all__ = [
-    "DeliveredSend",
-    "StoredSend",
-    "conclude",
-    "crc_of",
-    "decides",
-    "identity_of",
-    "look",
-    "now_ms",
-    "wanted_of",
-    "write",
-]
+MOST_PARAMETERS = 900
+"""The number of values in one query; SQLite was long built with a limit of 999."""
+
+MOST_BYTES = 4_194_304
+"""The number of bytes of members and envelopes in one INSERT; MySQL takes 16 MB to 64 MB by default."""
+
+WRITTEN_HERE = frozenset({"postgresql", "sqlite", "mysql"})
+"""The vendors whose INSERT ... RETURNING and LIMIT are as written here."""
+
+
+_AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+"""What makes a statement of MariaDB fail with ``_LOCKED`` where it would wait for others."""
+
+_LOCKED = 1205
+
+
+class Older(NamedTuple):
+    """A row that was visible before a message with the same identity was sent."""
+
+    id: int
+    identity: UUID
+    act: str
+    due_ms: int | None
+
+
+def insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
+    """Insert rows, each of the same fields, and return their ids."""
+    if not _is_written_here(connection) or not connection.features.can_return_rows_from_bulk_insert:
+        saved = [model()(**row) for row in made]
+        for row in saved:
+            row.save(using=connection.alias, force_insert=True)
+        return [row.pk for row in saved]
+    fields: Any = model()._meta
+    names, ids = list(made[0]), list[int]()
+    adapt = {name: fields.get_field(name).get_db_prep_save for name in ("identity", "member", "envelope")}
+    table, number, *columns = _quoted(connection, "id", *names)
+    head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "  # noqa: S608 - names of Django
+    places = f"({_places(names)})"
+    size = (connection.features.max_query_params or MOST_PARAMETERS) // len(names)
+    for some in _by_size(made, size):
+        values = [
+            adapt[name](value, connection) if name in adapt else value
+            for row in some
+            for name, value in row.items()
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(f"{head}{', '.join([places] * len(some))} RETURNING {number}", values)
+            ids += [number for (number,) in cursor.fetchall()]
+    return ids
+
+
+def visible(alias: str, identities: Collection[UUID], most: int | None = None) -> list[Older]:
+    """Return the rows of these messages; of each query at most ``most``."""
+    connection = databases[alias]
+    if not _is_written_here(connection):
+        rows = model().objects.using(alias).values_list(*Older._fields)
+        return [
+            Older(*row) for some in parts(list(identities)) for row in rows.filter(identity__in=some)[:most]
+        ]
+    ready = model()._meta.get_field("identity").get_db_prep_value
+    table, *columns = _quoted(connection, *Older._fields)
+    head = f"SELECT {', '.join(columns)} FROM {table} WHERE {columns[1]} IN "  # noqa: S608 - names of Django
+    limit = "" if most is None else f" LIMIT {most:d}"
+    found: list[Older] = []
+    for some in parts(list(identities)):
+        with connection.cursor() as cursor:
+            cursor.execute(f"{head}({_places(some)}){limit}", [ready(one, connection) for one in some])
+            for number, identity, act, due_ms in cursor.fetchall():
+                known = identity if isinstance(identity, UUID) else UUID(identity)
+                found.append(Older(number, known, act, due_ms))
+    return found
+
+
+def existing(alias: str, ids: Iterable[int]) -> set[int]:
+    """Return which of these rows there are."""
+    rows = model().objects.using(alias)
+    return {
+        number
+        for some in parts(sorted(ids))
+        for number in rows.filter(id__in=some).values_list("id", flat=True)
+    }
+
+
+def with_sizes(rows: Any) -> Any:
+    """Return the query with ``size``: the bytes of the member and the envelope of each row, which are not read."""
+    of_oracle = databases[rows.db].vendor == "oracle"
+    member, envelope = (
+        Func(
+            column,
+            function="DBMS_LOB.GETLENGTH" if of_oracle else "LENGTH",
+            output_field=IntegerField(),
+        )
+        for column in ("member", "envelope")
+    )
+    return rows.annotate(size=member + Coalesce(envelope, 0))
+
+
+def read_contents(alias: str, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Return the members and envelopes of these rows, by id."""
+    rows = model().objects.using(alias).values_list("id", "member", "envelope")
+    return {
+        number: {"member": bytes(member), "envelope": None if envelope is None else bytes(envelope)}
+        for some in parts(list(ids))
+        for number, member, envelope in rows.filter(id__in=some)
+    }
+
+
+def delete(alias: str, ids: Iterable[int]) -> int:
+    """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
+    connection = databases[alias]
+    return sum(_delete(connection, "{column} IN ({places})", some) for some in parts(sorted(ids)))
+
+
+def delete_free(alias: str, ids: Iterable[int]) -> int:
+    """Delete the rows that nobody else has locked, without waiting for anybody, and return how many these were.
+
+    Where the database cannot skip locked rows, this waits for them as ``delete`` does.
+    """
+    connection, chosen = databases[alias], sorted(ids)
+    if connection.vendor == "postgresql":
+        free = (
+            "{column} IN (SELECT {column} FROM {table} WHERE {column} IN ({places}) FOR UPDATE SKIP LOCKED)"
+        )
+        return sum(_delete(connection, free, some) for some in parts(chosen))
+    if not (chosen and connection.features.has_select_for_update_skip_locked):
+        return delete(alias, chosen)
+    # A DELETE of MariaDB waits for rows even if its subquery skips them.
+    if is_mariadb(connection) and not connection.in_atomic_block:
+        try:
+            return sum(
+                _delete(connection, "{column} IN ({places})", some, _AT_ONCE) for some in parts(chosen)
+            )
+        except OperationalError as error:
+            if error.args[0] != _LOCKED:
+                raise
+    rows, deleted = model().objects.using(alias), 0
+    with transaction.atomic(using=alias):
+        for some in parts(chosen):
+            unlocked = rows.filter(id__in=some).select_for_update(skip_locked=True)
+            deleted += delete(alias, list(unlocked.values_list("id", flat=True)))
+    return deleted
+
+
+def _delete(connection: Any, where: str, ids: list[int], before: str = "") -> int:
+    table, column = _quoted(connection, "id")
+    # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
+    # Within a transaction that is not for us to say.
+    hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
+    also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
+    which = where.format(table=table, column=column, places=_places(ids))
+    values: Sequence[Any] = ids
+    statement = f"DELETE FROM {table} WHERE {which}{also}"  # noqa: S608 - names of Django
+    if connection.vendor == "mysql" and connection.features.has_select_for_update_skip_locked:
+        # In a table that is small, or was when it was last counted, MySQL and MariaDB would look at all rows, and
+        # wait for those that others have locked. A join by the primary key looks at no other row.
+        given = "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) given"
+        join = f"{given} STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {table}.{column} = given.id"
+        statement, values = f"DELETE {table} FROM {join}", [json.dumps(ids)]
+    with connection.cursor() as cursor:
+        cursor.execute(before + statement, values)
+        deleted: int = cursor.rowcount
+        return deleted
+
+
+def _by_size(made: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows in lists that one INSERT can hold: up to ``size``, and MOST_BYTES or one row."""
+    some: list[dict[str, Any]] = []
+    carried = 0
+    for row in made:
+        more = len(row["member"]) + len(row["envelope"] or b"")
+        if some and (len(some) == size or carried + more > MOST_BYTES):
+            yield some
+            some, carried = [], 0
+        some.append(row)
+        carried += more
+    if some:
+        yield some
+
+
+def parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
+    """Yield the values in lists that one query can hold."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _is_written_here(connection: Any) -> bool:
+    return connection.vendor in WRITTEN_HERE
+
+
+def _quoted(connection: Any, *columns: str) -> tuple[str, ...]:
+    """Return the quoted name of the table, and those of the columns."""
+    return tuple(map(connection.ops.quote_name, (model()._meta.db_table, *columns)))
+
+
+def _places(values: Sequence[Any]) -> str:
+    return ", ".join(["%s"] * len(values))
+
+
+logger = safe_logger("django_rmq.outbox")
+_complain = LogThrottle(logger)
+
+
+class OutboxSend:
+    """Sends of a transaction and their rows; made before the trip. ``kept`` has a row or None for each message."""
+
+    def __init__(self, alias: str, kept: Sequence[StoredSend | None]) -> None:
+        self._alias = alias
+        self._kept = kept
+        self._own = [row for row in kept if row is not None]
+        self._there = {row.id for row in self._own}
+        self._older: list[Older] | None = []
+        if not self._own:
+            return
+        try:
+            self._there, self._older = look(alias, self._own)
+        except Exception as error:  # noqa: BLE001 - the message is sent, and sent again by the relay
+            self._older = None
+            _complain("older", "Cannot look for older messages in the outbox: %s", error)
+        self._own = [row for row in self._own if row.id in self._there]
+
+    @property
+    def wanted(self) -> Durability:
+        """What the rows require beyond what the senders asked for."""
+        return Durability(get_config().outbox.replicas) if self._own else STORED
+
+    def attempt(
+        self, messages: Sequence[Outgoing], attempt: Callable[[Sequence[Outgoing]], Outcomes]
+    ) -> Outcomes:
+        """Send by ``attempt`` what is not ``outdated``, and return the outcomes of all ``messages``.
+
+        The row of an outdated message is gone: the relay or a newer send has dealt with it, and its state is no
+        longer the last one.
+        """
+        current = [index for index, row in enumerate(self._kept) if self._is_current(row)]
+        if len(current) == len(messages):
+            return attempt(messages)
+        results = [SendResult(out.topic.name, out.slot, out.member, OUTDATED) for out in messages]
+        found, failed = attempt([messages[index] for index in current]) if current else ([], {})
+        for index, result in zip(current, found, strict=True):
+            results[index] = result
+        return results, {current[at]: error for at, error in failed.items()}
+
+    def conclude(self, messages: Sequence[Outgoing], outcomes: Sequence[SendResult]) -> None:
+        """Delete the rows of what Redis has, and those that it replaces. A row that stays is sent again."""
+        if not self._own or self._older is None:
+            return
+        landed = [
+            DeliveredSend(row.id, row.identity, decides(out, outcome), out.removes)
+            for out, outcome, row in zip(messages, outcomes, self._kept, strict=True)
+            if row is not None and self._is_current(row) and row.is_kept_by(outcome)
+        ]
+        try:
+            conclude(self._alias, landed, self._own, self._older)
+        except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
+            _complain_of_rows(error)
+
+    def _is_current(self, row: StoredSend | None) -> bool:
+        return row is None or row.id in self._there
+
+
+class DirectSend:
+    """Sends without rows, because they wait for no commit: they replace older rows of the same messages.
+
+    ``waiting``: the rows of the running transaction. They stay, because its commit sends their messages.
+    """
+
+    def __init__(
+        self, topic: Topic, messages: Sequence[Outgoing], using: str | None, waiting: Collection[int] = ()
+    ) -> None:
+        self._alias = using or DEFAULT_DB_ALIAS
+        self._messages = messages
+        self._older: list[Older] = []
+        if topic.outbox and not get_config().testing:
+            try:
+                with _apart(self._alias):
+                    found = visible(self._alias, {identity_of(out) for out in messages})
+                self._older = [row for row in found if row.id not in waiting]
+            except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
+                _complain("older", "Cannot look for older messages in the outbox: %s", error)
+
+    def conclude(self, outcomes: Sequence[SendResult]) -> None:
+        """Delete the older rows of what Redis has."""
+        if not self._older:
+            return
+        landed = [
+            DeliveredSend(None, identity_of(out), decides(out, outcome), out.removes)
+            for out, outcome in zip(self._messages, outcomes, strict=True)
+            if outcome.status not in ("failed", "refused")
+        ]
+        try:
+            with _apart(self._alias):
+                conclude(self._alias, landed, (), self._older)
+        except Exception as error:  # noqa: BLE001 - as above
+            _complain_of_rows(error)
+
+
+def _apart(alias: str) -> AbstractContextManager[Any]:
+    """Return a savepoint within a transaction of the caller, which an error of ours must not break."""
+    is_in_block = databases[alias].in_atomic_block
+    return transaction.atomic(using=alias) if is_in_block else nullcontext()
+
+
+def _complain_of_rows(error: Exception) -> None:
+    _complain("delete", "Cannot delete rows of the outbox; their messages are sent again: %s", error)

@@ -20,7 +20,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.pipelines import Context
 from django_rmq.pipelines.pipeline_context import PROGRESS_SECONDS
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.source_options import PATIENCE
 from django_rmq.spark.spark_session import stored_files
 

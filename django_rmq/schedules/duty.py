@@ -8,7 +8,7 @@ from functools import partial
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.connections import Purpose
-from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.maintenance import Duty
 from django_rmq.core.log.safe_logger import safe_logger

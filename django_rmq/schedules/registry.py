@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from django_rmq.conf import get_config, set_schedule_topics
+from django_rmq.conf.problems import shown
 from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
-from django_rmq.conf.value_text import shown
 from django_rmq.conf.values import InvalidSetting
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import ConfigurationError

@@ -3,18 +3,30 @@
 Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages.
 Django drops the callbacks of a transaction or savepoint that is rolled back, and with them everything that
 waited: no body stays in memory, and from then on the results say ``discarded`` (see ``deferred_results``).
+
+Results of calls that wait for a commit; their ``status`` is current whenever it is read.
+
+How a rollback is detected: each result holds a weak reference to its call, and only Django holds the call, as
+the callback given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at
+the rollback, and the reference is dead from then on. A connection has no public attribute for this:
+``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled
+back, and there is no callback for a rollback.
+
+Messages that were not sent or not removed: the reason, and the reports after a commit.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
@@ -22,26 +34,205 @@ from django.db import transaction
 from django_rmq import connections, outbox
 from django_rmq.conf import get_config
 from django_rmq.conf.config import Config
-from django_rmq.core.model.send_results import (
-    OUTDATED,
-    STORED,
-    Durability,
-    SendResult,
-    SendStatus,
-)
+from django_rmq.core.log.throttle import LogThrottle, counted
+from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult, SendStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
 from django_rmq.observability import announcements, telemetry
 from django_rmq.outbox import StoredSend
-from django_rmq.sending.deferred_results import DeferredResult, RemoveResult
-from django_rmq.sending.send_failures import (
-    explained,
-    report,
-    report_waiting,
-    too_full,
-)
+
+
+class DeferredResult(SendResult):
+    """The result of a send that waits for a commit."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[Any]) -> None:
+        self.topic = out.topic.name
+        self.slot = out.slot
+        self.member = out.member
+        self.score = math.nan
+        self.replicas = self.fsynced = None
+        self.wanted = wanted
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process is not updated.
+        told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
+        return SendResult, (*told, self.wanted)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Set the outcome of the message at the commit."""
+        self.status = outcome.status
+        self.slot, self.score = outcome.slot, outcome.score
+        self.replicas = outcome.replicas if self.wanted.replicas else None
+        self.fsynced = outcome.fsynced if self.wanted.fsync else None
+
+
+RemoveStatus = Literal[
+    "pending",
+    "waiting",
+    "resting",
+    "running",
+    "running_and_waiting",
+    "not_found",
+    "claimed",
+    "failed",
+    "in_outbox",
+    "outdated",
+    "discarded",
+]
+"""The status of a removal; ``RemoveResult`` says what each means."""
+
+
+class RemoveResult(str):
+    """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
+
+    ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
+    for ``cancel_message`` also ``claimed``. In a transaction the word is ``pending``, and so is ``status`` until the
+    commit; after it one of the above, ``failed``, ``in_outbox`` or ``outdated`` (as of ``SendResult``), or
+    ``discarded`` after a rollback.
+    """
+
+    __slots__ = ("_call", "member", "status", "topic")
+
+    topic: str
+    member: bytes
+    """The member in Redis: the encoded body, or the key."""
+    status: RemoveStatus
+    """Where the message was; ``pending`` until the commit."""
+    _call: ref[Any] | None
+
+    def __new__(cls, word: str, topic: str, member: bytes, call: ref[Any] | None = None) -> Self:
+        """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
+        result = super().__new__(cls, word)
+        result.topic, result.member, result._call = topic, member, call
+        if call is None:
+            result.status = cast("RemoveStatus", word)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As in DeferredResult.
+        return RemoveResult, (self.status, self.topic, self.member)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Set the state in which the message was found at the commit."""
+        self.status = cast("RemoveStatus", outcome.status)
+
+
+def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
+    """Return the status of a result that is not yet final; it is set as soon as it cannot change any more."""
+    if name != "status":
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
+    return "discarded" if call is None or call() is None else "pending"
+
+
+logger = logging.getLogger("django_rmq.sending")
+_repeated = LogThrottle(logger)
+
+failed_sends: Counter[str] = Counter()
+"""For each topic, how many messages of this process were lost because Redis was unavailable when a commit
+sent them.
+
+The ledger in Redis cannot count them. Read it, do not write it.
+"""
+_counting = threading.Lock()
+
+
+def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
+    """Report that a commit did not do what ``results`` waited for: in the results, in the log and by signal."""
+    for result in results:
+        if result.status != "refused":
+            result.status = "failed"
+    sends = [result for result in results if isinstance(result, DeferredResult)]
+    removals = [result for result in results if isinstance(result, RemoveResult)]
+    if sends:
+        with _counting:
+            failed_sends[topic] += len(sends)
+        _log("sent", error, extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(sends)})
+        announcements.send_failed(topic, sends, error)
+    if removals:
+        _log(
+            "removed",
+            error,
+            extra={"rmq_event": "remove_failed", "rmq_topic": topic, "rmq_count": len(removals)},
+        )
+        announcements.remove_failed(topic, removals, error)
+
+
+def report_waiting(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
+    """Report that ``results`` wait in the outbox, from where the relay sends them."""
+    for result in results:
+        result.status = "in_outbox"
+    if (left_out := _repeated.admit(("kept", topic, type(error)))) is not None:
+        logger.warning(
+            "%d message(s) of topic %s wait in the outbox, because they could not be sent after the database "
+            "commit: %s%s",
+            len(results),
+            topic,
+            error,
+            counted(left_out, "such commits"),
+            extra={"rmq_event": "in_outbox", "rmq_topic": topic, "rmq_count": len(results)},
+        )
+
+
+def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
+    topic = extra["rmq_topic"]
+    if (left_out := _repeated.admit((done, topic, type(error)))) is not None:
+        logger.error(
+            "%d message(s) of topic %s could not be %s after the database commit: %s%s",
+            extra["rmq_count"],
+            topic,
+            done,
+            error,
+            counted(left_out, "such commits"),
+            exc_info=None if left_out else error,
+            extra=extra,
+        )
+
+
+def too_full(topic: Topic, result: SendResult) -> TopicFull:
+    """Return the error for a slot that was too full for the message of ``result``."""
+    if topic.accumulate and topic.max_backlog:
+        return TopicFull(
+            f"the message has collected ACCUMULATE = {topic.accumulate} bodies or MAX_BODY = {topic.max_body} bytes, or "
+            f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of MAX_BACKLOG"
+        )
+    if topic.accumulate:
+        return TopicFull(
+            f"a message of topic {topic.name} has collected ACCUMULATE = {topic.accumulate} bodies, or MAX_BODY = "
+            f"{topic.max_body} bytes: it is due, and takes more once it has been delivered"
+        )
+    return TopicFull(
+        f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
+        f"MAX_BACKLOG = {topic.max_backlog}"
+    )
+
+
+def explained(topic: Topic, error: RmqError) -> RmqError:
+    """Return ``error``; if the topic was re-slotted, with both counts and what to do."""
+    if not isinstance(error, SlotMoved):
+        return error
+    connections.forget(topic)
+    try:
+        registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
+    except ServerTrouble:
+        registered = None
+    now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
+    explanation = SlotMoved(
+        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. Nothing "
+        "was sent. Correct SLOTS and restart the process"
+    )
+    explanation.__cause__ = error
+    return explanation
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -270,6 +461,3 @@ def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
     status = cast("SendStatus", "not_found" if out.removes else "stored")
     reached = wanted.replicas or None, wanted.fsync or None
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
-
-
-__all__ = ["DeferredSend", "defer", "defer_removal", "rows_waiting", "went_nowhere"]

@@ -21,14 +21,14 @@ from django_rmq.core.commands import insert
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.commands.insert import transaction_time
-from django_rmq.core.commands.packed_arguments import Packed
+from django_rmq.core.commands.script_call import Packed
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis import wire
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 
 CALL_BYTES = 1_048_576
 """The number of bytes that a call may send beyond its first message: it limits how long Redis is blocked."""

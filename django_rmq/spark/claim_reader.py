@@ -13,14 +13,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from django_rmq.core.commands import claims, inspect
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
+from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.message_content import raw_body
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace
-from django_rmq.spark.message_rows import entry_batch
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.row_pages import (
     FIRST_PAGE,
     MOST_ROWS,
@@ -28,6 +27,7 @@ from django_rmq.spark.row_pages import (
     PAGES,
     SCRIPT_BYTES,
     Rows,
+    entry_batch,
     fitting,
     following,
     narrow_batch,

@@ -3,6 +3,8 @@
 One consumer has at most one open claim, in any number of slots; decision 0004 gives the reasons. Nothing here
 knows Spark: ``stream_reader`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has
 recorded.
+
+The poll of a query: in which slots something is due.
 """
 
 from __future__ import annotations
@@ -14,15 +16,48 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 from django_rmq.core.commands import ack, claims, inspect
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Claimed, ClaimRead, Counts
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, SlotMoved
-from django_rmq.spark.due_slots import HEADS, DueSlots
 from django_rmq.spark.lease import Lease
+
+HEADS = 1_024
+"""The number of slots asked in one round trip."""
+
+
+class DueSlots:
+    """``due_slots()`` returns the slots of a topic in which something is due, and since when (ms).
+
+    Most of many slots are empty, and stay so. Parts that were empty at the last poll are only asked whether
+    they still are.
+    """
+
+    def __init__(self, broker: Broker, topic: Topic) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._empty: set[int] = set()
+        """The first slots of parts that were empty at the last poll."""
+
+    def __call__(self) -> dict[int, int]:
+        """Return slot -> ms."""
+        slots, now = range(self._topic.slots), self._broker.now_ms()
+        found: dict[int, int] = {}
+        for first in slots[::HEADS]:
+            part = slots[first : first + HEADS]
+            if first in self._empty and not self._broker.run(inspect.any_in_use(self._topic, part)):
+                continue
+            heads = self._broker.run(inspect.heads(self._topic, part))
+            found.update(
+                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
+            )
+            is_empty = not any(at is not None for at in heads)
+            (self._empty.add if is_empty else self._empty.discard)(first)
+        return found
+
 
 T = TypeVar("T")
 

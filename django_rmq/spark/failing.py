@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_rmq.core.commands import claims
-from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.inspect import walk
 from django_rmq.exceptions import ConfigurationError, LostRace
 from django_rmq.spark import row_actions
-from django_rmq.spark.broker_connection import reached
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy, reached
 from django_rmq.spark.source_options import STREAM, SourceOptions
 
 

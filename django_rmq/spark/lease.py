@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from django_rmq.core.commands import claims, spark_consumers
-from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands import claims, registry
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.replies import Driver
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, RmqError
@@ -90,7 +90,7 @@ class DriverIdentity:
         )
 
     def _ask(self, consumer: str, checkpoint: str, *, starts: bool, gone: str = "") -> Driver | None:
-        call = spark_consumers.hold_consumer(
+        call = registry.hold_consumer(
             self._topic,
             consumer,
             self._word,
@@ -113,7 +113,7 @@ class DriverIdentity:
         with self._lock:
             if self._held is not None:
                 self._has_left = True
-                self._broker.run(spark_consumers.leave_consumer(self._topic, self._held[0], self._word))
+                self._broker.run(registry.leave_consumer(self._topic, self._held[0], self._word))
 
 
 class Lease:

@@ -16,16 +16,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.replies import Counts
 from django_rmq.core.model.topic import Topic
-from django_rmq.spark.broker_connection import broker_of, topic_of
-from django_rmq.spark.message_rows import entry_batch
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
 from django_rmq.spark.row_pages import (
     FIRST_PAGE,
     SCRIPT_BYTES,
     LiveRows,
+    entry_batch,
     following,
     narrow_batch,
 )

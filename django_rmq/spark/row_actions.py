@@ -15,13 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from django_rmq.core.commands import claims, operate
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.replies import Entry, Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.message_rows import COLUMNS, METADATA
+from django_rmq.spark.row_pages import COLUMNS, METADATA
 from django_rmq.spark.source_options import (
     READ,
     STREAM,

@@ -4,13 +4,22 @@ The driver claims in ``latestOffset``; tasks only read what is claimed, so Spark
 it likes. A batch is acknowledged when the next poll reports it as committed, or at once by ``listening``:
 Spark itself calls ``commit`` only when there is a next batch. The consumer's identity is in the offset, so it
 belongs to the checkpoint.
+
+Lists of slots as short text, for the offsets of a query.
+
+Bounds a batch by bytes, about: by the mean size of a few messages that are due.
+
+Holds a batch back until enough messages are due for it, or some have waited long enough.
+
+What waits in a topic, for the progress records of a query.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -19,24 +28,134 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
-from django_rmq.spark.backlog import Backlog
-from django_rmq.spark.batch_bytes import BatchBytes
-from django_rmq.spark.broker_connection import broker_of, topic_of
+from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, topic_of
 from django_rmq.spark.claim_reader import ClaimReader, ClaimTask, split
 from django_rmq.spark.claims import Claims
-from django_rmq.spark.min_batch import MinBatch
-from django_rmq.spark.retry_policy import Result, RetryPolicy
-from django_rmq.spark.slot_ranges import ranges, slots_in
-from django_rmq.spark.source_options import (
-    CONNECTION,
-    SourceOptions,
-    gathering,
-    most_bytes,
-)
+from django_rmq.spark.source_options import CONNECTION, SourceOptions, gathering, most_bytes
 from django_rmq.spark.versions import arrow_schema, too_old
+
+MOST_RANGES = 2_000
+"""Maximum number of characters of a list of slots. A longer one is left out; then all slots are asked."""
+
+
+def ranges(slots: Iterable[int]) -> str | None:
+    """Return slots as text, like ``0-15,18``; None if that would be long."""
+    parts: list[list[int]] = []
+    for slot in sorted(slots):
+        if parts and parts[-1][1] == slot - 1:
+            parts[-1][1] = slot
+        else:
+            parts.append([slot, slot])
+        if len(parts) > MOST_RANGES // 2:
+            return None
+    text = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    return text if len(text) <= MOST_RANGES else None
+
+
+def slots_in(text: str | None, count: int) -> list[int]:
+    """Return the slots in the output of ``ranges``; all ``count`` of them for None."""
+    if text is None:
+        return list(range(count))
+    bounds = [part.partition("-") for part in text.split(",") if part]
+    return [slot for first, _, last in bounds for slot in range(int(first), int(last or first) + 1)]
+
+
+SLOTS = 16
+"""The largest number of slots that are sampled."""
+
+SAMPLE = 16
+"""The largest number of messages that are sampled in one slot."""
+
+
+class BatchBytes:
+    """How many messages make ``most`` bytes. None: there is no such bound, and nothing is sampled."""
+
+    def __init__(self, claims: Claims, topic: Topic, most: int | None) -> None:
+        self._claims = claims
+        self._topic = topic
+        self._most = most
+
+    def within(self, budget: int) -> int:
+        """Return the number of messages to claim, at most ``budget``, and at least one."""
+        if self._most is None:
+            return budget
+        slots = list(self._claims.due_slots())
+        chosen = random.sample(slots, min(len(slots), SLOTS))
+        pages = self._claims.each(inspect.peek(self._topic, slot, "store", limit=SAMPLE) for slot in chosen)
+        sizes = [len(one.member) + len(one.envelope or b"") for page in pages for one in page.entries]
+        return min(budget, max(1, self._most * len(sizes) // sum(sizes))) if sizes else budget
+
+
+class MinBatch:
+    """Whether a batch may begin: with ``least`` messages, or ``delay`` seconds after there were fewer."""
+
+    def __init__(self, least: int, delay: float) -> None:
+        self._least = least
+        self._delay = delay
+        self._since: float | None = None
+        """When (monotonic) messages were first seen to be due, but too few."""
+
+    def is_enough(self, due: Callable[[], int]) -> bool:
+        """Return whether a batch may begin. ``due``: counts what could be claimed; not called if any number will do."""
+        if self._least <= 1:
+            return True
+        found = due()
+        if not 0 < found < self._least:
+            self._since = None
+            return found > 0
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since < self._delay:
+            return False
+        self._since = None
+        return True
+
+
+COUNT_SECONDS = 5.0
+"""Seconds between two counts."""
+
+MOST_SLOTS = 4_096
+"""The largest number of slots that is counted: each is one call."""
+
+
+class Backlog:
+    """Counts a topic from time to time. Spark asks with every trigger, also when nothing is due."""
+
+    def __init__(self, claims: Claims, slots: int) -> None:
+        self._claims = claims
+        self._slots = slots
+        self._told: dict[str, Any] | None = None
+        self._next_count = float("-inf")
+
+    def told(self) -> dict[str, Any] | None:
+        """Return the last count. None: there is none, because the topic has too many slots or Redis was unavailable."""
+        now = time.monotonic()
+        if now >= self._next_count and self._slots <= MOST_SLOTS:
+            self._next_count = now + COUNT_SECONDS
+            try:
+                self._told = self._count()
+            except RmqError:
+                # The query's own requests report it.
+                self._told = None
+        return self._told
+
+    def _count(self) -> dict[str, Any]:
+        counts = self._claims.counts(range(self._slots))
+        oldest = [found.oldest_due_ms for found in counts if found.oldest_due_ms is not None]
+        age = (self._claims.now_ms() - min(oldest)) / 1000 if oldest else 0.0
+        return {
+            "due": sum(found.due for found in counts),
+            "waiting": sum(found.store + found.retry for found in counts),
+            "oldestDueSeconds": round(max(0.0, age), 3),
+            "claimed": sum(found.claimed for found in counts),
+            "lostClaims": self._claims.lease.lost,
+        }
+
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -41,12 +41,18 @@ from django_rmq.core.producer.validation import check_priority
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
 from django_rmq.spark.arrow_bulk import ArrowBulk, ArrowRows
-from django_rmq.spark.broker_connection import broker_of, topic_of
+from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
 from django_rmq.spark.canonical_json import canonical_rows, canonical_texts
-from django_rmq.spark.columns import WriteColumns, check_taken, needed_by, rows_of, taken_by, values
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.columns import (
+    WriteColumns,
+    check_taken,
+    in_milliseconds,
+    needed_by,
+    rows_of,
+    taken_by,
+    values,
+)
 from django_rmq.spark.source_options import PAST_TIMES, SourceOptions
-from django_rmq.spark.time_columns import in_milliseconds
 
 logger = logging.getLogger(__name__)
 

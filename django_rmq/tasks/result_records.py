@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_rmq.core.model.failure_records import cut_error
+from django_rmq.core.model.replies import cut_error
 from django_rmq.tasks.frameworks import Framework
 from django_rmq.tasks.frameworks import framework as framework_of
 from django_rmq.tasks.jobs import Job

@@ -9,9 +9,8 @@ from uuid import uuid4
 
 from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.message import Message
-from django_rmq.core.model.replies import Prepared
+from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import Cancelled, ConfigurationError, InvalidMessage, Reject, Retry
 from django_rmq.testing.schedules import send_ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.schedules.stepper import next_run
 from django_rmq.exceptions import UnknownSchedule

@@ -26,7 +26,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.schedules import registry as scheduled
-from django_rmq.tasks import task_listeners as tasks
+from django_rmq.tasks import execution as tasks
 from django_rmq.tasks import task_modules
 from django_rmq.worker.once import OnceListener
 

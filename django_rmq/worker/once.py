@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from django_rmq import transactions
-from django_rmq.core.consumer import fork_guard
+from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.message import Message
@@ -99,8 +99,8 @@ class OnceListener:
             returned = transactions.call_closed(self._name, self._function, argument)
         finally:
             # A copy of the process must not reach the end of the transaction: it would commit it.
-            if fork_guard.forking is not None:
-                fork_guard.end_copy()
+            if invoke.forking is not None:
+                invoke.end_copy()
         if returned is False or any(message.outcome is not None for message in messages):
             connection.set_rollback(True)  # rule: keeps_the_effects_of_a_failure
             return returned

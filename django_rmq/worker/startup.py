@@ -11,7 +11,7 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.outbox.databases import ask_each
+from django_rmq.outbox.storage import ask_each
 from django_rmq.schedules import duty
 from django_rmq.tasks import task_modules
 from django_rmq.typed_bodies import typed_body_requirements as validating

@@ -22,7 +22,7 @@ from django.db import connections as databases
 from django_rmq import transactions
 from django_rmq.conf import is_debug
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.consumer.async_invoke import Coroutine
+from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.model.topic import Topic
 from django_rmq.observability import announcements
 from django_rmq.worker import listener_registry

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
-from django_rmq.core.model.failure_records import Death
-from django_rmq.core.model.replies import CopyReply, Prepared
+from django_rmq.core.model.replies import CopyReply, Death, Prepared
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot

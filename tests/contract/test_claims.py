@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock

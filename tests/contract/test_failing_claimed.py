@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from tests.contract.slots import NO_BACKOFF, Slot, drift
 
 MakeSlot = Callable[..., Slot]

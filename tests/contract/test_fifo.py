@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock

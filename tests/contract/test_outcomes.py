@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.outcome import (
-    MOST,
-    Outcome,
-    Progress,
-    digest,
-    parse,
-)
+from django_rmq.core.model.replies import MOST, Outcome, Progress, digest, parse
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.failure_records import Death, FailureRecord
+from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock

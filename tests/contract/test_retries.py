@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.model.failure_records import Death, FailureRecord
 from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot

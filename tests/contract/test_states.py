@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.model.keys import read
 from django_rmq.core.model.topic import TopicType
-from django_rmq.core.model.wakeups import read
 from tests.contract.slots import NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]

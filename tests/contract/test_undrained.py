@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from tests.contract.slots import NO_BACKOFF, START_MS, TIME_TYPES, Slot
 

@@ -34,7 +34,7 @@ import redis
 import yaml
 
 from django_rmq.api import urls
-from django_rmq.core.commands.schedule_records import change_schedule
+from django_rmq.core.commands.registry import change_schedule
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.schedule import Schedule

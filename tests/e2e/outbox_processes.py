@@ -41,8 +41,9 @@ def intend(topic: str, name: str, value: int | None) -> None:
 def arm(point: str, at: int) -> None:
     """Have this process die when it comes to ``point`` for the time numbered ``at``."""
     from django_rmq.core.producer.producer import Producer
-    from django_rmq.outbox import relay, sql, storage
-    from django_rmq.outbox.outbox_send import OutboxSend
+    from django_rmq.outbox import relay, storage
+    from django_rmq.outbox import storage as sql
+    from django_rmq.outbox.storage import OutboxSend
     from django_rmq.sending import on_commit
 
     countdown = itertools.count(1)

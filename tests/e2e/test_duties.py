@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import history
 from tests.brokers import Broker

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from django_rmq.core.commands.schedule_records import read_schedules
+from django_rmq.core.commands.registry import read_schedules
 from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, environment_of, manage
 from tests.servers import RedisServer, TcpProxy, ask

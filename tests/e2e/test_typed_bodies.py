@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.replies import Death
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage

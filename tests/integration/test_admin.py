@@ -24,12 +24,12 @@ from django.urls import URLPattern, path, reverse
 from django_rmq import connections
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin.views import action_views as pages
-from django_rmq.admin.views.request_values import so_far
+from django_rmq.admin.views.page import so_far
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id as id_of
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.models import Topic as TopicModel

@@ -19,7 +19,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.operations import Actor, Permission, receipts
+from django_rmq.operations import Actor, Permission, consumption
 from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
 from tests.brokers import ClusterBroker, direct, set_clock
@@ -49,7 +49,7 @@ def rest(failures: int) -> float:
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
-    monkeypatch.setattr("django_rmq.operations.long_poll.ROUND_SECONDS", 60.0)
+    monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     yield from on_each_broker(request, TOPICS=TOPICS, API={"SEND_RATE": None})
 
@@ -220,7 +220,7 @@ def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_consumer_that_waits_for_many_slots_looks_less_often(
     looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.long_poll.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
+    monkeypatch.setattr("django_rmq.operations.consumption.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
     assert Consumer("timed").take(wait=1) == []
     assert 2 <= len(looks) <= 3
 
@@ -228,7 +228,7 @@ def test_a_consumer_that_waits_for_many_slots_looks_less_often(
 def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
     broker: Any, looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.long_poll.FIRST_PAUSE", 15)
+    monkeypatch.setattr("django_rmq.operations.consumption.FIRST_PAUSE", 15)
     consumer, clock, rests = Consumer("timed"), clock_from_now(), list[float]()
 
     def rest(seconds: float) -> None:
@@ -435,10 +435,10 @@ def test_another_definition_in_redis_is_misconfigured_not_a_500(redis_url: str, 
 
 def test_a_receipt_is_for_its_topic_and_slot_only(broker: Any) -> None:
     one = Deliveries(Actor("a", "rest"), topic_of("timed"), broker)
-    known = receipts.sealed("timed", 0, 1)
+    known = consumption.sealed("timed", 0, 1)
     for topic, slot in (("work", 0), ("timed", 1)):
-        assert receipts.unsealed(topic, slot, known) is None
-    assert receipts.unsealed("timed", 0, known) == 1
+        assert consumption.unsealed(topic, slot, known) is None
+    assert consumption.unsealed("timed", 0, known) == 1
     assert one.commit([SettledDelivery("1.MQ", known)]) == ["stale"]
 
 

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.api import errors
-from django_rmq.api.responses import topic_responses as answers
+from django_rmq.api import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
 from tests.integration.test_api import Program, asked, user_with

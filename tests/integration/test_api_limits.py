@@ -18,13 +18,13 @@ from rest_framework.throttling import SimpleRateThrottle
 from django_rmq import connections
 from django_rmq.api import throttles
 from django_rmq.conf import get_config
-from django_rmq.core.commands import operate, schedule_records, send
+from django_rmq.core.commands import operate, registry, send
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Permission, send_quotas
-from django_rmq.operations.long_poll_limiter import LongPollLimiter, seats
+from django_rmq.operations.consumption import LongPollLimiter, seats
 from django_rmq.operations.send_quotas import SendCharge
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
@@ -103,9 +103,7 @@ RUNS = "schedules/often/run/"
 
 def scheduled(broker: Any, body: Any = 1) -> None:
     """Let Redis have a schedule of the topic `timed`, as a worker declares it."""
-    broker.run(
-        schedule_records.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text)
-    )
+    broker.run(registry.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text))
 
 
 def test_a_run_of_a_schedule_is_charged_like_a_send(broker: Any) -> None:

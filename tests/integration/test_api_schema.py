@@ -28,9 +28,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.consumption import Deliveries

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import memory_budget
-from django_rmq.core.consumer.memory_budget import MemoryBudget
+from django_rmq.core.consumer import capacity
+from django_rmq.core.consumer.capacity import MemoryBudget
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
@@ -28,9 +28,9 @@ def deliveries(*bodies: int) -> list[Delivery]:
 def test_large_messages_are_worked_off_within_a_bound(
     broker: Any, monkeypatch: pytest.MonkeyPatch, topic: Topic, serial: bool
 ) -> None:
-    monkeypatch.setattr(memory_budget, "MOST", 40 * BODY)
-    monkeypatch.setattr(memory_budget, "MOST_AT_ONCE", 10 * BODY)
-    monkeypatch.setattr(memory_budget, "LEAST_AT_ONCE", BODY)
+    monkeypatch.setattr(capacity, "MOST", 40 * BODY)
+    monkeypatch.setattr(capacity, "MOST_AT_ONCE", 10 * BODY)
+    monkeypatch.setattr(capacity, "LEAST_AT_ONCE", BODY)
     count = 320
     begun, go = threading.Event(), threading.Event()
     held: list[int] = []
@@ -62,11 +62,11 @@ def test_large_messages_are_worked_off_within_a_bound(
 
 def test_grants_follow_the_size_of_messages() -> None:
     bound = MemoryBudget([KEYED])
-    assert bound.grant(KEYED, 512) == memory_budget.MOST_AT_ONCE, "nobody knows how large they are"
+    assert bound.grant(KEYED, 512) == capacity.MOST_AT_ONCE, "nobody knows how large they are"
     assert bound.weigh(KEYED, deliveries(99, 199)) == 300
     for _ in range(50):
         bound.weigh(KEYED, deliveries(99, 99))
-    assert bound.grant(KEYED, 10) == memory_budget.LEAST_AT_ONCE
+    assert bound.grant(KEYED, 10) == capacity.LEAST_AT_ONCE
     assert bound.grant(KEYED, 1000) == pytest.approx(2 * 1000 * 100, rel=0.2)
     bound.weigh(KEYED, deliveries(1_000_000))
     assert bound.grant(KEYED, 1) == pytest.approx(2_000_000, rel=0.01)
@@ -77,8 +77,8 @@ def test_nothing_is_granted_beyond_the_bound_until_it_is_answered_or_worked_off(
     granted = []
     while size := bound.grant(TOPIC, 512):
         granted.append(size)
-    assert sum(granted) == memory_budget.MOST
-    bound.held = memory_budget.MOST_AT_ONCE
+    assert sum(granted) == capacity.MOST
+    bound.held = capacity.MOST_AT_ONCE
     bound.answered(granted[0])
     assert not bound.grant(TOPIC, 512)
     bound.held = 0
@@ -88,9 +88,9 @@ def test_nothing_is_granted_beyond_the_bound_until_it_is_answered_or_worked_off(
 def test_one_message_beyond_the_bound_is_worked_off_alone(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_budget, "MOST", BODY // 2)
-    monkeypatch.setattr(memory_budget, "MOST_AT_ONCE", BODY // 4)
-    monkeypatch.setattr(memory_budget, "LEAST_AT_ONCE", 1000)
+    monkeypatch.setattr(capacity, "MOST", BODY // 2)
+    monkeypatch.setattr(capacity, "MOST_AT_ONCE", BODY // 4)
+    monkeypatch.setattr(capacity, "LEAST_AT_ONCE", 1000)
     send(broker, TOPIC, (f"{i:0{BODY}}" for i in range(20)))
     with Worker(broker, TOPIC, lambda message: message.body, poll_seconds=0.05):
         eventually(lambda: live(broker, TOPIC) == 0, "the end of all")

@@ -47,10 +47,10 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.core import lua
-from django_rmq.core.producer.send_trips import ROUND_TRIP
+from django_rmq.core.producer.producer import ROUND_TRIP
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.resharding import begin, finish, move
-from django_rmq.sending.send_failures import failed_sends
+from django_rmq.sending.on_commit import failed_sends
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
 from tests.brokers import direct
 from tests.servers import RedisCluster, TcpProxy

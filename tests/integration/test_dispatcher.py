@@ -13,18 +13,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import (
-    batch_router,
-    fetch,
-    in_flight,
-    timeout_reaper,
-)
+from django_rmq.core.consumer import batch as in_flight
+from django_rmq.core.consumer import executor_pool, fetch
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.log.throttle import LogThrottle
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import Reject, Retry, SlotMoved
@@ -247,7 +243,7 @@ def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(br
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine stands still, no call counts as hung, and nothing that waits is given back."""
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 10 * LONG)
     monkeypatch.setattr(in_flight, "TAKEN_SECONDS", 10 * LONG)
 
 
@@ -306,7 +302,7 @@ def test_without_serial_one_slot_keeps_all_threads_busy(broker: Any) -> None:
 def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.1)
     topic = replace(MERGE, slots=1, serial=False)
     heard, go = Heard(), threading.Event()
 
@@ -380,7 +376,7 @@ def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: An
 def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.1)
     topic = replace(PRIORITY, slots=2)
     order: list[str] = []
     begun, go = threading.Event(), threading.Event()
@@ -864,7 +860,7 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise what waits for a call of more than a second is given back anyway.
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", LONG)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", LONG)
     topic = replace(MERGE, slots=1, prefetch=4)
     begun, go = threading.Event(), threading.Event()
 
@@ -1132,8 +1128,8 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
 def test_a_suspect_that_waits_for_another_for_long_is_given_back_and_due(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(batch_router, "SUSPECT_REST_SECONDS", 10 * LONG)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(executor_pool, "SUSPECT_REST_SECONDS", 10 * LONG)
     topic = replace(MERGE, slots=2, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
     begun, go = threading.Event(), threading.Event()
@@ -1233,7 +1229,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeout_reaper, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(fetch, "SWEEP_SECONDS", 0.05)
     claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
     prepared = replace(claimed, name="prepared", timeout=1)
     for topic in (claimed, prepared):
@@ -1254,16 +1250,14 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
 def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeout_reaper, "TURN_SECONDS", 60.0)
+    monkeypatch.setattr(fetch, "TURN_SECONDS", 60.0)
     topic = replace(FIXED, name="claimed", slots=1, backoff=AT_ONCE)
     names = [b"%d" % n for n in range(900)]
     broker.send_replace(topic, 0, [broker.now_ms() - 1] * 900, names)
     assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
     broker.renew(topic, 0, "spark", 1, 1, seal=True)
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
-    timeout_reaper.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(
-        time.monotonic()
-    )
+    fetch.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(time.monotonic())
     assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_rmq.core import lua
-from django_rmq.core.consumer import dispatcher, slot_errors
+from django_rmq.core.consumer import acks, dispatcher
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -297,7 +297,7 @@ def test_a_full_redis_refuses_sends_and_drains(own_server: RedisServer) -> None:
 def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
     direct: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(acks, "REST_SECONDS", 0.1)
     heard = Heard()
     wrong = slot_keys(direct.prefix, TOPIC.name, 3).retry
     send(direct, TOPIC, range(100))
@@ -328,7 +328,7 @@ def live_in(broker: Broker, slot: int) -> int:
 def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
     direct: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(acks, "REST_SECONDS", 0.1)
     topic = replace(TOPIC, slots=1)
     wrong = slot_keys(direct.prefix, topic.name, 0).retry
     heard = Heard()

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import outcome_log, thread_executor
+from django_rmq.core.consumer import failures as outcome_log
+from django_rmq.core.consumer import thread_executor
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
-from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.slots import uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.log import throttle
 from django_rmq.core.model import redaction
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.message import Message
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.opaque_ids import sealed_id

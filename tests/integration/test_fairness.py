@@ -12,8 +12,8 @@ from math import sqrt
 import pytest
 import redis
 
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker

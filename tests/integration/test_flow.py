@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.thread_partitions import ThreadPartitions
+from django_rmq.core.consumer.capacity import ThreadPartitions
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.workers import LONG, Heard, Worker, eventually, live, send, total

@@ -17,14 +17,7 @@ from django.urls import reverse
 
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
-from django_rmq.core.model.keys import (
-    history_keys,
-    limits_key,
-    slot_keys,
-    times_key,
-    topics_key,
-    worker_keys,
-)
+from django_rmq.core.model.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
 from django_rmq.core.monitoring import history
 from django_rmq.exceptions import ConfigurationError, WrongType
 from django_rmq.operations import Actor, Operations

@@ -12,7 +12,7 @@ import pytest
 
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.commands.script_keys import AtSlot
-from django_rmq.core.consumer import slot_errors
+from django_rmq.core.consumer import acks
 from django_rmq.core.consumer.progress import SharedProgress, settle
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.message import Message
@@ -97,7 +97,7 @@ def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
 def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
     redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(slot_errors, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(acks, "REST_SECONDS", 0.2)
     assert len(ATTACKS) == len(list(attacks())) and FREE, "each has a slot of its own"
     broker, heard = redis_broker, Heard()
 

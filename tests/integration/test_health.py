@@ -19,8 +19,8 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq import connections
+from django_rmq.api import topics as topic_responses
 from django_rmq.api.probes import _Ready
-from django_rmq.api.responses import topic_responses
 from django_rmq.conf import get_config
 from django_rmq.metrics import collector
 from django_rmq.metrics import outbox_metrics as metrics_of_outbox

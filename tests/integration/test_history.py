@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS
 from django_rmq.core.model.keys import history_keys, slot_keys
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import batch_router
-from django_rmq.core.consumer import in_flight as in_flight_batches
+from django_rmq.core.consumer import batch as in_flight_batches
+from django_rmq.core.consumer import executor_pool
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
@@ -39,7 +39,7 @@ MANY = 800
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 0.1)
 
 
@@ -142,7 +142,7 @@ def test_behind_hung_calls_of_its_own_topic_nothing_waits_in_hand(
 def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
     broker: Any, go: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 10 * LONG)
     monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 10 * LONG)
     topic, running = KINDS["by priority"], list[Any]()
     post(broker, topic, range(MANY))
@@ -151,7 +151,7 @@ def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
         eventually(
             lambda: running and all(place.batches == 2 for place in places.values()), "two batches of each"
         )
-        monkeypatch.setattr(batch_router, "REFRESH_SECONDS", 0.0)
+        monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.0)
         monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 0.0)
         worker.dispatcher._feeding._next_refresh = 0.0
         eventually(lambda: in_flight(broker, topic) == 1, "the others being given back")

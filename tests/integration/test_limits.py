@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_rmq.core import lua
-from django_rmq.core.commands import limit_shares
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.rate_limits import RateLimits, return_permits
 from django_rmq.core.model.keys import limits_key
@@ -284,7 +284,7 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
 
     def allow(call: Call[Any]) -> Any:
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
-        run(limit_shares.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
+        run(registry.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
         prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
         told.append((call.own[_IN_USE], prepared))
         return run(call)

@@ -15,25 +15,18 @@ from django.test import override_settings
 
 from django_rmq import Message, cancel_message, connections, listener, message_status, send_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import (
-    ack,
-    claims,
-    fetch,
-    inspect,
-    operate,
-    schedule_records,
-)
+from django_rmq.core.commands import ack, claims, fetch, inspect, operate, registry
 from django_rmq.core.commands import (
     send as send_commands,
 )
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
-from django_rmq.operations import orphans, retirement
+from django_rmq.operations import audit, retirement
 from django_rmq.schedules import duty
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
@@ -67,7 +60,7 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, moved: bool
 ) -> None:
     def topics() -> list[str]:
-        return [record.schedule.topic for record in broker().run(schedule_records.read_schedules())]
+        return [record.schedule.topic for record in broker().run(registry.read_schedules())]
 
     with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
         duty.declare()
@@ -126,7 +119,7 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
         bodies = (b'"stray"',) if topic.collects else None
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
         broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
-        *_, found = orphans.find(broker(), topic, repair=True)
+        *_, found = audit.find(broker(), topic, repair=True)
         (looked,) = broker().run(inspect.look(topic, own, [b"k"]))
         return found, looked.envelope
 

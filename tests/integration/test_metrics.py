@@ -27,10 +27,8 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
-from django_rmq.core.model.failure_records import Failure
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS
 from django_rmq.core.model.keys import slot_keys, times_key
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic

@@ -33,20 +33,15 @@ from django_rmq import (
 )
 from django_rmq.checks import check_outbox_tables, check_tables
 from django_rmq.conf import get_config
-from django_rmq.core.commands import (
-    ack,
-    fetch,
-    inspect,
-    operate,
-)
+from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.consumer import invoke
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.outbox import databases as databases_of_outbox
+from django_rmq.outbox import storage as databases_of_outbox
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
 from django_rmq.worker import (
     listener_registry,

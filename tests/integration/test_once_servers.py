@@ -14,8 +14,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 from django_rmq import Message
 from django_rmq.core.consumer import invoke
 from django_rmq.core.model.envelope import Envelope, encode_envelope, new_origin
-from django_rmq.core.model.failure_records import Failure
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.models import ProcessedMessage
 from django_rmq.worker.once import OnceListener

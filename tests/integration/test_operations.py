@@ -19,11 +19,10 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure, error_class
+from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.message import Message, message_id
-from django_rmq.core.model.message_content import stored_basis
+from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import (

@@ -13,11 +13,7 @@ from uuid import uuid4
 import pytest
 
 from django_rmq.core import resharding
-from django_rmq.core.commands import (
-    ack,
-    fetch,
-    inspect,
-)
+from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands import (
     send as send_commands,
 )
@@ -26,10 +22,9 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.placement import Send
-from django_rmq.core.producer.producer import Producer
-from django_rmq.core.producer.send_trips import ROUND_TRIP
+from django_rmq.core.producer.producer import ROUND_TRIP, Producer
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
-from django_rmq.operations.long_poll import LongPoll
+from django_rmq.operations.consumption import LongPoll
 from tests.brokers import ClusterBroker
 from tests.workers import Heard, Listener, Worker, audit, broker_on, cluster_of, eventually, live, send, total
 

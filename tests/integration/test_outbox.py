@@ -45,9 +45,9 @@ from django_rmq import (
     signals,
 )
 from django_rmq.conf import get_config
-from django_rmq.core.model.message_content import raw_body
+from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.send_results import SendResult
-from django_rmq.core.redis import pipeline
+from django_rmq.core.redis import connection as pipeline
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import (
     Actor,
@@ -56,11 +56,10 @@ from django_rmq.operations import (
     shared_reads,
 )
 from django_rmq.outbox import contents as outbox_looking
-from django_rmq.outbox import databases as outbox_databases
 from django_rmq.outbox import relay as outbox_relay
-from django_rmq.outbox import sql
-from django_rmq.outbox.coalesce import REFUSALS, Stored
-from django_rmq.outbox.relay import relay
+from django_rmq.outbox import storage
+from django_rmq.outbox import storage as outbox_databases
+from django_rmq.outbox.relay import REFUSALS, Stored, relay
 from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.brokers import direct
@@ -227,7 +226,7 @@ def test_a_send_to_a_topic_without_it_does_nothing_for_it(monkeypatch: pytest.Mo
     def refuse(using: str | None) -> set[int]:
         raise AssertionError(using)
 
-    monkeypatch.setattr("django_rmq.sending.dispatch.rows_waiting", refuse)
+    monkeypatch.setattr("django_rmq.sending.api.rows_waiting", refuse)
     assert send_message("plain", 1, priority=100).status == "stored"
     with pytest.raises(AssertionError):
         send_message("renders", 1, priority=100)
@@ -785,7 +784,7 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
-    failing = mock.patch("django_rmq.outbox.sql.insert", side_effect=OperationalError("disk full"))
+    failing = mock.patch("django_rmq.outbox.storage.insert", side_effect=OperationalError("disk full"))
     with failing, transaction.atomic():
         with pytest.raises(OperationalError, match="disk full"):
             send_message("renders", 1, priority=100)
@@ -796,7 +795,7 @@ def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "WRITTEN_HERE", frozenset[str]())
+    monkeypatch.setattr(storage, "WRITTEN_HERE", frozenset[str]())
     left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
     assert [row.score for row in rows()] == [*range(100, 300)]
     make_due()
@@ -835,7 +834,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.outbox.sql.delete_free", side_effect=OSError("gone")),
+        mock.patch("django_rmq.outbox.storage.delete_free", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)

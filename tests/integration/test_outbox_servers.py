@@ -17,12 +17,12 @@ from django.test import override_settings
 from django_rmq import connections as rmq
 from django_rmq import send_message, send_messages
 from django_rmq.conf import get_config
-from django_rmq.core.model.message_content import raw_body
+from django_rmq.core.model.envelope import raw_body
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
-from django_rmq.outbox.databases import threads_of_duties
 from django_rmq.outbox.relay import relay
+from django_rmq.outbox.storage import threads_of_duties
 from tests.brokers import direct
 from tests.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
 from tests.workers import LONG, eventually

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from django_rmq.core import lua
-from django_rmq.core.model.outcome import digest
+from django_rmq.core.model.replies import digest
 from django_rmq.exceptions import ServerUnavailable, WrongType
 from tests.contract.slots import Drift, Slot, drift
 from tests.integration.test_faults import (

@@ -14,7 +14,7 @@ import redis
 
 from django_rmq.conf import RedisServer
 from django_rmq.connections.client_factory import build_client
-from django_rmq.core.redis.pool import Pool, RenewingPool
+from django_rmq.core.redis.clients import Pool, RenewingPool
 from tests import servers
 
 

@@ -25,14 +25,14 @@ from rest_framework.request import Request
 ROOT = Path(__file__).parents[2]
 
 OWNERS = {
-    "django_rmq/api/metrics_view.py": "djangorestframework",
-    "django_rmq/core/redis/pool.py": "redis",
-    "django_rmq/core/redis/subscriptions.py": "redis",
+    "django_rmq/api/probes.py": "djangorestframework",
+    "django_rmq/core/redis/clients.py": "redis",
+    "django_rmq/core/redis/clients.py": "redis",
     "django_rmq/spark/spark_session.py": "pyspark",
 }
 """File that reads a private attribute -> the distribution whose it is."""
 
-OF_PYTHON = {"django_rmq/core/consumer/child_processes.py"}
+OF_PYTHON = {"django_rmq/core/consumer/supervisor.py"}
 """Files that read private attributes of the standard library."""
 
 UNDOCUMENTED = {"kazoo"}

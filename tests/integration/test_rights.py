@@ -18,9 +18,9 @@ from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
 from django_rmq.core import lua, server_checks
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.redis.refused_commands import _HARMLESS
+from django_rmq.core.redis.clients import _HARMLESS
 from django_rmq.core.server_checks import flaws, places, rights
 from django_rmq.exceptions import ServerRefused
 from django_rmq.worker import startup

@@ -24,11 +24,12 @@ from rich.console import Console
 from django_rmq import Message, UnknownSchedule, listener, schedule
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core.commands import ack, fetch, schedule_records
+from django_rmq.core.commands import ack, fetch
+from django_rmq.core.commands import registry as schedule_records
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import schedules_key
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import ScheduleRecord
 from django_rmq.core.schedules import stepper, tick_times
 from django_rmq.core.schedules.declarations import ENDED_SECONDS, GONE_SECONDS, Declarations

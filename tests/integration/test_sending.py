@@ -41,11 +41,11 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.producer.send_trips import ROUND_TRIP
+from django_rmq.core.producer.producer import ROUND_TRIP
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.resharding import begin, finish, move
 from django_rmq.sending import on_commit
-from django_rmq.sending.send_failures import failed_sends
+from django_rmq.sending.on_commit import failed_sends
 from tests.brokers import direct
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 

@@ -16,11 +16,11 @@ import pytest
 from django_rmq.core.consumer import heartbeat
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.progress import OVERRAN, SharedProgress, settle
-from django_rmq.core.consumer.server_clock import uptime
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.model.keys import look_again
 from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from django_rmq.core.model.wakeups import look_again
 from django_rmq.exceptions import Cancelled
 from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 

@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections
-from django_rmq.core.commands import idempotency
+from django_rmq.core.commands import registry
 from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
@@ -120,20 +120,20 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
     monkeypatch.setattr(shared_reads, "LEASE_MS", 600_000)
     topics = Operations(Actor("me", "test")).present_all(None)
     name = shared_reads._name(topics)
-    assert broker.run(idempotency.begin_answer(name, name, "other", 600_000))[0] == "new"
-    waits, real = threading.Event(), idempotency.begin_answer
+    assert broker.run(registry.begin_answer(name, name, "other", 600_000))[0] == "new"
+    waits, real = threading.Event(), registry.begin_answer
 
     def begin_answer(*given: Any) -> Any:
         waits.set()
         return real(*given)
 
-    monkeypatch.setattr(idempotency, "begin_answer", begin_answer)
+    monkeypatch.setattr(registry, "begin_answer", begin_answer)
     with ThreadPoolExecutor(1) as tab:
         waiting = tab.submit(look)
         assert waits.wait(60)
         assert not waiting.done()
         survey = topic_stats.survey(broker, topics)
-        broker.run(idempotency.keep_answer(name, "other", shared_reads._written(survey), 600_000))
+        broker.run(registry.keep_answer(name, "other", shared_reads._written(survey), 600_000))
         assert waiting.result(60) == survey
     assert made == [list(TOPICS)]  # that of the other process
 
@@ -143,7 +143,7 @@ def test_the_survey_of_a_process_that_died_is_made_by_another(
 ) -> None:
     monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
     name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
-    assert broker.run(idempotency.begin_answer(name, name, "other", 50))[0] == "new"
+    assert broker.run(registry.begin_answer(name, name, "other", 50))[0] == "new"
     assert [one.store for one in look().topics] == [2, 1, 0]
     assert made == [list(TOPICS)]
 

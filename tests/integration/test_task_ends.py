@@ -16,24 +16,14 @@ from django.utils import timezone
 from django_rmq import cancel_message, connections, send_message
 from django_rmq.conf import get_config
 from django_rmq.core import resharding
-from django_rmq.core.commands import (
-    ack,
-    fetch,
-    inspect,
-    operate,
-)
+from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import Message
-from django_rmq.tasks import (
-    frameworks,
-    job_lookup,
-    result_lookup,
-    task_listeners,
-)
-from django_rmq.tasks.attempts import Attempt
+from django_rmq.core.model.replies import Failure
+from django_rmq.tasks import backend, execution, frameworks, jobs
+from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry
 from tests import errands
@@ -106,7 +96,7 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
     def run_once() -> None:
         message = take(result.id)
         with pytest.raises(ValueError, match="this task failed") as raised:
-            task_listeners.run(message)
+            execution.run(message)
         fail(message, raised.value)
 
     def look(*given: Any) -> Any:
@@ -114,11 +104,11 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
         monkeypatch.undo()
         for _ in range(2 - attempts_before):
             run_once()
-        return job_lookup.look(*given)
+        return jobs.look(*given)
 
     for _ in range(attempts_before):
         run_once()
-    monkeypatch.setattr(result_lookup, "look", look)
+    monkeypatch.setattr(backend, "look", look)
     result.refresh()
     assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 2, 2)
     assert {error.exception_class for error in result.errors} == {ValueError}
@@ -134,7 +124,7 @@ def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: li
     assert cancel_message("tasks.default", key=result.id) == "running"
     message.extend()
     with pytest.raises(ValueError, match="this task failed") as raised:
-        task_listeners.run(message)
+        execution.run(message)
     fail(message, raised.value)
     result.refresh()
     assert (result.status, told) == (Status.FAILED, [Status.FAILED])
@@ -150,7 +140,7 @@ def test_a_task_whose_worker_did_not_hear_of_the_cancel_has_ended(using: Use) ->
     message = take(result.id)
     cancel_message("tasks.default", key=result.id)
     with pytest.raises(ValueError, match="this task failed") as raised:
-        task_listeners.run(message)
+        execution.run(message)
     fail(message, raised.value)
     result.refresh()
     assert result.status == Status.FAILED
@@ -170,7 +160,7 @@ def test_a_coroutine_is_stopped_and_its_result_says_why(
     message = take(result.id, "tasks-async.default")
 
     async def cancel() -> BaseException:
-        call = asyncio.ensure_future(task_listeners.arun(message))
+        call = asyncio.ensure_future(execution.arun(message))
         for _ in range(500):
             if str(tmp_path) in errands.together:
                 break
@@ -212,7 +202,7 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         nonlocal loop, call
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Attempt, slowed, slow)
-        call = asyncio.ensure_future(task_listeners.arun(message))
+        call = asyncio.ensure_future(execution.arun(message))
         await asyncio.wait([call])
 
     asyncio.run(run())
@@ -370,7 +360,7 @@ def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.Log
     message.extend()
     with caplog.at_level(logging.INFO):
         with pytest.raises(ValueError, match="this task failed") as raised:
-            task_listeners.run(message)
+            execution.run(message)
         fail(message, raised.value)
     line: Any
     (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
@@ -442,7 +432,7 @@ def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> No
     body = take(result.id).body
     send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
     message = take("again")
-    task_listeners.run(message)
+    execution.run(message)
     found = errands.attempt.get_result("again")
     assert (found.return_value, len(found.worker_ids)) == (1, 1)
     second = message.delivery._replace(retries_left=1)
@@ -454,7 +444,7 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     using()
     result = errands.returns.enqueue(1)
     message = take(result.id)
-    task_listeners.run(message)
+    execution.run(message)
     connections.get_broker().run(ack.commit(message.topic, 0, message.receipt, [result.id.encode()]))
     due = timezone.now() + timedelta(milliseconds=200)
     send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
@@ -473,7 +463,7 @@ def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: U
     result, later = released_by_a_dying_worker()
     assert result.status == Status.READY
     assert cancel_message("tasks.default", key=result.id, on_commit=False) == "waiting"
-    task_listeners.release(later)
+    execution.release(later)
     topic = get_config().topics["tasks.default"]
     (looked,) = connections.get_broker().run(inspect.look(topic, 0, [result.id.encode()]))
     assert (looked.store, looked.prepare, looked.retry) == (None, None, None)
@@ -484,9 +474,9 @@ def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: U
 def test_a_task_that_was_released_and_begins_counts_no_attempt_of_its_release(using: Use) -> None:
     using()
     result, later = released_by_a_dying_worker()
-    task_listeners.release(later)
+    execution.release(later)
     drain("tasks.default", live=True)
-    task_listeners.release(later)
+    execution.release(later)
     assert drain("tasks.default", live=True) == 0
     result.refresh()
     assert (result.return_value, result.attempts) == (1, 1)
@@ -501,7 +491,7 @@ def released_by_a_dying_worker() -> tuple[Any, Message]:
     while (prepared := broker.run(fetch.prepare(topic, 0, "dying", None, 1))).status != "ok":
         assert timezone.now() < deadline
     (delivery,) = prepared.deliveries
-    task_listeners.release(Message(topic, 0, prepared.receipt, delivery, BrokerDeliveryControl(broker)))
+    execution.release(Message(topic, 0, prepared.receipt, delivery, BrokerDeliveryControl(broker)))
     again = delivery._replace(retries_left=delivery.retries_left - 1)
     return result, Message(topic, 0, prepared.receipt, again, BrokerDeliveryControl(broker))
 

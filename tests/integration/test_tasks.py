@@ -18,16 +18,15 @@ from django.utils import timezone
 
 from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import fetch, inspect, task_results
+from django_rmq.core.commands import fetch, inspect, registry
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import frameworks
-from django_rmq.tasks.attempts import Attempt
+from django_rmq.tasks.execution import Attempt, release, run
 from django_rmq.tasks.jobs import place
-from django_rmq.tasks.task_listeners import release, run
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests import errands
@@ -547,7 +546,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None], request: py
     using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
-    kept = connections.get_broker().run(task_results.result(result.id))
+    kept = connections.get_broker().run(registry.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
     if not isinstance(broker, OracleBroker):
@@ -711,7 +710,7 @@ def test_mistakes_in_the_settings_are_reported(declared: Any, number: str, text:
 
 
 def test_a_backend_without_a_framework_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq.checks.task_checks.is_installed", lambda package: False)
+    monkeypatch.setattr("django_rmq.checks.declaration_checks.is_installed", lambda package: False)
     with settings({"BROKER": "memory"}), listener_registry.isolated():
         (found,) = checks.run_checks(tags=["rmq"])
     assert found.id == "django_rmq.E085"

@@ -16,21 +16,15 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import (
-    Dispatcher,
-    WorkerOptions,
-    progress,
-    watchdog,
-)
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, progress
+from django_rmq.core.consumer import heartbeat as watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.executor_pool import ExecutorPool
-from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.heartbeat import Heartbeat, ThreadLost, WakeupSubscriber
 from django_rmq.core.consumer.mailbox import Overrun
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
-from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.slots import uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
-from django_rmq.core.consumer.wakeup_subscriber import WakeupSubscriber
-from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator

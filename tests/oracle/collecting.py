@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.replies import Death
 from tests.oracle.slot import Slot
 
 _COLLECTS = re.compile(rb"0\d+ ")

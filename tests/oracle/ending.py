@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.model.outcome import digest
+from django_rmq.core.model.replies import digest
 from tests.oracle.failing import end_failed, end_marked, forget_ended, land, release_one
 from tests.oracle.numbers import bounded
 from tests.oracle.outcomes import note_end

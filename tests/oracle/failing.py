@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from django_rmq.core.model.failure_records import FailureRecord
+from django_rmq.core.model.replies import FailureRecord
 from tests.oracle.collecting import collects, dead_body, join, joined_death, joined_if
 from tests.oracle.numbers import score_text
 from tests.oracle.outcomes import note_end, note_outcome

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS, SAMPLED, Sample
 from django_rmq.core.model.keys import history_keys, times_key
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.replies import Counts
+from django_rmq.core.model.replies import LATENESS_BUCKETS, SAMPLED, Counts, Sample
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.keyspace import Hash, Memory

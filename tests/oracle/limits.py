@@ -6,7 +6,7 @@ import math
 import re
 
 from django_rmq.core.model.keys import bucket_key, limits_key
-from django_rmq.core.model.worker_records import Allowance
+from django_rmq.core.model.replies import Allowance
 from tests.oracle.keyspace import Hash, Memory
 from tests.oracle.numbers import score_text
 

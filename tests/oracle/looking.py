@@ -6,16 +6,10 @@ import math
 from collections.abc import Sequence
 
 from django_rmq.core.model import stored_hashes
-from django_rmq.core.model.failure_records import Death
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import GATE
-from django_rmq.core.model.replies import (
-    RECORDS,
-    Counts,
-    DescribeReply,
-    FoundReply,
-)
+from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.holding import newest_claim

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.model.failure_records import FailureRecord
-from django_rmq.core.model.replies import CopyReply, Handover, ReshardSurvey
+from django_rmq.core.model.replies import CopyReply, FailureRecord, Handover, ReshardSurvey
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.collecting import collects, dead_body, join, joined_death

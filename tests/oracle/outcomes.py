@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from django_rmq.core.model.failure_records import FailureRecord, error_class
-from django_rmq.core.model.outcome import digest
+from django_rmq.core.model.replies import FailureRecord, digest, error_class
 from tests.oracle.slot import InFlight, Slot
 
 

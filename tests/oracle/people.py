@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.keys import look_again
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
-from django_rmq.core.model.wakeups import look_again
+from django_rmq.core.model.replies import Death
 from tests.oracle.collecting import collects, join
 from tests.oracle.failing import Copy, die, forget, supersede_resting
 from tests.oracle.numbers import bounded, floor

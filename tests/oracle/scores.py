@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from django_rmq.core.model.failure_records import FailureRecord
 from django_rmq.core.model.limits import MAX_PRIORITY, MAX_RETRIES_LIMIT
+from django_rmq.core.model.replies import FailureRecord
 from django_rmq.core.model.topic import TopicType
 from tests.oracle.numbers import bounded, floor
 from tests.oracle.slot import Slot

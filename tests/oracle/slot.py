@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from django_rmq.core.model.failure_records import FailureRecord
 from django_rmq.core.model.keys import slot_keys, wake_channel
-from django_rmq.core.model.outcome import MOST
+from django_rmq.core.model.replies import MOST, FailureRecord
 from django_rmq.core.model.topic import Topic
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.numbers import score_text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django_rmq.core.model.keys import SlotKeys
+from django_rmq.core.model.keys import paused as paused_slot
 from django_rmq.core.model.replies import RECORDS, OrphansReply
-from django_rmq.core.model.wakeups import paused as paused_slot
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.scores import floor_priority
 from tests.oracle.slot import SETS, Slot, on

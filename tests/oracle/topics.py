@@ -7,13 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.core.model import stored_hashes
-from django_rmq.core.model.keys import (
-    explicit_basis_key,
-    history_keys,
-    limits_key,
-    times_key,
-    topics_key,
-)
+from django_rmq.core.model.keys import explicit_basis_key, history_keys, limits_key, times_key, topics_key
 from django_rmq.core.model.stored_hashes import Definitions
 from django_rmq.core.model.topic import Topic, redefined
 from tests.oracle.keyspace import Memory

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from django_rmq.core.model.keys import worker_keys, workers_channel
-from django_rmq.core.model.worker_records import Beat, Roster, WorkerSession
+from django_rmq.core.model.replies import Beat, Roster, WorkerSession
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 
 

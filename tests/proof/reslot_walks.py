@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
 from django_rmq.core import resharding
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace

@@ -12,7 +12,7 @@ import pytest
 
 from django_rmq import send_messages
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from tests.brokers import Broker
 from tests.spark.conftest import Run, topic
 

@@ -25,11 +25,11 @@ from pyspark.sql.types import (
 
 from django_rmq.core.model.body_codec import decode_json, encode_decoded, encode_json
 from django_rmq.core.model.topic import TopicType
-from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
+from django_rmq.spark.columns import instants_ms
 from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.time_columns import instants_ms
 from django_rmq.spark.writer import Target, Writer
 from tests.spark.conftest import Queue
 

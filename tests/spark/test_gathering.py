@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from django_rmq.spark import min_batch
-from django_rmq.spark.min_batch import MinBatch
+from django_rmq.spark import stream_reader
+from django_rmq.spark.stream_reader import MinBatch
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, reader, rows
 
@@ -66,7 +66,7 @@ def test_a_claim_that_a_dead_driver_has_left_waits_for_no_more(queue: MakeQueue)
 
 def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(min_batch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found = MinBatch(10, 60.0)
 
     def at(seconds: float, due: int) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.commands.batching import walk
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import TopicType
-from django_rmq.spark.slot_ranges import ranges, slots_in
+from django_rmq.spark.stream_reader import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader
 from tests.workers import Worker, eventually

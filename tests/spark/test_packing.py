@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.spark.arrow_bulk import (
@@ -27,7 +27,7 @@ from django_rmq.spark.arrow_bulk import (
     Inserting,
     groups,
 )
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import CHUNK_BYTES, Writer, gathered
 from tests.brokers import Broker

@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq.core.model.topic import TopicType
 from django_rmq.spark import row_pages
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.row_pages import LiveRows, RowPosition
 from tests.spark.conftest import Queue
 

@@ -18,9 +18,9 @@ from django_rmq.core import lua
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.spark import retry_policy
+from django_rmq.spark import broker_connection
 from django_rmq.spark.arrow_bulk import ArrowBulk, ArrowRows
-from django_rmq.spark.retry_policy import RetryPolicy
+from django_rmq.spark.broker_connection import RetryPolicy
 from tests.brokers import Broker
 from tests.servers import RedisServer, TcpProxy
 from tests.spark.conftest import Queue
@@ -37,7 +37,7 @@ def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_an
     clock = SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
     )
-    monkeypatch.setattr(retry_policy, "time", clock)
+    monkeypatch.setattr(broker_connection, "time", clock)
 
     def work() -> float:
         if now[0] < 1_035:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
-from django_rmq.spark.message_rows import METADATA
 from django_rmq.spark.pushdown import PushdownReader
+from django_rmq.spark.row_pages import METADATA
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import Queue
 

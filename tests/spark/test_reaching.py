@@ -15,8 +15,8 @@ from django_rmq.exceptions import ConfigurationError, TopicMismatch
 from django_rmq.pipelines.pipeline_context import connection_options
 from django_rmq.spark.broker_connection import broker_of
 from django_rmq.spark.declaring import declare
-from django_rmq.spark.message_rows import COLUMNS
 from django_rmq.spark.reader import Reader
+from django_rmq.spark.row_pages import COLUMNS
 from django_rmq.spark.source_options import CONNECTION, READ, SourceOptions
 from tests.servers import RedisServer, SentinelGuard, ask
 

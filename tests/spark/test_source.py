@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue, end
 from tests.workers import Heard, Worker, eventually

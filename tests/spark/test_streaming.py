@@ -15,15 +15,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from django_rmq.core import resharding
-from django_rmq.core.model.failure_records import Failure
-from django_rmq.core.model.replies import Claimed, Counts
+from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.core.redis.connection import ServerConnection
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.claim_reader import ClaimPart, split
 from django_rmq.spark.failing import fail_batch
-from django_rmq.spark.message_rows import COLUMNS, METADATA
-from django_rmq.spark.row_pages import FIRST_PAGE
+from django_rmq.spark.row_pages import COLUMNS, FIRST_PAGE, METADATA
 from django_rmq.spark.source_options import STREAM, SourceOptions
 from django_rmq.spark.stream_reader import StreamReader
 from tests.spark.conftest import Queue
@@ -442,7 +440,7 @@ def test_the_backlog_is_counted_from_time_to_time_and_lost_claims_with_it(
     assert told == {"due": 30, "waiting": 30, "oldestDueSeconds": 0.0, "claimed": 0, "lostClaims": 0}
     end = source.latestOffset(start, ReadMaxRows(10))
     assert source.reportLatestOffset() is told
-    monkeypatch.setattr("django_rmq.spark.backlog.COUNT_SECONDS", 0.0)
+    monkeypatch.setattr("django_rmq.spark.stream_reader.COUNT_SECONDS", 0.0)
     for slot in range(2):
         topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
     assert rows(source, start, end) == {}

@@ -17,8 +17,8 @@ import pytest
 
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.spark.columns import MARGIN_MS, in_milliseconds
 from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.time_columns import MARGIN_MS, in_milliseconds
 from django_rmq.spark.writer import Writer
 from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting

@@ -27,18 +27,20 @@ from hypothesis.stateful import (
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
-from django_rmq.core.model.failure_records import Death, Failure
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.limits import MAX_PRIORITY
-from django_rmq.core.model.outcome import Outcome, parse
 from django_rmq.core.model.replies import (
     Area,
+    Death,
     Delivery,
     DescribeReply,
+    Failure,
     FoundReply,
+    Outcome,
     Page,
     Prepared,
     Sent,
+    parse,
 )
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError

@@ -17,7 +17,7 @@ from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.delivery_times import instant_ms
+from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.validation import (
     check_durability,
     check_fixed_time,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.consumer.async_executor import FairQueue, ProgressCells
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.fair_queue import FairQueue
 from django_rmq.core.consumer.progress import (
     BEGUN,
     DONE,
@@ -15,7 +15,6 @@ from django_rmq.core.consumer.progress import (
     SharedProgress,
     mark_of,
 )
-from django_rmq.core.consumer.progress_cells import ProgressCells
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType

@@ -11,23 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core.model.envelope import (
-    Envelope,
-    body_of,
-    decode_envelope,
-    encode_envelope,
-)
-from django_rmq.core.model.message import Message
-from django_rmq.core.model.message_content import (
     LARGEST_HELD,
     MARK,
     WIDTH,
+    Envelope,
+    body_of,
     content_of,
+    decode_envelope,
     draw_members,
+    encode_envelope,
     envelope_of,
     key_of,
     raw_body,
     stored_basis,
 )
+from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.consumer.fenced_slots import FencedSlots
-from django_rmq.core.consumer.server_clock import uptime
-from django_rmq.core.consumer.slots import SlotState
+from django_rmq.core.consumer.slots import FencedSlots, SlotState, uptime
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import OracleBroker

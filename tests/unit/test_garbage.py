@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.consumer.garbage_collection import THRESHOLD, collect_less
+from django_rmq.core.consumer.supervisor import THRESHOLD, collect_less
 from django_rmq.worker import worker_process
 
 

@@ -11,8 +11,8 @@ import redis
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS, SAMPLED
 from django_rmq.core.model.keys import HistoryKeys, history_keys, times_key
+from django_rmq.core.model.replies import LATENESS_BUCKETS, SAMPLED
 from django_rmq.core.monitoring.history import EDGES_MS
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules

@@ -13,21 +13,10 @@ import pytest
 import redis
 
 from django_rmq.core import lua
-from django_rmq.core.commands import (
-    ack,
-    claims,
-    fetch,
-    insert,
-    inspect,
-    operate,
-    reshard,
-    schedule_ticks,
-    send,
-)
+from django_rmq.core.commands import ack, claims, fetch, insert, inspect, operate, registry, reshard, send
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.keys import SlotKeys, slot_keys
-from django_rmq.core.model.replies import Area, CopyReply
+from django_rmq.core.model.replies import Area, CopyReply, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.brokers import Methods
@@ -224,7 +213,7 @@ CALLS = calls_of_every_script()
 def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script() -> None:
     functions = {
         name
-        for module in (send, fetch, ack, claims, operate, reshard, inspect, schedule_ticks)
+        for module in (send, fetch, ack, claims, operate, reshard, inspect, registry)
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }

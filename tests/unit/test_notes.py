@@ -22,13 +22,13 @@ from django_rmq.core.consumer.progress import (
     mark_of,
     settle,
 )
-from django_rmq.core.model.failure_records import FailureRecord
 from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock
-from django_rmq.worker import prefork
+from django_rmq.worker import worker_process
 from tests.brokers import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
@@ -181,13 +181,15 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
                     bytes([BEGUN]) * begun
                 )
     settled = settle(broker, [OTHER, PLAIN], notes)
-    monkeypatch.setattr(prefork, "settle", lambda *_: settled)
-    monkeypatch.setattr(prefork, "return_permits", lambda *_: None)
+    monkeypatch.setattr(worker_process, "settle", lambda *_: settled)
+    monkeypatch.setattr(worker_process, "return_permits", lambda *_: None)
     monkeypatch.setattr(
-        prefork, "connections", SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None)
+        worker_process,
+        "connections",
+        SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None),
     )
     with caplog.at_level("INFO", "django_rmq.consumer"):
-        assert prefork._settle_for([], notes) == 8
+        assert worker_process._settle_for([], notes) == 8
     other, plain = caplog.records
     first = sealed_id("other", *settled.named("charged", "other")[0])
     text = other.getMessage()

@@ -16,10 +16,8 @@ import pytest
 from django_rmq.core.model.envelope import Envelope, basis_bytes, decode_envelope
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.delivery_times import instant_ms
-from django_rmq.core.producer.placement import Outgoing
-from django_rmq.core.producer.producer import Producer
-from django_rmq.core.producer.send_trips import ROUND_TRIP, TRIP_BYTES, batched
+from django_rmq.core.producer.placement import Outgoing, instant_ms
+from django_rmq.core.producer.producer import ROUND_TRIP, TRIP_BYTES, Producer, batched
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,

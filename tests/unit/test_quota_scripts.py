@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.keys import (
-    answer_key,
-    bucket_key,
-    consumer_key,
-    limits_key,
-    result_key,
-)
+from django_rmq.core.model.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, OracleBroker

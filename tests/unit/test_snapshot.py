@@ -38,12 +38,12 @@ from django_rmq.conf import get_config
 from django_rmq.core import lua
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.model import keys
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.metrics import RmqCollector
 from django_rmq.models import Topic
 from django_rmq.pipelines import pipelines as registered
 from django_rmq.spark.columns import OPTION_COLUMNS
-from django_rmq.spark.message_rows import METADATA
+from django_rmq.spark.row_pages import METADATA
 from django_rmq.spark.source_options import READ, STREAM, WRITE
 from django_rmq.testing import clock_from_now, memory_broker
 

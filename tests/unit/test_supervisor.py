@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import child_processes, fork_guard, supervisor
-from django_rmq.core.consumer.child_processes import ChildProcess
+from django_rmq.core.consumer import invoke, supervisor
 from django_rmq.core.consumer.progress import RECYCLE, SERVER, SharedProgress
-from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
+from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, ChildProcess, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.embedded_server import free_port
 from tests.e2e.processes import is_gone
@@ -298,7 +297,7 @@ def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None
 def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
     diary: Diary, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(child_processes, "FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "FINISH_SECONDS", 1.0)
     said = logging.StreamHandler()
     logging.getLogger("django_rmq.consumer").addHandler(said)
 
@@ -318,7 +317,7 @@ def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
 def test_a_thread_that_does_not_end_keeps_no_exit_handler_from_running(
     diary: Diary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_processes, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 0.5)
 
     def child(notes: SharedProgress) -> int:
         threading.Thread(target=time.sleep, args=(600,)).start()
@@ -352,7 +351,7 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
         time.sleep(600)
 
     def child(notes: SharedProgress) -> int:
-        fork_guard.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         process = multiprocessing.get_context("fork").Process(target=works_on, daemon=is_daemon)
         process.start()
@@ -384,7 +383,7 @@ def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> No
 
 def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> None:
     def child(notes: SharedProgress) -> int:
-        fork_guard.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
@@ -405,8 +404,8 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
     if pid == 0:
         status = 1
         try:
-            fork_guard._note_fork()
-            fork_guard._let_signals_in()
+            invoke._note_fork()
+            invoke._let_signals_in()
             status = int(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before)
         finally:
             os._exit(status)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.poison_messages import PoisonMessages
+from django_rmq.core.consumer.executor_pool import PoisonMessages
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.tasks import write_batching
-from django_rmq.tasks.write_batching import WriteBatching
+from django_rmq.tasks import execution
+from django_rmq.tasks.execution import WriteBatching
 
 
 class Trips:
@@ -34,7 +34,7 @@ class Trips:
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     found = Trips()
-    monkeypatch.setattr(write_batching, "run_all", found)
+    monkeypatch.setattr(execution, "run_all", found)
     return found
 
 

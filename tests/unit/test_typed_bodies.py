@@ -20,8 +20,8 @@ from django_rmq.core.consumer.invoke import CallGroup, run
 from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.bulk_send import _each
 from django_rmq.core.producer.placement import basis_of
+from django_rmq.core.producer.producer import _each
 from django_rmq.typed_bodies import typed_body_requirements
 from django_rmq.typed_bodies.declared_body import (
     MOST_ERRORS,

@@ -16,15 +16,8 @@ from django_rmq.admin import audit_session
 from django_rmq.admin.filter_form import PARAMETERS
 from django_rmq.admin.labels import outcomes_sentence
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction
-from django_rmq.admin.views.messages_panel import filter_form
-from django_rmq.admin.views.page import (
-    Pages,
-    page,
-    tell,
-    tell_problems,
-    tell_slots,
-)
-from django_rmq.admin.views.request_values import back_of, number, so_far
+from django_rmq.admin.views.message_views import filter_form
+from django_rmq.admin.views.page import Pages, back_of, number, page, so_far, tell, tell_problems, tell_slots
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import (

@@ -13,12 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.labels import CLAIM_STATES
-from django_rmq.admin.views.page import (
-    Pages,
-    page,
-    tell,
-    tell_problems,
-)
+from django_rmq.admin.views.page import Pages, page, tell, tell_problems
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused
 from django_rmq.operations import ClaimStats, Operations, Permission

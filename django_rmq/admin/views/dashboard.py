@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq.admin import trends
+from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import (
     DashboardTotals,
     Link,
@@ -104,7 +104,7 @@ def dashboard(
     asked = query.get("p", "1")
     at = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
     shown = {one.topic for one in found[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
-    recent = trends.recent(operations, found, shown)
+    recent = charts.recent(operations, found, shown)
     rows = [
         row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "") for one in found
     ]

@@ -8,8 +8,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq.admin import trends
-from django_rmq.admin.views.request_values import number
+from django_rmq.admin import charts
+from django_rmq.admin.views.page import number
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import WrongType
 from django_rmq.operations import Operations
@@ -18,11 +18,11 @@ from django_rmq.operations import Operations
 def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
     """Return the content for the requested hours."""
     kept = operations.config.history_retention
-    offered = trends.spans(kept or 0.0)
+    offered = charts.spans(kept or 0.0)
     wanted = number(request.GET.get("hours"))
     hours = wanted if wanted in offered else min(6, offered[-1])
     try:
-        minutes, problem = trends.read(operations, topic, hours), ""
+        minutes, problem = charts.read(operations, topic, hours), ""
     except WrongType as error:
         minutes, problem = [], str(error)
     sampled = any(minute.depth for minute in minutes)
@@ -46,7 +46,7 @@ def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[st
             }
             for span in offered
         ],
-        "charts": trends.charts(topic, minutes) if sampled else [],
+        "charts": charts.charts(topic, minutes) if sampled else [],
         "history_note": note,
     }
 

@@ -1,18 +1,21 @@
-"""The common part of all pages: the user, the addresses, and the responses for a page, a part of one, or trouble."""
+"""The common part of all pages: the user, the values of the request, and the responses for a page, a part of one, or trouble."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
+from urllib.parse import urlencode
 
 from django import VERSION as DJANGO
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.text import capfirst
@@ -20,7 +23,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.dashboard_rows import PageAddresses, Trouble
-from django_rmq.admin.labels import DID, outcomes_sentence
+from django_rmq.admin.filter_form import LONGEST_TEXT, PARAMETERS
+from django_rmq.admin.labels import DID, OUTCOMES, outcomes_sentence
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
@@ -31,12 +35,52 @@ from django_rmq.exceptions import (
     ServerTrouble,
     UnknownTopic,
 )
-from django_rmq.operations import (
-    Actor,
-    BulkProgress,
-    Operations,
-    Permission,
-)
+from django_rmq.operations import Actor, BulkProgress, Operations, Permission
+
+_LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
+    name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
+}
+"""Maximum size of a list's parameters in bytes; a link to a message then stays short enough for any web server."""
+
+LONGEST_ID = 1_200
+"""Maximum number of characters of an id: 512 bytes of member are 683 of them."""
+
+
+def number(text: str | None) -> int:
+    """Return a whole number from a query or form; 0 for anything else."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else 0
+
+
+def short_id(message_id: str) -> str:
+    """Return an id, unless it is longer than any valid one."""
+    if len(message_id) > LONGEST_ID:
+        raise Http404("no such message")
+    return message_id
+
+
+def back_of(text: str | None) -> str:
+    """Return the query string to go back to, with only the parameters of a list."""
+    given = QueryDict((text or "")[:4000])
+    known = {
+        name: given[name]
+        for name, longest in _LONGEST_BACK.items()
+        if name in given and len(given[name].encode("utf-8", "replace")) <= longest
+    }
+    return urlencode(known)
+
+
+def so_far(text: str | None) -> dict[str, int]:
+    """Return the outcomes that a page carried on. They are only shown, so they need not be trusted."""
+    try:
+        given = json.loads(text or "{}")
+        return {
+            str(word): int(count)
+            for word, count in given.items()
+            if word in OUTCOMES and 0 <= int(count) < 1e15
+        }
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+
 
 _complain = LogThrottle(logging.getLogger("django_rmq.admin"))
 
@@ -231,6 +275,3 @@ def tell_problems(request: HttpRequest, progress: BulkProgress) -> None:
     """Show which slots could not be processed."""
     for problem in progress.problems[:5]:
         messages.error(request, problem)
-
-
-__all__ = ["Pages", "View", "page", "tell", "tell_problems", "tell_slots"]

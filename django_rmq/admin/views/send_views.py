@@ -8,13 +8,12 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.dashboard_rows import Trouble
 from django_rmq.admin.forms import BodyForm, SendForm
-from django_rmq.admin.views.page import Pages, page, tell
-from django_rmq.admin.views.request_values import back_of, short_id
+from django_rmq.admin.views.page import Pages, back_of, page, short_id, tell
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone, ServerTrouble
 from django_rmq.operations import MessageCopy, Operations, Permission
-from django_rmq.operations.body_redaction import is_redacted
+from django_rmq.operations.message_view import is_redacted
 
 
 @page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)

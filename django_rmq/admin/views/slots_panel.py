@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_rmq.admin.views.request_values import number
+from django_rmq.admin.views.page import number
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, SlotStats

@@ -8,12 +8,11 @@ from urllib.parse import urlencode
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from django_rmq.admin import trends
+from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardRow, Tab, row_of
 from django_rmq.admin.labels import PLAIN_STATES, STATES
-from django_rmq.admin.views import history_panel, messages_panel, slots_panel
-from django_rmq.admin.views.page import Pages, page
-from django_rmq.admin.views.request_values import back_of
+from django_rmq.admin.views import history_panel, message_views, slots_panel
+from django_rmq.admin.views.page import Pages, back_of, page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Operations, Permission
 
@@ -26,7 +25,7 @@ def change_view(
     operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
     if context["tab"] in STATES:
-        context |= messages_panel.panel(pages, request, operations, topic, context["tab"])
+        context |= message_views.panel(pages, request, operations, topic, context["tab"])
     return pages.render(request, "topic/change_form.html", {**context, **(extra_context or {})}, topic)
 
 
@@ -43,7 +42,7 @@ def live_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespons
 def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
-    row = row_of(figures, trends.recent(operations, [figures], {figures.topic})[figures.topic], places.topic)
+    row = row_of(figures, charts.recent(operations, [figures], {figures.topic})[figures.topic], places.topic)
     wanted = request.GET.get("tab", "")
     tab = wanted if wanted in (*STATES, "slots", "history") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}

@@ -13,8 +13,8 @@ from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Deliveries
-from django_rmq.operations.body_redaction import readable_body
 from django_rmq.operations.consumption import SettledDelivery
+from django_rmq.operations.message_view import readable_body
 
 
 class DeliveryAnswer(ResponseSerializer):

@@ -12,7 +12,7 @@ from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES
 from django_rmq.operations import Listing, MessageCopy
-from django_rmq.operations.body_redaction import is_redacted, shown_body
+from django_rmq.operations.message_view import is_redacted, shown_body
 
 
 class MessageAnswer(ResponseSerializer):

@@ -14,9 +14,7 @@ from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.connection import ServerConnection
-from django_rmq.core.redis.error_translation import explain, translate
-from django_rmq.core.redis.pipeline import RedisPipeline
+from django_rmq.core.redis.connection import RedisPipeline, ServerConnection, explain, translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 
 T = TypeVar("T")

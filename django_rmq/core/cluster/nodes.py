@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.pool import Pool
+from django_rmq.core.redis.clients import Pool
 
 RESTS = (0.1, 2.0)
 """Seconds for which a node that could not be reached is not tried: the first pause, and the longest."""

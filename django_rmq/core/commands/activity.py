@@ -10,13 +10,8 @@ from django_rmq.core.commands.codecs import moment, same, word
 from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
 from django_rmq.core.commands.script_keys import AtSlots, Named, OfHistory
 from django_rmq.core.model import stored_hashes
-from django_rmq.core.model.history_samples import (
-    SAMPLED,
-    TIMES,
-    Sample,
-    Times,
-)
 from django_rmq.core.model.keys import history_keys, times_key
+from django_rmq.core.model.replies import SAMPLED, TIMES, Sample, Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from django_rmq.core.commands.packed_arguments import Packed
-from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_call import Call, Packed, RedisCommand
 from django_rmq.core.commands.script_keys import AtSlot, KeyPlace
 from django_rmq.core.model.topic import Topic, TopicType
 

@@ -1,13 +1,79 @@
-"""The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply."""
+"""The form of a script that a topic uses.
+
+What the header of a script declares: the names of its keys and arguments.
+
+Arguments that are already in the form in which the server reads them.
+
+The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
+from django_rmq.core import lua
 from django_rmq.core.commands.script_keys import FACTS, AtSlots, KeyPlace
-from django_rmq.core.commands.script_signature import signature
+from django_rmq.core.lua import SECOND
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, Unreadable
+
+_COMMANDS = {
+    "ZRANGE": ("set",),
+    "ZRANK": ("set",),
+    "HLEN": ("claims",),
+    "EXISTS": ("store", "retry", "prepare", "claimants"),
+    "ZADD": ("inserting",),
+}
+"""The keys of plain commands whose place has several keys."""
+
+_OF_TRANSACTIONS = {"MULTI", "EXEC", "ZADD", "TIME"}
+"""Plain commands that must not be repeated one by one; all others only read."""
+
+_OTHER = {("loose", "kind")}
+"""Arguments that share a name with a fact of the topic but mean something else: here, a kind of records."""
+
+
+class Signature(NamedTuple):
+    """The names of a script's keys, in order, and of the topic's facts among its arguments."""
+
+    keys: tuple[str, ...]
+    """The names of the keys. For a script of many slots: the keys of each slot."""
+    facts: tuple[str, ...]
+    """The name of the fact for each argument up to the last fact. An empty name: the argument belongs to the call."""
+    reads: bool
+    """Whether the script changes nothing."""
+
+
+@cache
+def signature(script: str) -> Signature:
+    """Return what the header of ``script`` declares; for a plain command, what this module declares."""
+    if script not in lua.all_names():
+        return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
+    declared = lua.declaration(script)
+    named = [argument.name for argument in declared.arguments]
+    facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in named]
+    while facts and not facts[-1]:
+        facts.pop()
+    return Signature(tuple(key.name for key in declared.keys), tuple(facts), declared.reads)
+
+
+class Packed:
+    """Members or scores and members, then envelopes, already encoded for the server; for pipelines to one server.
+
+    Its length is that of the values it stands for; in its call it is one argument.
+    """
+
+    def __init__(self, count: int, width: int, *data: memoryview) -> None:
+        self.count = count
+        self.width = width
+        """The number of texts for each message: its member, and perhaps a score and an envelope."""
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.count
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -110,3 +176,8 @@ class Answer(Generic[T]):
         if isinstance(found, RmqError):
             raise found
         return found
+
+
+def form(script: str, topic: Topic) -> str:
+    """Return the name of ``script`` in the form that notes what becomes of messages, if ``topic`` keeps that."""
+    return script + SECOND if topic.outcome_retention_ms else script

@@ -1,4 +1,7 @@
-"""Settling: sends to Redis what threads report, and repeats it until Redis has confirmed it."""
+"""What a worker settles in Redis after a listener has ended: commits and rollbacks, in slices of a batch.
+
+A slot that Redis refuses rests for a while.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,67 @@ from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import BrokerPipeline
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.batch import BatchReport
-from django_rmq.core.consumer.shutdown import ShutdownState
-from django_rmq.core.consumer.slot_errors import SlotErrors
-from django_rmq.core.consumer.slots import SlotState
+from django_rmq.core.consumer.mailbox import ShutdownState
+from django_rmq.core.consumer.slots import SlotSchedule, SlotState
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import Message
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.core.model.replies import Failure
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
+
+REST_SECONDS = 5.0
+"""Seconds for which a slot is left alone if Redis refuses to access its keys."""
+
+NODE_REST_SECONDS = 0.25
+"""Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the others go on."""
+
+RENEWAL_SECONDS = 5.0
+"""Seconds between two new subscriptions while nodes do not answer."""
+
+
+def concerns_all(error: RmqError) -> bool:
+    """Return whether an error concerns the whole server, rather than a slot or a node."""
+    return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
+
+
+class SlotErrors:
+    """Handles errors of slots. ``renew`` makes a new subscription to wake-ups, whose node may be the one that fails."""
+
+    def __init__(
+        self, schedule: SlotSchedule, ending: ShutdownState, complain: LogThrottle, renew: Callable[[], None]
+    ) -> None:
+        self.complain = complain
+        self._schedule = schedule
+        self._ending = ending
+        self._renew = renew
+        self._next_renewal = 0.0
+
+    def of(self, place: SlotState, error: RmqError) -> ServerTrouble | None:
+        """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, NodeUnavailable) and not self._ending.begun:
+            self._leave_node_alone(place, error)
+            return None
+        if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
+            return error
+        self.complain(
+            f"{place.topic.name}/{type(error).__name__}",
+            f"Cannot process topic {place.topic.name} slot {place.slot}: %s",
+            error,
+        )
+        self._schedule.shut(place, REST_SECONDS)
+        return None
+
+    def _leave_node_alone(self, place: SlotState, error: NodeUnavailable) -> None:
+        """Ask a slot later whose node does not answer, while the slots of other nodes go on."""
+        self.complain("node", "Some slots are unavailable (%s); trying again", error)
+        self._schedule.shut(place, NODE_REST_SECONDS)
+        place.away = True
+        now = time.monotonic()
+        if now >= self._next_renewal:
+            self._next_renewal = now + RENEWAL_SECONDS
+            self._renew()
+
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -221,6 +277,3 @@ def _log_stale(part: AckCall, stale: int) -> None:
         part.place.slot,
         extra={"rmq_event": "stale", "rmq_topic": part.place.topic.name, "rmq_slot": part.place.slot},
     )
-
-
-__all__ = ["AckCall", "AckQueue", "PendingAcks", "Settlements", "Watcher"]

@@ -1,24 +1,127 @@
-"""Acquiring: registers this worker's slots as its own in Redis, before anything is prepared in them."""
+"""Acquires slots: a worker registers as the owner of a slot in Redis, before it prepares anything there.
+
+In a slot where the reply of a prepare was lost, what Redis handed out is found first, and continued.
+"""
 
 from __future__ import annotations
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from django_rmq.core.commands import fetch
+from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import all_held
 from django_rmq.core.commands.script_call import Answer
-from django_rmq.core.consumer.fenced_slots import LOOK_SECONDS, FencedSlots
-from django_rmq.core.consumer.lost_reply_recovery import LostFetch, LostReplyRecovery
-from django_rmq.core.consumer.server_clock import uptime
-from django_rmq.core.consumer.slot_errors import NODE_REST_SECONDS, SlotErrors
-from django_rmq.core.consumer.slot_schedule import SlotSchedule
-from django_rmq.core.consumer.slots import SlotState, SlotTable
+from django_rmq.core.consumer.acks import NODE_REST_SECONDS, AckQueue, SlotErrors
+from django_rmq.core.consumer.batch import InFlight
+from django_rmq.core.consumer.capacity import Capacity
+from django_rmq.core.consumer.executor_pool import BatchRouter
+from django_rmq.core.consumer.slots import (
+    LOOK_SECONDS,
+    FencedSlots,
+    SlotSchedule,
+    SlotState,
+    SlotTable,
+    uptime,
+)
+from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Acquired, HeldReply
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class LostFetch(NamedTuple):
+    """The messages that one prepare handed out of one slot in a reply that was lost."""
+
+    place: SlotState
+    receipt: int
+    things: list[HeldReply]
+
+
+class LostReplyRecovery:
+    """Finds what was handed out to ``owner``."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: str,
+        hand: InFlight,
+        room: Capacity,
+        settling: AckQueue,
+        feeding: BatchRouter,
+        troubles: SlotErrors,
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._hand = hand
+        self._room = room
+        self._settling = settling
+        self._feeding = feeding
+        self._troubles = troubles
+
+    def unknown(self, place: SlotState, held: list[HeldReply]) -> list[LostFetch]:
+        """Return what Redis handed out in lost replies; ``held`` is the first page of what this worker holds.
+
+        Raises ``RmqError``.
+        """
+        held = all_held(self._broker, place.topic, place.slot, self._owner, held)
+        if not held:
+            return []
+        known = {batch.receipt for batch in self._hand.batches.values() if batch.place.key == place.key}
+        known |= {receipt for other, receipt in self._settling.pending if other.key == place.key}
+        lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
+        for thing in held:
+            if thing.receipt and thing.receipt not in known:
+                lost[thing.receipt].append(thing)
+        return [LostFetch(place, receipt, things) for receipt, things in lost.items()]
+
+    def adopt(self, lost: list[LostFetch], at: float) -> tuple[set[SlotState], ServerTrouble | None]:
+        """Continue with deliveries of a prepare whose reply was lost; give them back if nothing may begin.
+
+        Return the slots of which nothing is lost any more, and trouble that concerns more than one slot.
+        """
+        # It is unknown when their time-out began, so it is extended before anything starts.
+        calls = [
+            ack.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+            for place, receipt, things in lost
+        ]
+        trouble: ServerTrouble | None = None
+        refused: set[SlotState] = set()
+        for one, words in zip(lost, run_all(self._broker, calls), strict=True):
+            if isinstance(words, RmqError):
+                refused.add(one.place)
+                trouble = self._troubles.of(one.place, words) or trouble
+                continue
+            # rule: forgets_what_was_cancelled_with_a_lost_answer
+            ours = [thing for thing, word in zip(one.things, words, strict=True) if word != "stale"]
+            self._go_on(LostFetch(one.place, one.receipt, ours), at)
+        return {one.place for one in lost} - refused, trouble
+
+    def _go_on(self, ours: LostFetch, at: float) -> None:
+        place, receipt, things = ours
+        begin = [thing.delivery for thing in things if place.owned and not thing.marked]
+        back = [thing.delivery.member for thing in things if not place.owned or thing.marked]
+        if place.topic.is_priority:
+            begin.sort(key=lambda delivery: -delivery.score)
+        logger.info(
+            "The answer that delivered %d messages was lost; they are processed all the same", len(things)
+        )
+        if begin:
+            # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
+            is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
+            size = self._room.bytes.weigh(place.topic, begin)
+            own = [thing.timeout for thing in things if thing.timeout is not None]
+            timeout = min(place.topic.timeout, *own) if own else None
+            self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
+        if back:
+            self._settling.release(place, receipt, back)
+
 
 ACQUIRED = 2048
 """The maximum number of slots acquired before the loop attends to everything else."""
@@ -220,6 +323,3 @@ class SlotAcquirer:
         place.acquired = place.owned
         self._schedule.ready(place)
         self._places.forget(place)
-
-
-__all__ = ["SlotAcquirer"]

@@ -1,32 +1,341 @@
-"""The event loop of a worker process: all async listeners run in it, in one thread.
+"""The event loop of a worker, in a thread of its own, and the batches of async listeners that run in it at the same time.
 
-Up to CONCURRENCY calls of a topic's listener overlap, over all slots that this process owns. In a serial slot one
-call runs at a time. Each call is a task with a context of its own.
+An executor thread writes its marks into a ring. In the loop batches end in any order, so a batch that runs for long would
+find others in its place of a ring. Therefore each batch has a cell of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Coroutine as Running
+from collections.abc import Mapping, Sequence
+from contextvars import Context
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq.core.consumer import fork_guard
-from django_rmq.core.consumer.async_batch import AsyncBatch
-from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.fair_queue import FairQueue
-from django_rmq.core.consumer.loop_lag import LoopLag
-from django_rmq.core.consumer.progress import ThreadProgress
-from django_rmq.core.consumer.progress_cells import ProgressCells
-from django_rmq.core.consumer.stack_traces import stack_of_task, stack_of_thread
-from django_rmq.core.consumer.thread_executor import Hooks
+from django_rmq.core.consumer import failures, invoke
+from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults, Outcome
+from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.consumer.heartbeat import stack_of_task, stack_of_thread
+from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one, groups, noted, states_after
+from django_rmq.core.consumer.progress import BEGUN, MARKS, ThreadProgress
+from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.thread_executor import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.message import Message
+
+TICK_SECONDS = 0.25
+"""Seconds between two signs of life of the loop."""
+
+
+class LoopLag:
+    """Beats in a loop. Other threads may ask it anything."""
+
+    def __init__(self) -> None:
+        self.ticked = uptime()
+        """When the loop gave its last sign of life."""
+        self.calls: set[asyncio.Task[Any]] = set()
+        """The tasks of the calls that run."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.blocked = 0.0
+        """Seconds so far in which the loop was blocked, up to the last sign of life."""
+        self._blocks: tuple[float, asyncio.Task[Any] | None] = (0.0, None)
+        """The last sign of life before a block, and the task that was first seen to block the loop since."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to beat in ``loop``."""
+        self._loop = loop
+        loop.call_soon(self._tick, loop)
+
+    def silent(self) -> float:
+        """Return the seconds since the last sign of life."""
+        return uptime() - self.ticked
+
+    def blocked_for(self, task: asyncio.Task[Any] | None) -> float:
+        """Return the seconds so far in which the loop was blocked for a call.
+
+        A block that goes on counts only if another call is the cause. A task that a listener has started may be anybody's.
+        """
+        blocked, late, ticked = self.blocked, self.silent() - TICK_SECONDS, self.ticked
+        if late <= 0 or self._loop is None:
+            return blocked
+        if self._blocks[0] != ticked:
+            self._blocks = (ticked, asyncio.current_task(self._loop))
+        cause = self._blocks[1]
+        return blocked + late if cause in self.calls and cause is not task else blocked
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.blocked += max(0.0, self.silent() - TICK_SECONDS)
+        self.ticked = uptime()
+        loop.call_later(TICK_SECONDS, self._tick, loop)
+
+
+class FairQueue:
+    """The batches of one event loop. ``concurrency``: topic -> the number of batches that may run at the same time."""
+
+    def __init__(self, concurrency: Mapping[str, int]) -> None:
+        self._concurrency = concurrency
+        self._running: Counter[str] = Counter()
+        """Topic -> the number of batches that run."""
+        self._ready: defaultdict[str, list[Batch]] = defaultdict(list)
+        """Topic -> batches that wait until fewer run, at most one of each serial slot."""
+        self._behind: dict[Any, deque[Batch]] = {}
+        """Serial slot -> batches that wait for the one that runs or is ready. No entry: there is none."""
+
+    def __bool__(self) -> bool:
+        """Return whether any batch waits."""
+        return any(self._ready.values()) or any(self._behind.values())
+
+    def add(self, batch: Batch) -> None:
+        """Add a batch that waits."""
+        if batch.topic.serial:
+            behind = self._behind.get(batch.place)
+            if behind is not None:  # rule: slots_overlap
+                behind.append(batch)
+                return
+            self._behind[batch.place] = deque()
+        self._ready[batch.topic.name].append(batch)
+
+    def take(self) -> list[Batch]:
+        """Return the batches that may run now: the highest priority first, else the first to come."""
+        taken: list[Batch] = []
+        for topic, ready in self._ready.items():
+            room = self._concurrency[topic] - self._running[topic]  # rule: runs_all_at_once
+            if not ready or room <= 0:
+                continue
+            if ready[0].topic.is_priority:
+                ready.sort(key=lambda batch: -batch.head)
+            taken += ready[:room]
+            self._running[topic] += len(ready[:room])
+            del ready[:room]
+        return taken
+
+    def ended(self, batch: Batch) -> None:
+        """Let the next batch have the turn of one that ran."""
+        self._running[batch.topic.name] -= 1
+        self._next_of_slot(batch)
+
+    def remove(self, batch: Batch) -> bool:
+        """Remove a batch that waits. False: it does not."""
+        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.place, ())
+        if batch in ready:
+            ready.remove(batch)
+            self._next_of_slot(batch)
+            return True
+        if batch in behind:
+            self._behind[batch.place].remove(batch)
+            return True
+        return False
+
+    def _next_of_slot(self, batch: Batch) -> None:
+        if not batch.topic.serial:
+            return
+        if behind := self._behind[batch.place]:
+            self._ready[batch.topic.name].append(behind.popleft())
+        else:
+            del self._behind[batch.place]
+
+
+class Taken:
+    """The cells of one batch, in the order of its members."""
+
+    __slots__ = ("_cells", "_places")
+
+    def __init__(self, cells: ProgressCells, places: list[int]) -> None:
+        self._cells = cells
+        self._places = places
+
+    def note(self, start: int, states: bytes) -> None:
+        """Record the states of some members, from the one at ``start``."""
+        recorded = self._cells.states
+        for place, state in zip(self._places[start : start + len(states)], states, strict=False):
+            recorded[place] = state
+
+    def end(self) -> None:
+        """Let others have the cells. What they hold stays until all other cells were used."""
+        self._cells.free(self._places)
+
+
+class ProgressCells:
+    """The cells of one event loop. Without ``marks`` nothing is recorded."""
+
+    def __init__(self, marks: ThreadProgress | None) -> None:
+        self._marks = marks
+        self.states = marks.states if marks is not None else memoryview(b"")
+        # The one that was freed first is used first: it is the likeliest to be settled.
+        self._free = deque(range(MARKS if marks is not None else 0))
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> Taken:
+        """Record which messages are next, and return their cells: none if there are too few."""
+        if self._marks is None or len(self._free) < len(members):
+            return Taken(self, [])
+        places = [self._free.popleft() for _ in members]  # rule: shares_cells
+        for place, member in zip(places, members, strict=True):
+            self._marks.put(place, topic, slot, receipt, member)
+        return Taken(self, places)
+
+    def free(self, places: list[int]) -> None:
+        """Let others have these cells."""
+        self._free.extend(places)
+
 
 logger = safe_logger("django_rmq.consumer")
+
+REPORTS = 2_000
+"""The number of reports per second and topic above which batches report less often."""
+
+
+class AsyncBatch:
+    """Runs one batch in the event loop, and reports it to ``inbox``."""
+
+    def __init__(
+        self, batch: Batch, hooks: Hooks, cells: ProgressCells, inbox: SimpleQueue[Any], pulse: LoopLag
+    ) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        """The call that runs."""
+        self._stopped_by: set[str] = set()
+        """Why it was cancelled. Each reason counts once, so that nothing disturbs what it does at its end."""
+        self._pulse, self._blocked_before = pulse, 0.0
+        self._loop = asyncio.get_running_loop()
+        self._batch = batch
+        self._inbox = inbox
+        self._call = _around(batch, hooks)
+        size = batch.listener.batch_size
+        self._lists = deque(groups(batch.messages, size) if size else [[each] for each in batch.messages])
+        batch.messages = [message for group in self._lists for message in group]
+        members = [message.delivery.member for message in batch.messages]
+        self._taken = cells.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+        self._tally, self._flushed = BatchResults(batch), uptime()
+        # Many batches that report often would keep Redis from handing out messages.
+        self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
+        waits_for_better = batch.topic.is_priority or not batch.topic.serial
+        self._patience = self._flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
+
+    def end(self) -> None:
+        """Let others have what the batch needed."""
+        self._taken.end()
+
+    def blocked(self) -> float:
+        """Return for how many seconds of the call that runs others have blocked the loop."""
+        return self._pulse.blocked_for(self.task) - self._blocked_before
+
+    def stop(self, why: str) -> None:
+        """Cancel the call that runs, if all of its messages have to stop. Safe in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._stop, why)
+
+    def _stop(self, why: str) -> None:
+        # rule: cancels_a_list_for_one_message
+        stops = self.task is not None and all(message.stopped for message in self._batch.group)
+        # rule: disturbs_a_coroutine_that_cleans_up
+        if self.task is not None and stops and why not in self._stopped_by:
+            self._stopped_by.add(why)
+            self.task.cancel()
+
+    async def run(self) -> None:
+        """Call the listener for the messages that may begin."""
+        batch, at = self._batch, 0
+        while self._lists:
+            group = self._lists.popleft()
+            end = at + len(group)
+            now = uptime()
+            if not self._may_begin(at, end, now):
+                break
+            ours = group
+            if batch.stale:
+                ours = [message for message in group if message.delivery.member not in batch.stale]
+            outcomes = await self._one_call(at, len(group), ours, now) if ours else []
+            if outcomes is None:
+                for message in group:
+                    # Each has the time of a call of its own.
+                    # rule: ends_a_list_that_ran_too_long_as_a_whole
+                    message.stopped = "" if message.stopped == "overran" else message.stopped
+                self._lists.extendleft([message] for message in reversed(group))
+                continue
+            outcomes = noted(self._tally, self._lists, ours, outcomes)
+            end -= len(ours) - len(outcomes)
+            self._taken.note(at, states_after(group[: end - at], outcomes))
+            at = end
+            if self._lists and now - self._flushed > self._flush_seconds:
+                # Slow work is committed as it goes.
+                self._report(None)
+                batch.reported, self._flushed = at, now
+        self._report(batch.messages[at:])
+
+    def _may_begin(self, at: int, end: int, now: float) -> bool:
+        """Record that messages begin, unless the batch was taken back or its time-out is near; return whether they may."""
+        batch = self._batch
+        # Messages of a list that failed have begun: they are settled one by one, however long that takes.
+        is_again = at < batch.begun
+        batch.begun = max(batch.begun, end)
+        if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:  # rule: begins_late_in_the_loop
+            return False
+        if batch.topic.is_strict and batch.stale:
+            return False
+        # rule: begins_after_the_stop
+        return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
+
+    async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:
+        """Call the listener in a task, so that what it leaves in context variables is its own."""
+        batch = self._batch
+        batch.group, batch.overran_at = ours, None
+        self._stopped_by.clear()
+        self._blocked_before = self._pulse.blocked
+        batch.running_since = now
+        self._taken.note(at, bytes([BEGUN]) * size)
+        call: Running[Any, Any, list[Outcome] | None] = (
+            await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
+        )
+        task: asyncio.Task[list[Outcome] | None] = asyncio.get_running_loop().create_task(
+            call, context=Context()
+        )
+        self.task = task
+        self._pulse.calls.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError as error:
+            # The call was cancelled before its first step; if the batch itself is, the loop is closing.
+            if self._batch_is_cancelled():
+                raise
+            return [(message, failure_of(message, error)) for message in ours]
+        finally:
+            self._pulse.calls.discard(task)
+            self._tally.times.append(uptime() - now)
+
+    @staticmethod
+    def _batch_is_cancelled() -> bool:
+        current = asyncio.current_task()
+        return current is None or current.cancelling() > 0
+
+    def _report(self, rest: list[Message] | None) -> None:
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        tally = self._tally
+        committed = tally.committed
+        self._inbox.put(tally.slice(rest))
+        tally.clear()
+        failures.done(self._batch.topic, self._batch.place.slot, committed)
+
+
+async def _each(function: Coroutine, message: Message) -> list[Outcome]:
+    return [(message, await await_one(function, message, message))]
+
+
+def _around(batch: Batch, hooks: Hooks) -> Coroutine:
+    function = batch.listener.coroutine
+    if function is None:
+        raise TypeError(f"the listener of topic {batch.topic.name} must be a coroutine function")
+    try:
+        return hooks.overlapping(batch.topic, function)
+    except Exception:
+        logger.exception("A hook around the listeners failed")
+        return function
+
 
 BLOCKED_SECONDS = 1.0
 """Seconds without a sign of life after which the log says what blocks the loop."""
@@ -236,7 +545,4 @@ class AsyncExecutor(threading.Thread):
             logger.exception("A hook around the listeners failed")
 
 
-fork_guard.watch(AsyncExecutor)
-
-
-__all__ = ["BLOCKED_SECONDS", "AsyncExecutor", "new_loop"]
+invoke.watch(AsyncExecutor)

@@ -1,24 +1,216 @@
-"""Room: how much of each topic is taken, by its listener's recent speed, its lanes, its limits and the bytes in hand."""
+"""How much a worker may take: free threads, places in the event loop, lanes of topics, and bytes.
+
+A topic with FLOW has as many lanes as its flow allows, but never all threads if there are other topics. Topics without a
+flow use the other threads. So a listener that becomes slow delays only its own topic.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.async_capacity import FIRST_PACE, AsyncCapacity
-from django_rmq.core.consumer.batch import Batch, ListenerLike
-from django_rmq.core.consumer.in_flight import InFlight
-from django_rmq.core.consumer.memory_budget import MemoryBudget
+from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
+from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
 from django_rmq.core.consumer.rate_limits import RateLimits
 from django_rmq.core.consumer.slots import SlotState, SlotTable
-from django_rmq.core.consumer.thread_partitions import ThreadPartitions
 from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 
+MOST = 67_108_864
+"""The maximum number of bytes in hand of one process."""
+
+MOST_AT_ONCE = 4_194_304
+"""The maximum number of bytes that one prepare hands out, unless its first message alone is larger."""
+
+LEAST_AT_ONCE = 65_536
+"""The minimum number of bytes granted to one prepare, so that messages which grow do not come one by one."""
+
+_MEMBER, _ENVELOPE = itemgetter(0), itemgetter(3)
+
+
+class MemoryBudget:
+    """The bytes of one worker's messages. A grant counts until its prepare is answered."""
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self.held = 0
+        self._granted = 0
+        self._sizes = {topic.name: float(topic.max_body) for topic in topics}
+        """Topic -> bytes per message: MAX_BODY at first, then the largest seen recently."""
+
+    def grant(self, topic: Topic, limit: int) -> int:
+        """Return how many bytes a prepare of ``limit`` messages may return. 0: there is no room now."""
+        wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
+        if self.held + self._granted + wanted > MOST:  # rule: takes_all_bytes
+            return 0
+        self._granted += wanted
+        return wanted
+
+    def answered(self, granted: int) -> None:
+        """Release a grant, because its prepare was answered."""
+        self._granted -= granted
+
+    def weigh(self, topic: Topic, deliveries: Sequence[Delivery]) -> int:
+        """Return the size of these messages in bytes, and use it for the next grants."""
+        size = sum(map(len, map(_MEMBER, deliveries)))
+        if topic.keyed:
+            size += sum(map(len, filter(None, map(_ENVELOPE, deliveries))))
+        each, known = size / max(1, len(deliveries)), self._sizes[topic.name]
+        self._sizes[topic.name] = max(each, known + (each - known) * 0.2)
+        return size
+
+
 WORK_SECONDS = 0.05
-"""Seconds of work that one prepare should hand out, by the recent speed of a topic's listener."""
+"""Seconds of work that one prepare should hand out, unless there would be too many prepares."""
+
+AHEAD_SECONDS = 0.05
+"""Seconds for which the event loop has work in hand beside what it runs, so that it need not wait for Redis."""
+
+FIRST_PACE = 0.05
+"""Seconds that a call is thought to take before one was measured."""
+
+MESSAGES = 16_000
+"""The number of messages of a topic that its running batches may have, which one prepare may hand out a share of."""
+
+PREPARES = 1_000
+"""The number of prepares per second and topic above which each of them should hand out more work."""
+
+
+class AsyncCapacity:
+    """The topics of one worker with async listeners, and the batches of each that are in hand."""
+
+    def __init__(self, topics: Iterable[Topic], listeners: Mapping[str, ListenerLike]) -> None:
+        found = [topic for topic in topics if listeners[topic.name].coroutine is not None]
+        self.concurrency = {topic.name: topic.concurrency for topic in found}
+        self.flows = {
+            topic.name: AdaptiveConcurrency(topic.concurrency) for topic in found if topic.flow == "auto"
+        }
+        self._held: Counter[str] = Counter()
+        """Topic -> the batches in hand that can run beside each other: of a serial slot only one counts."""
+        self.slow: Counter[str] = Counter()
+        """Topic -> the calls of which nobody knows when they end, so that nothing is taken ahead for them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.concurrency)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self.concurrency
+
+    def most(self, topic: str) -> int:
+        """Return how many calls of a topic's listener may run at the same time."""
+        flow = self.flows.get(topic)
+        return self.concurrency[topic] if flow is None else flow.limit
+
+    def room(self, topic: str, pace: float) -> int:
+        """Return how many more batches of a topic may be taken. ``pace``: seconds per message."""
+        most = self.most(topic)
+        if topic not in self.flows:
+            # What a flow measures is how many calls run, so nothing waits beside them.
+            ending = max(0, most - self.slow[topic])
+            most += int(ending * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+        return most - self._held[topic]  # rule: takes_more_than_it_can_run
+
+    def seconds(self, topic: str) -> float:
+        """Return how many seconds of work one prepare should hand out."""
+        return max(WORK_SECONDS, self.most(topic) / PREPARES)
+
+    def share(self, topic: str) -> int:
+        """Return how many messages a batch may have, so that there is room for all that can run."""
+        return max(1, MESSAGES // self.most(topic))
+
+    def needs_room(self, place: SlotState) -> bool:
+        """Return whether another batch of a slot could run beside those in hand."""
+        return not (place.topic.serial and place.batches)
+
+    def started(self, place: SlotState) -> None:
+        """Record a batch that is in hand from now on."""
+        if place.topic.name in self.concurrency and (not place.topic.serial or place.batches == 1):
+            self._held[place.topic.name] += 1
+
+    def ended(self, place: SlotState) -> None:
+        """Record a batch that is no longer in hand."""
+        if place.topic.name in self.concurrency and self.needs_room(place):
+            self._held[place.topic.name] -= 1
+
+    def reported(self, topic: str, seconds: float, messages: int) -> None:
+        """Record that ``messages`` took ``seconds``."""
+        flow = self.flows.get(topic)
+        if flow is not None:
+            flow.note(seconds, messages, self._held[topic], time.monotonic())
+
+
+LANE_SECONDS = 1.0
+"""Seconds for which a thread remains a lane after its last batch."""
+
+
+class ThreadPartitions:
+    """The flows of one worker's topics, and the threads of their batches."""
+
+    def __init__(self, topics: Iterable[Topic], threads: int) -> None:
+        names = [topic.name for topic in topics]
+        flowing = [topic.name for topic in topics if topic.flow == "auto"]
+        most = threads if len(names) == 1 else threads - 1
+        self.flows = {name: AdaptiveConcurrency(most) for name in flowing}
+        # One thread is reserved for topics without a flow.
+        first = 1 if len(flowing) < len(names) and threads > 1 else 0
+        self._threads = range(threads)
+        self._open = range(first, threads)
+        """Threads that may be lanes."""
+        self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """Topic -> thread -> number of batches in hand."""
+        self._batches: dict[int, tuple[str, int]] = {}
+        self._left_at = [float("-inf")] * threads
+
+    def __bool__(self) -> bool:
+        return bool(self.flows)
+
+    def room(self, topic: str, depth: int) -> int:
+        """Return how many batches of ``topic`` may be taken now, with ``depth`` per lane."""
+        flow = self.flows.get(topic)
+        return 1 << 30 if flow is None else flow.limit * depth - self._held[topic].total()
+
+    def is_lane(self, thread: int, now: float) -> bool:
+        """Return whether a thread runs batches of a topic with a flow."""
+        return now - self._left_at[thread] < LANE_SECONDS or any(held[thread] for held in self._held.values())
+
+    def choose(self, topic: str, present: int, load: Sequence[float], now: float) -> int:
+        """Return the thread for the next batch of ``topic``.
+
+        ``present``: the thread of the previous one. ``load``: seconds of work in hand of each thread.
+        """
+        flow = self.flows.get(topic)
+        if flow is not None:
+            held = +self._held[topic]
+            if len(held) >= flow.limit:
+                return min(held, key=held.__getitem__)
+            # From the highest index down, because topics without a flow fill the threads from the lowest.
+            return min((t for t in self._open if t not in held), key=lambda t: (load[t], -t), default=present)
+        free = [t for t in self._threads if not self.is_lane(t, now)] or [0]
+        least = min(free, key=load.__getitem__)
+        return present if present in free and load[present] <= load[least] + 0.05 else least
+
+    def started(self, batch: int, topic: str, thread: int) -> None:
+        """Record a batch (by a number of its own) that goes to ``thread``."""
+        if topic in self.flows:
+            self._held[topic][thread] += 1
+            self._batches[batch] = (topic, thread)
+
+    def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
+        """Record that ``messages`` took ``seconds``."""
+        flow = self.flows.get(topic)
+        if flow is not None:
+            flow.note(seconds, messages, len(+self._held[topic]), now)
+
+    def ended(self, batch: int, now: float) -> None:
+        """Record that a batch is no longer in hand."""
+        topic, thread = self._batches.pop(batch, ("", 0))
+        if topic:
+            self._held[topic][thread] -= 1
+            self._left_at[thread] = now
+
 
 QUICK_SECONDS = 0.005
 """Seconds per message above which a priority slot has only one batch in hand, without a second one behind it."""
@@ -181,6 +373,3 @@ class Capacity:
         self.overlap.ended(batch.place)
         self.limits.ended(batch.place.topic.name, len(batch.messages), now)
         self.lanes.ended(id(batch), now)
-
-
-__all__ = ["WORK_SECONDS", "Capacity"]

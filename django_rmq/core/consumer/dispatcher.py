@@ -1,7 +1,7 @@
-"""The loop: one thread that moves messages between Redis and the threads that run listeners.
+"""The dispatcher: one thread that moves messages between Redis and the threads that run listeners.
 
 Each turn is one round trip: one pipeline commits or rolls back what listeners finished, and prepares slots
-that are due. When nothing is due the loop sleeps until the next due time, a wake-up, a report of a thread, or
+that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four.
 """
 
@@ -11,33 +11,27 @@ import contextlib
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.acks import AckQueue
-from django_rmq.core.consumer.acquisition import SlotAcquirer
-from django_rmq.core.consumer.async_capacity import AsyncCapacity
-from django_rmq.core.consumer.background_threads import BackgroundThreads
-from django_rmq.core.consumer.batch import ListenerLike
-from django_rmq.core.consumer.batch_router import BatchRouter
-from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.due_poll import DuePoll
-from django_rmq.core.consumer.executor_pool import ExecutorPool
-from django_rmq.core.consumer.fenced_slots import FencedSlots
-from django_rmq.core.consumer.fetch import FetchPlanner
-from django_rmq.core.consumer.fetch_replies import FetchReplies
-from django_rmq.core.consumer.hard_timeouts import HardTimeouts
-from django_rmq.core.consumer.idle_check import IdleCheck
-from django_rmq.core.consumer.in_flight import InFlight
-from django_rmq.core.consumer.lost_reply_recovery import LostReplyRecovery
+from django_rmq.core.consumer.acks import AckQueue, SlotErrors
+from django_rmq.core.consumer.acquisition import LostReplyRecovery, SlotAcquirer
+from django_rmq.core.consumer.batch import BatchReport, InFlight, ListenerLike
+from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
+from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
+from django_rmq.core.consumer.fetch import DuePoll, FetchPlanner, FetchReplies, RoundTrips, TimeoutReaper
+from django_rmq.core.consumer.heartbeat import BackgroundThreads, Watchdog
 from django_rmq.core.consumer.mailbox import (
     Disown,
+    HardTimeouts,
     Mailbox,
     Own,
+    Resubscribed,
+    ShutdownState,
     Stop,
+    Wake,
 )
-from django_rmq.core.consumer.mailbox_handlers import MailboxHandlers
 from django_rmq.core.consumer.options import (
     ALONE,
     PLAIN,
@@ -47,21 +41,149 @@ from django_rmq.core.consumer.options import (
     WorkerOptions,
 )
 from django_rmq.core.consumer.progress import SharedProgress
-from django_rmq.core.consumer.round_trips import RoundTrips
-from django_rmq.core.consumer.shutdown import ShutdownState
-from django_rmq.core.consumer.slot_errors import SlotErrors
-from django_rmq.core.consumer.slot_schedule import SlotSchedule
-from django_rmq.core.consumer.slots import SlotTable
+from django_rmq.core.consumer.slots import FencedSlots, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
-from django_rmq.core.consumer.thread_replacement import ThreadReplacer
-from django_rmq.core.consumer.timeout_reaper import TimeoutReaper
-from django_rmq.core.consumer.watchdog import Watchdog
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
+SETTLING_SECONDS = 0.05
+"""Seconds between two checks of a burst worker whether its set of slots is final."""
+
+
+class IdleCheck:
+    """Knows when a worker is done. ``owns_all`` returns whether all slots assigned to this worker have been
+    put into ``inbox``."""
+
+    def __init__(
+        self,
+        terms: WorkerOptions,
+        hand: InFlight,
+        settling: AckQueue,
+        places: SlotTable,
+        schedule: SlotSchedule,
+        owns_all: Callable[[], bool],
+        inbox: Mailbox,
+    ) -> None:
+        self._terms = terms
+        self._hand = hand
+        self._settling = settling
+        self._places = places
+        self._schedule = schedule
+        self._owns_all = owns_all
+        self._inbox = inbox
+
+    def is_over(self) -> bool:
+        """Return whether the worker has nothing more to do."""
+        return self._is_idle() and ((self._terms.burst and self._burst_is_over()) or self._idle_too_long())
+
+    def due(self, now: float) -> float:
+        """Return the monotonic time at which to ask ``is_over`` again."""
+        if self._hand.messages:
+            return float("inf")
+        due = now + SETTLING_SECONDS if self._terms.burst else float("inf")
+        idle = self._terms.max_idle_time
+        return due if idle is None else min(due, self._hand.last_work + idle)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is in hand, except what Redis refuses to settle."""
+        return not self._hand.messages and all(
+            place.shut_until and not place.away for place, _ in self._settling.pending
+        )
+
+    def _idle_too_long(self) -> bool:
+        idle = self._terms.max_idle_time
+        if idle is None or any(self._schedule.parked.values()):
+            return False
+        return time.monotonic() - self._hand.last_work >= idle
+
+    def _burst_is_over(self) -> bool:
+        if not self._owns_all():
+            return False
+        # Items that were put into the inbox until then may not have been read yet.
+        self._inbox.hear()
+        return self._is_idle() and self._drained()
+
+    def _drained(self) -> bool:
+        now = self._schedule.clock.ms()
+        return not self._places.is_told_more and all(
+            place.due > now or place.blocked_by or place.fenced_at or not place.owned
+            for place in self._places.awake.values()
+        )
+
+
 logger = safe_logger("django_rmq.consumer")
+
+
+class MailboxHandlers:
+    """Passes items of ``inbox`` to the parts that handle them. ``on_moved`` is called for topics that may have moved."""
+
+    def __init__(
+        self,
+        inbox: Mailbox,
+        places: SlotTable,
+        schedule: SlotSchedule,
+        feeding: BatchRouter,
+        acquiring: SlotAcquirer,
+        polling: DuePoll,
+        ending: ShutdownState,
+        on_moved: Callable[[str], None] | None,
+    ) -> None:
+        self._places = places
+        self._schedule = schedule
+        self._feeding = feeding
+        self._acquiring = acquiring
+        self._polling = polling
+        self._ending = ending
+        self._on_moved = on_moved
+        inbox.on(BatchReport, feeding.finished)
+        inbox.on(Wake, self._woken)
+        inbox.on(Own, self._gained)
+        inbox.on(Disown, self._lost)
+        inbox.on(Resubscribed, self._resubscribed)
+        inbox.on(Stop, self._stop)
+
+    def disown(self, place: SlotState) -> None:
+        """Take no more from a slot, and give back what has not begun."""
+        self._acquiring.disown(place)
+        self._feeding.give_back_slot(place)
+        self._places.forget(place)
+
+    def _woken(self, item: Wake) -> None:
+        if item.slot < 0:
+            # The slot was paused: nothing more of what is in hand begins.
+            paused = self._places.awake.get((item.topic, -1 - item.slot))
+            if paused is not None:
+                self._feeding.give_back_slot(paused)
+        elif (place := self._places.get(item.topic, item.slot)) is not None:
+            place.not_before = 0.0
+            self._schedule.ready(place)
+
+    def _gained(self, item: Own) -> None:
+        # A worker that is about to leave takes over nothing, because it would fence the worker that does.
+        for topic, slots in () if self._ending.begun else item.slots.items():
+            self._acquiring.own(topic, slots)
+
+    def _lost(self, item: Disown) -> None:
+        for topic, slot in item.slots:
+            if (place := self._places.lose(topic, slot)) is not None:
+                self.disown(place)
+
+    def _resubscribed(self, item: Resubscribed) -> None:
+        # Wake-ups were missed until now, so every slot that rests until one is asked at once.
+        self._polling.hurry()
+        for place in self._places.awake.values():
+            place.not_before = 0.0
+        if self._on_moved is not None:
+            for name in self._places.topics:
+                self._on_moved(name)
+
+    def _stop(self, item: Stop) -> None:
+        if not self._ending.begun:
+            logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
+        self._ending.begun = True
+
 
 UNCERTAIN_SECONDS = 5.0
 """Seconds for which a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
@@ -307,6 +429,3 @@ class Dispatcher:
             batch.halted = batch.dropped = True
         for thread in (*companions, *self._crew.stop()):
             thread.join(2.0)
-
-
-__all__ = ["Dispatcher"]

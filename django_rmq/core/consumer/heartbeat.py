@@ -1,25 +1,140 @@
-"""The heartbeat: extends what is in hand while it makes progress, and reports listeners that run too long.
+"""The threads beside the dispatcher: the heartbeat, the subscription to wake-ups, and the watchdog of both.
 
-It runs in a separate thread, so that a listener that never returns cannot stop it. It measures the listener's
-time: after MAX_RUNTIME a batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended.
-Redis answers each extension with what was cancelled meanwhile.
+The heartbeat extends what is in flight while it makes progress, and reports listeners that run too long. It runs in a
+separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
+batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. Redis answers each extension with
+what was cancelled meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.server_clock import uptime
+from django_rmq.core.consumer.batch import Batch, InFlight
+from django_rmq.core.consumer.mailbox import Mailbox, Overrun, Resubscribed, Unending, Wake
+from django_rmq.core.consumer.slots import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.keys import read
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
+
+def stack_of_thread(thread: threading.Thread) -> str:
+    """Return the stack of a thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else "(its thread has ended)"
+
+
+def stack_of_task(task: asyncio.Task[Any]) -> str:
+    """Return the stack of a task: its coroutine, and those that it awaits."""
+    lines: list[str] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            lines += traceback.format_stack(frame, limit=1)
+        awaited = getattr(awaited, "cr_await", None)
+    return "".join(lines)
+
+
 logger = safe_logger("django_rmq.consumer")
+
+LOOK_SECONDS = 1.0
+"""Seconds between two checks."""
+
+GIVE_UP_SECONDS = 10.0
+"""Seconds for which a worker goes on that has lost a thread and cannot start another one."""
+
+
+class ThreadLost(RuntimeError):
+    """A thread that the worker needs cannot be replaced. Another process may be able to start it."""
+
+
+T = TypeVar("T", bound=threading.Thread)
+
+
+class Watched(Generic[T]):
+    """A thread, and how to start another one of its kind."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self.thread = make()
+
+    def is_alive(self) -> bool:
+        """Return whether it is running."""
+        return self.thread.is_alive()
+
+    def replace(self) -> None:
+        """Start another one. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
+        fresh = self._make()
+        fresh.start()
+        self.thread = fresh
+
+
+class _Post(NamedTuple):
+    name: str
+    is_manned: Callable[[], bool]
+    replace: Callable[[], None]
+
+
+class Watchdog:
+    """Watches the threads of one worker. It must be called from a thread that it does not watch."""
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        """Monotonic time of the next check."""
+        self._posts: list[_Post] = []
+        self._lost_since: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every thread was alive, or could be replaced, at the last check."""
+        return self._lost_since is None
+
+    def add(self, name: str, is_manned: Callable[[], bool], replace: Callable[[], None]) -> None:
+        """Watch a thread. ``replace`` starts another one if it is dead, and may raise anything."""
+        self._posts.append(_Post(name, is_manned, replace))
+
+    def look(self) -> None:
+        """Replace what has died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
+        now = time.monotonic()
+        self.due = now + LOOK_SECONDS
+        failed: Exception | None = None
+        for post in self._posts:
+            if post.is_manned():  # rule: dead_threads_stay_dead
+                continue
+            try:
+                post.replace()
+                logger.error(
+                    "The %s thread has stopped working and was replaced",
+                    post.name,
+                    extra={"rmq_event": "thread_replaced", "rmq_thread": post.name},
+                )
+            except Exception as error:
+                failed = error
+                logger.exception(
+                    "The %s thread has stopped working and cannot be replaced; trying again",
+                    post.name,
+                    extra={"rmq_event": "thread_lost", "rmq_thread": post.name},
+                )
+        if failed is None:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = now
+        elif now - self._lost_since >= GIVE_UP_SECONDS:
+            raise ThreadLost(
+                f"a thread could not be replaced for {GIVE_UP_SECONDS:g} s: {failed}"
+            ) from failed
+
 
 GRACE_SECONDS = 5.0
 """Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""
@@ -188,3 +303,118 @@ class Heartbeat(threading.Thread):
             stack,
             extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.place.slot},
         )
+
+
+class WakeupSubscriber(threading.Thread):
+    """Calls ``woken`` with topic and slot of each wake-up, and ``subscribed`` after each new subscription."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: list[Topic],
+        woken: Callable[[str, int], None],
+        subscribed: Callable[[], None],
+    ) -> None:
+        super().__init__(name="rmq-wakeups", daemon=True)
+        self.subscribed = threading.Event()
+        self._broker = broker
+        self._topics = topics
+        self._on_wake = woken
+        self._on_subscribed = subscribed
+        self._stopped = threading.Event()
+        self._renewed = threading.Event()
+        self._complain = LogThrottle(logger)
+
+    def stop(self) -> None:
+        """End soon."""
+        self._stopped.set()
+
+    def renew(self) -> None:
+        """Subscribe again, because the connection may be dead without an error."""
+        self._renewed.set()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            wakeups = None
+            try:
+                self._renewed.clear()
+                wakeups = self._broker.wakeups(self._topics)
+                self.subscribed.set()
+                self._on_subscribed()
+                while not (self._stopped.is_set() or self._renewed.is_set()):
+                    for topic, slot in wakeups.get(timeout=0.1):
+                        self._on_wake(topic, slot)
+            except RmqError:
+                self._stopped.wait(0.2)
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._complain(
+                    "wake-ups",
+                    "The wake-up subscription failed; polling continues: %s",
+                    error,
+                    exc_info=True,
+                )
+                self._stopped.wait(1.0)
+            finally:
+                if wakeups is not None:
+                    wakeups.close()
+
+
+class BackgroundThreads:
+    """Both threads put what they find into ``inbox``. ``lookout`` replaces them."""
+
+    def __init__(
+        self, broker: Broker, topics: Iterable[Topic], hand: InFlight, inbox: Mailbox, lookout: Watchdog
+    ) -> None:
+        self._broker = broker
+        self._topics = list(topics)
+        self._hand = hand
+        self._inbox = inbox
+        self._listening = Watched(self._new_listening)
+        self._heartbeat = Watched(self._new_heartbeat)
+        lookout.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        lookout.add("wake-up", self._listening.is_alive, self._listening.replace)
+
+    def start(self) -> None:
+        """Start both."""
+        self._heartbeat.thread.start()
+        self._listening.thread.start()
+
+    def wait_subscribed(self, seconds: float) -> None:
+        """Wait until the subscription to wake-ups is active, for at most ``seconds``."""
+        self._listening.thread.subscribed.wait(seconds)
+
+    def renew(self) -> None:
+        """Subscribe again, because the connection may be dead without an error."""
+        self._listening.thread.renew()
+
+    def stop(self, *, keeps_beating: bool) -> list[threading.Thread]:
+        """End both, and return them. ``keeps_beating``: the heartbeat ends with the process."""
+        self._listening.thread.stop()
+        if keeps_beating:
+            return [self._listening.thread]
+        self._heartbeat.thread.stop()
+        return [self._heartbeat.thread, self._listening.thread]
+
+    def _new_heartbeat(self) -> Heartbeat:
+        def overrun(batch: Batch) -> None:
+            self._inbox.queue.put(Overrun(batch))
+
+        def unending(batch: Batch) -> None:
+            self._inbox.queue.put(Unending(batch))
+
+        in_hand = self._hand.batches
+        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
+
+    def _new_listening(self) -> WakeupSubscriber:
+        def woken(topic: str, told: int) -> None:
+            what, slot = read(told)
+            if what == "look_again":
+                self._heartbeat.thread.look_again(topic, slot)
+            else:
+                self._inbox.queue.put(Wake(topic, told))
+
+        def subscribed() -> None:
+            self._inbox.queue.put(Resubscribed())
+            self._heartbeat.thread.look_everywhere()
+
+        return WakeupSubscriber(self._broker, self._topics, woken, subscribed)

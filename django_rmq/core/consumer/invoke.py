@@ -1,18 +1,132 @@
-"""Calling: runs a listener for messages, one by one or in lists, and determines their outcomes."""
+"""Runs a listener for messages, one by one or in lists, in a thread or in the event loop, and determines their outcomes.
+
+A process that a listener has forked is a copy of a worker. It ends when the listener returns in it, because it would
+process the batch again.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any
+from typing import Any, NoReturn
 
-from django_rmq.core.consumer import fork_guard, outcome_log
-from django_rmq.core.consumer.batch import ListenerLike, Outcome
+from django_rmq.core.consumer import failures
+from django_rmq.core.consumer.batch import BatchResults, ListenerLike, Outcome
 from django_rmq.core.consumer.failures import Undecodable, Unfit, failure_of, judged, name_of, text_of
-from django_rmq.core.model.failure_records import Failure
+from django_rmq.core.consumer.progress import BEGUN, DONE
 from django_rmq.core.model.message import Message
+from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import Cancelled, InvalidBody
+
+
+def noted(
+    tally: BatchResults, lists: deque[list[Message]], group: list[Message], outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Add the outcomes of a list that count, and return them.
+
+    On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
+    """
+    if outcomes and tally.batch.topic.is_strict:  # rule: commits_behind_a_failure
+        outcomes = in_line(group, outcomes)
+        if len(outcomes) < len(group) or holds(outcomes[-1][1]):
+            lists.clear()
+    tally.note(outcomes)
+    return outcomes
+
+
+def states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
+    """Return what to record for the messages of a list that was called, a byte for each."""
+    if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
+        return bytes([DONE]) * len(group)
+    done = {id(message) for message, failure in outcomes if failure is None}
+    return bytes(DONE if id(each) in done else BEGUN for each in group)
+
+
+forking: threading.Thread | None = None
+"""In a process that a listener has forked: the thread that did it, which is the only thread there."""
+
+
+_watched: list[type[threading.Thread]] = []
+
+
+def watch(kind: type[threading.Thread]) -> None:
+    """Watch for listeners that fork in threads of this kind."""
+    _watched.append(kind)
+
+
+_handled: set[int] = set()
+"""The signals whose handlers are a worker's."""
+
+
+def handle_signal(number: int, handler: Any) -> Any:
+    """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
+
+    A child process of a listener would otherwise take SIGTERM for the end of a worker, and go on.
+    """
+    _handled.add(number)
+    return signal.signal(number, handler)
+
+
+_held_back = threading.local()
+"""``before``: the signals that the forking thread had blocked."""
+
+
+def _hold_signals_back() -> None:
+    # One that arrives in the copy before it has lost the handlers would be taken for the worker's.
+    _held_back.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
+
+
+def _let_signals_in() -> None:
+    # uWSGI forks by itself, and has Python call only what belongs after a fork.
+    if (before := getattr(_held_back, "before", None)) is not None:
+        _held_back.before = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _note_fork() -> None:
+    global forking  # noqa: PLW0603 - there is one per process
+    thread = threading.current_thread()
+    forking = thread if isinstance(thread, tuple(_watched)) else None
+    while _handled:
+        signal.signal(_handled.pop(), signal.SIG_DFL)  # rule: copies_keep_the_handlers_of_a_worker
+    _let_signals_in()
+
+
+os.register_at_fork(before=_hold_signals_back, after_in_parent=_let_signals_in, after_in_child=_note_fork)
+
+
+def end_copy() -> None:
+    """End this process if a listener has forked it and now returns in it, because it is only a copy of a worker.
+
+    It would run the rest of the batch a second time, report to nobody, and never end.
+    """
+    if threading.current_thread() is forking:  # rule: copies_go_on
+        _exit_copy(sys.exception())
+
+
+def _exit_copy(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        else:
+            how = "".join(traceback.format_exception(error)) if error is not None else ""
+            # Logging is not used here: a lock that another thread held at the fork is never released in this
+            # process.
+            text = (
+                f"A listener forked, and the child process {os.getpid()} left the listener without exiting; it is "
+                f"ended now.\n{how}"
+            )
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code & 0xFF)
+
 
 HELD_BACK = Failure(b"", "held back")
 """The ``outcome`` of a message of a strict fifo topic that is given back, because one before it holds the slot."""
@@ -65,8 +179,8 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
         try:
             returned = function(argument)
         finally:
-            if fork_guard.forking is not None:
-                fork_guard.end_copy()
+            if forking is not None:
+                end_copy()
         if returned is not None:
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
@@ -114,7 +228,7 @@ class CallGroup:
         self._failed(name_of(error))
 
     def _failed(self, why: str) -> None:
-        outcome_log.batch_failed(self.readable[0].topic, len(self.readable), why)
+        failures.batch_failed(self.readable[0].topic, len(self.readable), why)
         for message in self.readable:
             message.outcome = None
 
@@ -131,8 +245,8 @@ def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[
             # A list of its own: the listener may change it.
             returned = function(list(group.readable))
         finally:
-            if fork_guard.forking is not None:
-                fork_guard.end_copy()
+            if forking is not None:
+                end_copy()
         return group.returned(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
         group.raised(error)
@@ -223,16 +337,46 @@ def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
     return [(message, call_one(listener.function, message, message)) for message in group]
 
 
-__all__ = [
-    "HELD_BACK",
-    "CallGroup",
-    "call_group",
-    "call_one",
-    "check_returned",
-    "groups",
-    "holds",
-    "in_line",
-    "returned_from_one",
-    "run",
-    "undecodable",
-]
+Coroutine = Callable[[Any], Awaitable[Any]]
+"""A listener that is a coroutine function."""
+
+
+async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
+    """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
+    try:
+        if message.stopped:  # rule: begins_what_was_cancelled
+            raise Cancelled
+        try:
+            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise undecodable(message, error) from None
+        try:
+            returned = await function(argument)
+        finally:
+            if forking is not None:
+                end_copy()
+        if returned is not None:
+            return returned_from_one(message, returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        return failure_of(message, error)
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
+    """Await a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    if len(messages) == 1:
+        return [(messages[0], await await_one(function, messages[0], list(messages)))]
+    group = CallGroup(messages)
+    if not group.readable:
+        return group.rest()
+    try:
+        try:
+            # A list of its own: the listener may change it.
+            returned = await function(list(group.readable))
+        finally:
+            if forking is not None:
+                end_copy()
+        return group.returned(returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        group.raised(error)
+        return None

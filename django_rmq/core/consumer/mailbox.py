@@ -1,13 +1,18 @@
-"""The inbox: messages from other threads to the dispatcher's thread."""
+"""What other threads report to the dispatcher's thread: slots that come and go, wake-ups, reports of batches, and its end.
+
+Any thread may put an item into the mailbox; the dispatcher's thread reads them.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.progress import SharedProgress, mark_of
+from django_rmq.exceptions import SlotMoved
 
 
 class Own(NamedTuple):
@@ -79,4 +84,38 @@ class Mailbox:
         self._handlers[type(item)](item)
 
 
-__all__ = ["Disown", "Mailbox", "Overrun", "Own", "Resubscribed", "Stop", "Unending", "Wake"]
+class ShutdownState:
+    """Flags that any part of the worker may set and read."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        """Whether the worker has stopped taking messages."""
+        self.forced = False
+        """Whether the shutdown time-out cut a listener short, or something could not be settled."""
+        self.overran: list[Batch] = []
+        """The batches whose listener exceeded HARD_TIMEOUT; nothing waits for them, and the process ends."""
+        self.moved: SlotMoved | None = None
+        """The error to raise at the end, if a slot was given another slot count."""
+
+    def is_over(self, batches: Iterable[Batch]) -> bool:
+        """Return whether nothing is left to wait for among the ``batches`` in hand."""
+        return all(batch in self.overran for batch in batches)
+
+
+class HardTimeouts:
+    """Makes the worker end, and records in ``notes`` which messages to charge for it."""
+
+    def __init__(self, inbox: Mailbox, ending: ShutdownState, notes: SharedProgress | None) -> None:
+        self._ending = ending
+        self._notes = notes
+        inbox.on(Unending, self._note)
+
+    def _note(self, item: Unending) -> None:
+        batch = item.batch
+        if self._notes is not None:
+            topic, slot, receipt = batch.topic.name, batch.place.slot, batch.receipt
+            members = [message.delivery.member for message in batch.running()]
+            # rule: forgives_what_ran_too_long
+            self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
+        self._ending.overran.append(batch)
+        self._ending.begun = True

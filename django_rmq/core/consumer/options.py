@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_rmq.core.consumer.acks import Watcher
-from django_rmq.core.consumer.due_poll import POLL_SECONDS
+from django_rmq.core.consumer.fetch import POLL_SECONDS
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 

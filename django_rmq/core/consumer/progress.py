@@ -15,11 +15,11 @@ from typing import Literal
 from uuid import uuid4
 
 from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands.batching import all_held
 from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import all_held
 from django_rmq.core.consumer.failures import ran_too_long
-from django_rmq.core.model.failure_records import Failure
 from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 

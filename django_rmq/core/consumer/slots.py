@@ -1,17 +1,45 @@
-"""The slots of one worker: an object for each that is in use, nine bytes for each that sleeps.
+"""The slots of a worker: the state of each, when it is due next, and which of them another worker has acquired.
 
-Most of many slots hold nothing. A slot that holds nothing, and whose senders know to wake its owner, needs
-only its epoch: it gets its object when it wakes.
+Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot has come
+back meanwhile, and no other worker will ask for its messages.
 """
 
 from __future__ import annotations
 
+import heapq
+import time
 from array import array
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
+from django_rmq.core.commands import fetch
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.topic import Topic
+
+uptime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Return seconds on a clock that also counts while the machine is suspended."""
+
+
+class ServerClock:
+    """An estimate of the clock of Redis. Each reading bounds the difference, and readings that agree narrow it."""
+
+    def __init__(self) -> None:
+        self._low = self._high = 0.0
+
+    def note(self, before: float, server_ms: int, after: float) -> None:
+        """Add an answer of TIME (truncated to ms), read between two instants of ``time.monotonic``."""
+        low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
+        self._low, self._high = max(self._low, low), min(self._high, high)
+        if self._low > self._high:
+            # This is the first reading, or one of the clocks was set or has drifted since.
+            self._low, self._high = low, high
+
+    def ms(self) -> float:
+        return time.monotonic() * 1000 + (self._low + self._high) / 2
+
 
 _AWAKE, _TOLD, _ASLEEP = 0, 1, 2
 """States of a slot. AWAKE: it has an object, or belongs to another worker. TOLD: owned and to be acquired.
@@ -264,4 +292,153 @@ class SlotTable:
                 slot = self._states[topic].find(_ASLEEP, slot + 1)
 
 
-__all__ = ["SlotState", "SlotTable"]
+ENDING_MS = 100
+"""A slot whose busy time ended up to this many ms ago is asked again at once, because clocks are read in
+milliseconds."""
+
+
+class SlotSchedule:
+    """The schedule of one worker. ``depth`` returns how many batches of a slot may be in hand."""
+
+    def __init__(self, places: SlotTable, depth: Callable[[SlotState], int], poll_seconds: float) -> None:
+        self.clock = ServerClock()
+        self.waiting: dict[SlotState, None] = {}
+        """Due slots, to be prepared as soon as their thread has room."""
+        self.parked: defaultdict[str, dict[SlotState, None]] = defaultdict(dict)
+        """Topic -> its due slots that wait until the topic's limits leave room."""
+        self._places = places
+        self._depth = depth
+        self._poll_seconds = poll_seconds
+        self._heap: list[tuple[float, int, SlotState]] = []
+        self._entries = count(1)
+
+    def ready(self, place: SlotState) -> None:
+        """Prepare ``place`` as soon as possible.
+
+        A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
+        ends.
+        """
+        place.due = 0.0
+        place.entry = 0
+        if place.asked:
+            place.again = True
+            return
+        if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
+            return
+        rest = max(place.not_before, place.shut_until)
+        if rest and rest > (now := time.monotonic()):
+            self.waiting.pop(place, None)
+            self.look_at(place, self.clock.ms() + (rest - now) * 1000)
+        else:
+            self.waiting[place] = None
+
+    def look_at(self, place: SlotState, due: float | None) -> None:
+        """Check ``place`` when the server's clock shows ``due`` (None: nothing is waiting)."""
+        if due is None or not place.owned:
+            place.due, place.entry = float("inf"), 0
+            return
+        place.due, place.entry = due, next(self._entries)
+        heapq.heappush(self._heap, (due, place.entry, place))
+        if len(self._heap) > 2 * len(self._places.awake) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
+            heapq.heapify(self._heap)
+
+    def collect_due(self) -> None:
+        """Make those slots ready whose time has come."""
+        now = self.clock.ms()
+        while self._heap and self._heap[0][0] <= now:
+            _, entry, place = heapq.heappop(self._heap)
+            if entry == place.entry:
+                self.ready(place)
+
+    def due(self, now: float) -> float:
+        """Return the monotonic time at which the first slot of the heap is due."""
+        while self._heap and self._heap[0][1] != self._heap[0][2].entry:
+            heapq.heappop(self._heap)
+        return now + (self._heap[0][0] - self.clock.ms()) / 1000 if self._heap else float("inf")
+
+    # --- slots that must not be asked now
+
+    def pause(self, place: SlotState, due: float | None, *, is_paused: bool) -> None:
+        """Ask a busy or paused slot later.
+
+        A wake-up or a time-out ends the wait; if they are lost, the slow poll asks again.
+        """
+        if is_paused:
+            place.not_before = time.monotonic() + 10 * self._poll_seconds
+        elif due is None or due <= (now := self.clock.ms()):
+            # What ends just now has ended by the local clock, but not yet by the server's.
+            is_ending = due is not None and due > now - ENDING_MS
+            place.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
+        self.look_at(place, due)
+
+    def shut(self, place: SlotState, seconds: float) -> None:
+        """Leave a slot alone for a while."""
+        place.shut_until = time.monotonic() + seconds
+        self.waiting.pop(place, None)
+        self.look_at(place, self.clock.ms() + seconds * 1000)
+
+    def park(self, place: SlotState) -> None:
+        """Set a waiting slot aside until its topic's limits leave room."""
+        del self.waiting[place]
+        self.parked[place.topic.name][place] = None
+
+    def drop(self, place: SlotState) -> None:
+        """Stop asking a slot."""
+        place.entry = 0
+        self.waiting.pop(place, None)
+        self.parked[place.topic.name].pop(place, None)
+
+
+LOOK_SECONDS = 0.25
+"""Seconds between two checks whether the coordinator has confirmed that a fenced slot belongs to this worker."""
+
+
+class FencedSlots:
+    """The fenced slots of the worker ``owner``.
+
+    ``confirmed`` returns the ``uptime`` at which the coordinator last asked for the assignment whose result
+    this worker has received; minus infinity if unknown. The worker that fenced this one acted on an earlier
+    assignment. So a slot that the answer to a later question still assigns to this worker belongs to it
+    again.
+    """
+
+    def __init__(self, broker: Broker, owner: str, confirmed: Callable[[], float]) -> None:
+        self.confirmed = confirmed
+        self._broker = broker
+        self._owner = owner
+        self._places: set[SlotState] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def add(self, place: SlotState) -> None:
+        """Record that a prepare of a slot was just answered ``fenced``."""
+        place.fenced_at, place.untaken_since = uptime(), None
+        self._places.add(place)
+
+    def remove(self, place: SlotState) -> None:
+        """Record that a slot is no longer this worker's, or is to be acquired again."""
+        place.fenced_at = 0.0
+        self._places.discard(place)
+
+    def ours_at(self, confirmed: float) -> list[SlotState]:
+        """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
+        # rule: stays_away_from_its_own
+        return [place for place in self._places if place.fenced_at < confirmed]
+
+    def left_alone(self, untaken: Sequence[SlotState]) -> Iterator[SlotState]:
+        """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
+        length of a time-out.
+
+        It is used while the coordinator cannot say who owns what.
+        """
+        calls = [fetch.held(place.topic, place.slot, self._owner, 0, 1) for place in untaken]
+        now = time.monotonic()
+        for place, held in zip(untaken, run_all(self._broker, calls), strict=True):
+            if held != []:
+                place.untaken_since = None
+            elif place.untaken_since is None:
+                place.untaken_since = now
+            elif now - place.untaken_since > place.topic.timeout:
+                yield place

@@ -9,18 +9,12 @@ from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from django_rmq.core.consumer import fork_guard, outcome_log
+from django_rmq.core.consumer import failures, invoke
 from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults
-from django_rmq.core.consumer.batch_outcomes import noted, states_after
-from django_rmq.core.consumer.invoke import (
-    call_group,
-    call_one,
-    groups,
-    holds,
-)
+from django_rmq.core.consumer.heartbeat import stack_of_thread
+from django_rmq.core.consumer.invoke import call_group, call_one, groups, holds, noted, states_after
 from django_rmq.core.consumer.progress import BEGUN, DONE, ThreadProgress
-from django_rmq.core.consumer.server_clock import uptime
-from django_rmq.core.consumer.stack_traces import stack_of_thread
+from django_rmq.core.consumer.slots import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
@@ -284,10 +278,10 @@ class ExecutorThread(threading.Thread):
         batch, committed = tally.batch, tally.committed
         self._inbox.put(tally.slice(rest))
         tally.clear()
-        outcome_log.done(batch.topic, batch.place.slot, committed)
+        failures.done(batch.topic, batch.place.slot, committed)
 
 
-fork_guard.watch(ExecutorThread)
+invoke.watch(ExecutorThread)
 
 
 __all__ = ["FLUSH_SECONDS", "NO_HOOKS", "PATIENCE_SECONDS", "ExecutorThread", "Hooks"]

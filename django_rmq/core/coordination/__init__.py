@@ -14,13 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from django_rmq.core.coordination.assignment import (
-    Assignment,
-    SlotRun,
-    TopicSlots,
-    WorkerCapacity,
-    assign,
-)
+from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots, WorkerCapacity, assign
 from django_rmq.core.model.topic import Topic
 
 Slots = Iterable[tuple[str, int]]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from uuid import uuid4
 
-from django_rmq.core.commands import worker_registry
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination import (
     Holding,
@@ -23,23 +23,23 @@ from django_rmq.core.coordination import (
     Worker,
     assign,
 )
-from django_rmq.core.coordination.member_records import (
+from django_rmq.core.coordination.plan import (
+    AssignmentPlan,
     read_crew,
     read_record,
     served_topics,
     whose,
     write_record,
 )
-from django_rmq.core.coordination.plan import AssignmentPlan
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
     SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
+    uptime,
 )
-from django_rmq.core.coordination.slot_ownership import uptime
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.model.worker_records import Beat, Roster
+from django_rmq.core.model.replies import Beat, Roster
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.coordination")
@@ -143,7 +143,7 @@ class RedisCoordinator(SharedCoordinator):
     def _leave(self) -> None:
         try:
             if self._joined:
-                self.broker.run(worker_registry.leave(self.worker.id, self._token))
+                self.broker.run(registry.leave(self.worker.id, self._token))
                 logger.info("Left", extra={"rmq_event": "left"})
         except RmqError as error:
             logger.warning("Cannot end the session (%s); it expires by itself", error)
@@ -182,7 +182,7 @@ class RedisCoordinator(SharedCoordinator):
             if not self._joined or worker is not self.worker:
                 record = write_record(self._token, worker)
         beat = self.broker.run(
-            worker_registry.beat(
+            registry.beat(
                 worker.id,
                 self._token,
                 int(self.session_seconds * 1000),
@@ -230,7 +230,7 @@ class RedisCoordinator(SharedCoordinator):
         if is_new:
             plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
             text = plan.encode()
-            number = self.broker.run(worker_registry.assign(self._members, self._number, text))
+            number = self.broker.run(registry.assign(self._members, self._number, text))
             if number is None:
                 self._poked.set()
                 return
@@ -268,7 +268,7 @@ class RedisCoordinator(SharedCoordinator):
 
 def members(broker: Broker) -> list[Member]:
     """Return all workers whose sessions are active, by id; needs no worker of its own."""
-    return members_of_roster(broker.run(worker_registry.roster()))
+    return members_of_roster(broker.run(registry.roster()))
 
 
 def members_of_roster(roster: Roster) -> list[Member]:
@@ -287,7 +287,7 @@ def describe(broker: Broker) -> list[Holding]:
 
     Topics that are not serial are shared, and not included.
     """
-    return describe_roster(broker.run(worker_registry.roster()))
+    return describe_roster(broker.run(registry.roster()))
 
 
 def describe_roster(roster: Roster) -> list[Holding]:

@@ -1,66 +1,4 @@
-"""Every Redis key of RMQ, and the function that finds a message's slot.
-
-Slot 3 of topic ``price`` with key prefix ``P`` has the base key ``K = P + "price_3"``; in the
-other names the braces are literal and make Redis Cluster keep all keys of a slot on one node.
-
-===================  ======  ====================================================================
-key                  type    member -> score, or field -> value
-===================  ======  ====================================================================
-``K``                zset    Store: member -> due ms, or priority; or a retry score; fifo: due ms + sequence / 1024
-``prepare_{K}``      zset    member -> seconds * 1000 + retries left
-``inflight_{K}``     hash    member -> "receipt original_score[:timeout] [mark [outlived]]"
-``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
-``dead_{K}``         zset    member -> ms of death
-``deaths_{K}``       hash    member -> the record of the death
-``failures_{K}``     hash    live members that failed: kind, times, score, last error
-``body_{K}``         hash    keyed topics: member that waits or rests -> envelope (body and what travels with it)
-``prepare_body_{K}`` hash    keyed topics: member in flight -> envelope that it was handed out with
-``stats_{K}``        hash    the ledger: counter -> n
-``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
-                             sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
-                             been empty; marked: the receipt of the delivery that a person has marked
-                             last; last_place: fifo, the last place given to a message that was due
-                             at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
-                             tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
-                             reslot, moving, tickets (see ``reslotting``); inserting: within a
-                             transaction, how many messages Store held before it
-``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
-``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
-``claim_failed_{K}`` hash    claimed messages that their query has failed: member -> "what LF error"
-``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
-``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
-``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
-                             target, rows, and each row's parts
-``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
-``outcomes_{K}``     hash    topics with OUTCOME_RETENTION: digest of a member -> what became of the message, or its progress
-``outcome_times_{K}``  zset  digest -> ms of that
-``inserting_{K}``    zset    within a transaction: Store, while many messages are inserted
-``P rmq:topics``     hash    topic -> its definition as JSON
-``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
-``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
-                             negative: the slot is paused, or some of it is cancelled (see ``wakeups``)
-``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
-``workers_{W}``      hash    worker -> its token, and its record as JSON
-``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
-                             number: the plan's own; basis: the membership that it was made for
-``W``                channel a version or number, when membership or assignment changed
-``minutes_{H}``      hash    minute since the epoch -> the sample; ``H = P + "rmq:history:T"``
-``pending_{H}``      hash    claimed: the minute being sampled; first: the oldest that is kept;
-                             late0 … late23: deliveries since the last record, by lateness
-``times_{H}``        hash    late0 … late23, late: deliveries by lateness and the sum in ms; took0 … took23, took:
-                             calls of the listener by how long they took and the sum in µs; never reset
-``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
-                             bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
-``result_{R}``       hash    what became of a task: stamp, job and record (see ``results/keep``); ``R = P + "rmq:result:ID"``
-``consumer_{C}``     hash    who has the name of a Spark consumer: driver, checkpoint, about, since, until (see
-                             ``consumers/hold``); ``C = P + "rmq:consumer:T:NAME"``
-``P rmq:schedules``  hash    NAME:field -> value; fields: spec, override, paused, removed, generation, at, state,
-                             changed, topic, crc, last, late (see ``schedule``); generation -> the newest of all
-``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
-===================  ======  ====================================================================
-
-Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
-"""
+"""The names of all keys in Redis, and of the channels for wake-ups. No other module builds one."""
 
 from __future__ import annotations
 
@@ -72,6 +10,25 @@ from typing import NamedTuple
 
 from django_rmq.core.model.limits import shown
 from django_rmq.exceptions import ConfigurationError
+
+
+def paused(slot: int) -> int:
+    """Return the number that says: the slot was paused."""
+    return -1 - slot
+
+
+def look_again(slot: int) -> int:
+    """Return the number that says: ask again about what is in hand of the slot, because some of it is cancelled."""
+    return -1 - MAX_SLOTS - slot
+
+
+def read(told: int) -> tuple[str, int]:
+    """Return what a number says (``wake``, ``paused`` or ``look_again``), and the slot."""
+    if told >= 0:
+        return "wake", told
+    slot = -1 - told
+    return ("paused", slot) if slot < MAX_SLOTS else ("look_again", slot - MAX_SLOTS)
+
 
 MAX_SLOTS = 1 << 20
 TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)

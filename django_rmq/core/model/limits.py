@@ -1,14 +1,12 @@
-"""Bounds of the numbers that come from outside, and the checks that a value is a usable number.
-
-A value that passes ``is_number`` can be compared, rounded, divided and printed without an ``OverflowError``.
-``shown`` formats any value for an error, including integers that Python refuses to print.
-"""
+"""The limits of what can be stored, and the waits between the attempts of a message."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import math
+from datetime import UTC, datetime, timedelta
 from typing import TypeGuard
 
+from django_rmq.core.model.topic import Topic
 from django_rmq.durations import LONGEST, InvalidDuration, milliseconds, parse_duration
 
 LARGEST = 1 << 53
@@ -69,18 +67,6 @@ def _limited(delay: object) -> object:
     return delay
 
 
-__all__ = [
-    "LARGEST",
-    "MAX_AGE",
-    "MAX_DURATION_MS",
-    "MAX_INSTANT_MS",
-    "MAX_TIMEOUT",
-    "delay_ms",
-    "is_number",
-    "is_whole",
-    "shown",
-]
-
 MAX_PRIORITY = 1 << 43
 """The maximum priority: with ten bits for retries below it, a double still holds it exactly."""
 
@@ -113,3 +99,52 @@ NEVER = (1 << 53) - 1
 
 GATE = 1 << 53
 """``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""
+
+
+LAST_RETRY = 999
+"""The highest score in Store of a retry, on topics ordered by time."""
+
+LAST_INSTANT_MS = 1e14
+"""A score from here on is no time that a message has been given."""
+
+
+def is_retry(topic: Topic, score: float) -> bool:
+    """Return whether a score in Store is that of a message that failed and waits again."""
+    if topic.is_fifo:
+        return False
+    if not topic.is_priority:
+        return score <= LAST_RETRY
+    return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
+
+
+def due_of(topic: Topic, score: float) -> datetime | None:
+    """Return when a message with this score in Store was due. None on priority topics, and for a retry."""
+    if topic.is_priority or is_retry(topic, score) or not LAST_RETRY < score < LAST_INSTANT_MS:
+        return None
+    return datetime.fromtimestamp(math.floor(score) / 1000, UTC)
+
+
+def priority_of(topic: Topic, score: float) -> int | None:
+    """Return the priority of a message with this score in Store. None on other topics, and for a retry without it."""
+    if not topic.is_priority or not math.isfinite(score) or score <= topic.min_priority - 1:
+        return None
+    return math.floor(score)
+
+
+def retries_left(topic: Topic, state: str, score: float, failures: int, own: int | None) -> int | None:
+    """Return the retries left after the next delivery (prepare: after this one). None: all, Dead, or a score without a meaning.
+
+    ``own``: the number that the message brings along; it may have joined a later send, which has another one.
+    """
+    most = topic.retries_of(own)
+    if state in ("store", "claim") and topic.is_fifo:
+        return max(0, most - failures) if failures else None
+    if not math.isfinite(score):
+        return None
+    if state == "prepare":
+        return int(score) % 1000
+    in_fraction = state == "retry" or (topic.is_priority and score > topic.min_priority - 1)
+    if state == "retry" or (state in ("store", "claim") and is_retry(topic, score)):
+        q = round(score % 1 * 1024) if in_fraction else math.floor(score)
+        return min(max(0, q - 1), most)
+    return None

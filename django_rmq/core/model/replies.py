@@ -1,10 +1,290 @@
-"""The answers of scripts."""
+"""What commands return: deliveries, outcomes, failures, counts of slots, samples of the history, and workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+from django_rmq.core.model.limits import MAX_ERROR_BYTES
+
+MOST = 10_000
+"""The number of outcomes that one slot keeps."""
+
+MAX_TEXT = 200
+"""The number of bytes of a text about progress that are kept."""
+
+
+def digest(member: bytes) -> bytes:
+    """Return what stands for a member whose outcome is noted: a body may be long, and need not be kept."""
+    return shortened(hashlib.sha1(member, usedforsecurity=False).digest())
+
+
+def shortened(sha1: bytes) -> bytes:
+    """Return the same for a member of which the SHA-1 is known."""
+    return sha1.hex()[:24].encode()
+
+
+class Progress(NamedTuple):
+    """How far a delivery had got, as its listener reported."""
+
+    receipt: int
+    fraction: float
+    """From 0 to 1."""
+    reported_ms: int
+    text: str
+
+
+class Outcome(NamedTuple):
+    """How a message ended."""
+
+    state: str
+    """done, dead, removed or cancelled."""
+    reason: str
+    """dead: failed, timed_out, overran, undecodable, rejected, buried or lapsed. Otherwise empty."""
+    attempts: int
+    """Its deliveries that failed or succeeded since it last ended."""
+    delivered_ms: int | None
+    """When the delivery began in which it ended. None: it ended without one, or that is not known."""
+    ended_ms: int
+    error_class: str
+    """The class of its last error, if that has one."""
+    worker: str
+    """Who took from the slot last when it ended. Empty: it ended without a delivery."""
+
+
+def parse(raw: bytes) -> Progress | Outcome:
+    """Return the meaning of a record. Raises ``ValueError`` if it has none."""
+    head, _, rest = raw.partition(b"\n")
+    state, *parts = head.decode().split(" ")
+    said = rest.decode(errors="replace")
+    if state == "running":
+        receipt, thousandths, reported_ms = map(int, parts)
+        return Progress(receipt, thousandths / 1000, reported_ms, said)
+    reason, attempts, delivered_ms, ended_ms, error_class = parts
+    return Outcome(
+        state,
+        "" if reason == "-" else reason,
+        int(attempts),
+        int(delivered_ms) or None,
+        int(ended_ms),
+        error_class,
+        said,
+    )
+
+
+_ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCII)
+
+
+def error_class(error: str) -> str:
+    """Return the class from an error text of the form ``package.Error: what happened``. Empty: the text names none.
+
+    A single word without a colon is a person's remark, not a class.
+    """
+    found = _ERROR_CLASS.match(error)
+    return found[1] if found else ""
+
+
+def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:
+    """Return at most ``limit`` bytes of ``text``, without splitting a character."""
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
+
+
+class Failure(NamedTuple):
+    """One failed delivery, as rollback takes it."""
+
+    member: bytes
+    kind: str = "failed"
+    """failed, undecodable, timed_out (its process died), overran (it exceeded HARD_TIMEOUT), cancelled, or rejected
+    (Dead at once)."""
+    delay_ms: int | None = None
+    """The rest before the next delivery, in ms. None: the topic's exponential back-off."""
+    error: str = ""
+    """The error's text, of which at most ``MAX_ERROR_BYTES`` are stored."""
+
+    def answered(self, word: str) -> Failure:
+        """Return how the delivery has ended: by the answer of ``rollback`` somebody may have cancelled it meanwhile."""
+        return self._replace(kind="cancelled") if word == "cancelled" else self
+
+
+class FailureRecord(NamedTuple):
+    """The diagnosis stored for a live message that failed."""
+
+    kind: str
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    error: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> FailureRecord:
+        head, _, error = raw.partition(b"\n")
+        kind, times, first, last, score = head.decode().split(" ")
+        return cls(kind, int(times), int(first), int(last), score, error)
+
+
+class Death(NamedTuple):
+    """The record stored for a dead message."""
+
+    reason: str
+    """failed, timed_out, overran, undecodable, rejected, buried or lapsed."""
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    """The score with which it was first prepared, if known."""
+    error: bytes
+    envelope: bytes | None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Death:
+        head, _, rest = raw.partition(b"\n")
+        reason, times, first, last, score, length, has_body = head.decode().split(" ")
+        error, body = rest[: int(length)], rest[int(length) :]
+        return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)
+
+    def encode(self) -> bytes:
+        """Return the record that ``parse`` reads."""
+        head = " ".join(map(str, self[:5]))
+        return (
+            f"{head} {len(self.error)} {int(self.envelope is not None)}\n".encode()
+            + self.error
+            + (self.envelope or b"")
+        )
+
+
+class Sample(NamedTuple):
+    """Sums of the depths and counters of some slots of a topic."""
+
+    slots: int
+    """How many of the requested slots could be read."""
+    store: int
+    due: int
+    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
+    prepare: int
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: since when the first of these can be taken."""
+    counters: dict[str, int]
+    """The counters in ``SAMPLED``."""
+    undrained_since_ms: int | None = None
+    """Priority topics: the earliest time since which a slot has had something to take."""
+
+    def plus(self, other: Sample) -> Sample:
+        """Return the sums of both."""
+        oldest = [one.oldest_due_ms for one in (self, other) if one.oldest_due_ms is not None]
+        undrained = [one.undrained_since_ms for one in (self, other) if one.undrained_since_ms is not None]
+        return Sample(
+            self.slots + other.slots,
+            self.store + other.store,
+            self.due + other.due,
+            self.prepare + other.prepare,
+            self.retry + other.retry,
+            self.dead + other.dead,
+            min(oldest, default=None),
+            {name: value + other.counters[name] for name, value in self.counters.items()},
+            min(undrained, default=None),
+        )
+
+
+SAMPLED = (
+    "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
+    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged", "cancelled", "overran",
+)  # fmt: skip
+"""The counters of the ledger that the history and the metrics use."""
+
+
+LATENESS_BUCKETS = 24
+"""The number of classes in which lateness, and time in listeners, are counted."""
+
+
+class Times(NamedTuple):
+    """Durations, counted by the classes of ``history.EDGES_MS``. Never reset."""
+
+    late: tuple[int, ...]
+    """How late messages were handed out."""
+    late_ms: int
+    """The sum of the lateness, in ms."""
+    took: tuple[int, ...]
+    """How long calls of the listener took."""
+    took_us: int
+    """The sum of the durations, in microseconds."""
+
+    @classmethod
+    def of(cls, counted: Mapping[str, int]) -> Times:
+        """Return what the fields ``TIMES`` count."""
+        late, took = (
+            tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
+            for name in ("late", "took")
+        )
+        return cls(late, counted["late"], took, counted["took"])
+
+
+TIMES = tuple(
+    name.encode()
+    for kind in ("late", "took")
+    for name in (kind, *(f"{kind}{bucket}" for bucket in range(LATENESS_BUCKETS)))
+)
+"""The fields that count durations."""
+
+
+class Allowance(NamedTuple):
+    """The share of its topic's limits that one worker may use."""
+
+    tokens: int
+    """The number of deliveries that may begin; unused ones are given back. Equals the request if no rate is
+    limited."""
+    wait_us: int
+    """If there are fewer than requested: the time in microseconds until the next one."""
+    permits: int
+    """The number of messages in use at which the worker must not take more."""
+    others_wait: bool
+    """Whether another worker could use more than it has."""
+
+
+class Beat(NamedTuple):
+    """The answer to a worker that renews its session."""
+
+    status: str
+    """ok, expired, duplicate or full."""
+    members: str = ""
+    """The version of the membership."""
+    number: str = ""
+    """The number of the assignment. Empty: there is none."""
+    first_end_ms: int = 0
+    """The time in ms until the first session ends if it is not renewed."""
+    basis: str = ""
+    """The version of the membership for which the plan was made; only with ``plan``."""
+    plan: bytes | None = None
+    """The plan. None: the worker has the current one."""
+    workers: dict[str, bytes] | None = None
+    """Worker -> record. None: the worker has the current ones."""
+    rival: bytes = b""
+    """For duplicate: the record of the worker that has this id."""
+
+
+class WorkerSession(NamedTuple):
+    """One worker as Redis knows it."""
+
+    worker: str
+    ends_ms: float
+    record: bytes
+
+
+class Roster(NamedTuple):
+    """All workers and the assignment, read atomically."""
+
+    now_ms: int
+    members: str
+    number: str
+    basis: str
+    plan: bytes
+    sessions: list[WorkerSession]
 
 
 class Sent(NamedTuple):

@@ -9,11 +9,17 @@ from math import floor, isfinite
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from django_rmq.core.model.failure_records import Death, FailureRecord, error_class
 from django_rmq.core.model.limits import shown
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.outcome import Outcome, Progress, parse
-from django_rmq.core.model.replies import FoundReply
+from django_rmq.core.model.replies import (
+    Death,
+    FailureRecord,
+    FoundReply,
+    Outcome,
+    Progress,
+    error_class,
+    parse,
+)
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 

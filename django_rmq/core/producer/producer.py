@@ -1,41 +1,441 @@
-"""The producer: sends messages of any topics to their slots, and follows topics that are being re-slotted.
+"""The producer: it builds messages, sends one or many of them, and takes them back, also while their topic is re-slotted.
 
-Django, transactions and settings are handled in ``sending``.
+A send that found its slot moved is repeated in the new one. So are removals that found nothing, and those that follow
+such a send.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from zlib import crc32
 
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.send_results import (
-    STORED,
-    Durability,
-    SendResult,
-    SendResults,
-)
-from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer import repeated_removals
-from django_rmq.core.producer.bulk_send import BulkSend
+from django_rmq.core.commands import operate, send
+from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import basis_bytes
+from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Sent
+from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import (
     OPTIONS,
     Outgoing,
     Placement,
     basis_of,
+    basis_of_field,
     built,
+    line_basis,
+    lined_up,
     member_of,
-)
-from django_rmq.core.producer.send_trips import (
-    Mixed,
-    call_of,
-    complete,
-    fly,
 )
 from django_rmq.core.producer.validation import check_score
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
+
+ROUND_TRIP = 6_000
+"""The number of messages per round trip of a bulk send, at most."""
+
+TRIP_BYTES = 2_097_152
+"""The number of bytes per round trip, at most; a larger message has one of its own. Two trips can be under way, and
+both have to pass within the time-out of a socket: 1 s in a web process."""
+
+Trip = TypeVar("Trip")
+
+
+class SendPlan(Protocol[Trip]):
+    """A series of round trips and the destination of their answers."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps the round trips behind it from being sent."""
+
+    def trips(self) -> Iterator[Trip]:
+        """Yield the content of each round trip."""
+
+    def calls(self, trip: Trip) -> Iterable[Call[Any]]:
+        """Return the calls of a round trip."""
+
+    def land(
+        self, trip: Trip, replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
+    ) -> None:
+        """Take the answer of each call, which may be an error, and the confirmed durability of all of them."""
+
+    def lose(self, trip: Trip, error: RmqError) -> None:
+        """Record that no answer came."""
+
+
+def fly(
+    broker: Broker, plan: SendPlan[Trip], wanted: Durability = STORED, *, in_order: bool = False
+) -> RmqError | None:
+    """Send the trips of ``plan`` until it has stopped; return the error that prevented some from being sent, or None.
+
+    Two trips may overtake each other, unless ``in_order``: then the next one is packed, but not sent before the answer.
+    """
+    in_flight: deque[tuple[BrokerPipeline, Trip]] = deque()
+    try:
+        for trip in plan.trips():
+            pipeline = broker.pipeline()
+            for call in plan.calls(trip):
+                pipeline.add(call)
+            if wanted != STORED:
+                pipeline.confirm(wanted)
+            if in_order:
+                pipeline.keep_order()
+                while in_flight:
+                    _land(plan, *in_flight.popleft())
+            if plan.has_stopped:
+                return None
+            in_flight.append((pipeline.send(), trip))
+            if len(in_flight) > 1:
+                _land(plan, *in_flight.popleft())
+    except RmqError as error:
+        return error
+    finally:
+        while in_flight:
+            _land(plan, *in_flight.popleft())
+    return None
+
+
+def _land(plan: SendPlan[Trip], pipeline: BrokerPipeline, trip: Trip) -> None:
+    try:
+        replies = pipeline.receive()
+    except RmqError as error:
+        plan.lose(trip, error)
+    else:
+        plan.land(trip, replies, pipeline.confirmed)
+
+
+class Mixed:
+    """Messages of any topics, each with its own result. The content of one call is a list of indexes."""
+
+    def __init__(self, messages: Sequence[Outgoing], wanted: Durability) -> None:
+        self._messages = messages
+        self.is_in_line = any(out.topic.is_fifo for out in messages)
+        """Whether some of them have an order: what comes behind an error is then not sent."""
+        self._spans = list(spans([len(out.member) + len(out.envelope or b"") for out in messages]))
+        self.repeats = len(self._spans) > 1 and len({(out[0].name, *out[1:3]) for out in messages}) < len(
+            messages
+        )
+        """Whether two round trips may carry the same message: the second one must not overtake the first."""
+        self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
+        self.errors: dict[int, RmqError] = {}
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        # rule: sends_on_behind_an_error
+        return self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values())
+
+    def trips(self) -> Iterator[list[list[int]]]:
+        """Yield, per round trip, groups of indexes that one script takes: same slot, range, kind and form.
+
+        Within a slot they keep their order, because the first of two sends of a member decides its time.
+        """
+        for start, end in self._spans:
+            groups: list[list[int]] = []
+            latest: dict[tuple[str, int], tuple[tuple[int, str, bool], list[int]]] = {}
+            for i in range(start, end):
+                topic, slot, _, score, envelope, act, _ = self._messages[i]
+                shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
+                manner = (score if shares else 0, act, envelope is None)
+                found = latest.get((topic.name, slot))
+                if found is not None and found[0] == manner and len(found[1]) < BATCH:
+                    found[1].append(i)
+                else:
+                    group = [i]
+                    groups.append(group)
+                    latest[topic.name, slot] = (manner, group)
+            yield groups
+
+    def calls(self, trip: list[list[int]]) -> Iterable[Call[Any]]:
+        """Return a call for each group."""
+        return (call_of([self._messages[i] for i in indexes]) for indexes in trip)
+
+    def land(
+        self,
+        trip: list[list[int]],
+        replies: Sequence[Any],
+        confirmed: tuple[int | None, bool | None] | None,
+    ) -> None:
+        """Complete the results."""
+        for indexes, reply in zip(trip, replies, strict=True):
+            if isinstance(reply, RmqError):
+                self.errors.update(dict.fromkeys(indexes, reply))
+                continue
+            for i, answer in zip(indexes, reply, strict=True):
+                complete(self.results[i], answer)
+                if confirmed is not None and self.results[i].status != "refused":
+                    self.results[i].replicas, self.results[i].fsynced = confirmed
+
+    def lose(self, trip: list[list[int]], error: RmqError) -> None:
+        """Record that it is unknown whether these messages arrived."""
+        for indexes in trip:
+            self.errors.update(dict.fromkeys(indexes, error))
+
+    def give_up(self, trouble: RmqError | None) -> None:
+        """Mark everything without an outcome as failed, with ``trouble`` as the reason if no other is known."""
+        trouble = trouble or next(iter(self.errors.values()), None)
+        for i, result in enumerate(self.results):
+            if result.status == "pending":
+                result.status = "failed"
+                if trouble is not None:
+                    self.errors.setdefault(i, trouble)
+
+
+def spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each round trip begins and ends among messages of these sizes in bytes."""
+    for start in range(0, len(sizes), ROUND_TRIP):
+        part = sizes[start : start + ROUND_TRIP]
+        if sum(part) > TRIP_BYTES:
+            carried = 0
+            for index, size in enumerate(part, start):
+                if carried and carried + size > TRIP_BYTES:
+                    yield start, index
+                    start, carried = index, 0
+                carried += size
+        yield start, min(start - start % ROUND_TRIP + ROUND_TRIP, len(sizes))
+
+
+def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
+    """Return the call that sends or removes ``batch``, whose messages share topic, slot and kind."""
+    topic, slot, _, score, _, act, _ = batch[0]
+    _, _, members, scores, envelopes, _, _ = zip(*batch, strict=True)
+    if act == "remove":
+        return operate.remove(topic, slot, members, "live")
+    if act == "cancel":
+        return operate.cancel(topic, slot, members)
+    bodies = [envelope for envelope in envelopes if envelope is not None]
+    if topic.is_fifo:
+        return send.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")
+    if act == "ensure":
+        return send.ensure(topic, slot, scores, members, bodies)
+    if topic.type is TopicType.RANGE_MERGE:
+        return send.send_merge(topic, slot, score, members, bodies)
+    return send.send_replace(topic, slot, scores, members, bodies)
+
+
+def complete(result: SendResult, answer: str | Sent) -> None:
+    """Set a result from a transition's answer: a status and a score, or a word about a removal."""
+    word, result.score = (answer, result.score) if isinstance(answer, str) else answer
+    result.status = cast("SendStatus", word)
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of up to ``size`` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]
+"""Sends messages that slots refused to the slots to which their topic was re-slotted."""
+
+
+class BulkTrip(NamedTuple):
+    """The content of one round trip of a bulk send."""
+
+    topic: Topic
+    """The topic, with the slot count by which the messages were placed."""
+    groups: list[tuple[int, Sequence[bytes], Sequence[bytes]]]
+    """The slot, the members and the envelopes (none if the topic is not keyed) of each call."""
+    slots: list[int]
+    """The slot of each member."""
+    crcs: list[int]
+    members: Sequence[bytes]
+    envelopes: Sequence[bytes]
+
+
+class BulkSend:
+    """A plan of round trips that collects its ``results`` as they arrive, and keeps the last ``error``."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        bodies: Sequence[Any],
+        score: int,
+        places: Placement,
+        results: SendResults,
+        follow: Follow,
+    ) -> None:
+        self._topic = topic
+        self._score = score
+        self._places = places
+        self._results = results
+        self._follow = follow
+        self._raws = _members(topic, bodies, len(results))
+        self._bases = None if topic.slot_basis is None else _bases(topic, bodies, len(results))
+        self.error: RmqError | None = None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        return self._topic.is_fifo and self.error is not None
+
+    def trips(self) -> Iterator[BulkTrip]:
+        """Yield the messages of each round trip, by slot."""
+        for start, end in spans(list(map(len, self._raws))):
+            present = self._places.present(self._topic)
+            mask = present.slots - 1
+            members = self._raws[start:end]
+            envelopes: Sequence[bytes] = ()
+            if present.is_fifo:
+                members, envelopes = lined_up(present, members)
+            bases = members
+            if self._bases is not None:
+                bases = self._bases[start:end]
+            elif (line := line_basis(present)) is not None:
+                bases = [line] * len(members)
+            # The same as keys.slot_of without a call for each message; a slot count is a power of two.
+            crcs = [crc32(basis) for basis in bases]
+            slots = [crc & mask for crc in crcs]
+            parts = [
+                (slot, group[at : at + BATCH], kept[at : at + BATCH])
+                for slot, group, kept in _by_slot(slots, members, envelopes)
+                for at in range(0, len(group), BATCH)
+            ]
+            yield BulkTrip(present, parts, slots, crcs, members, envelopes)
+
+    def calls(self, trip: BulkTrip) -> Iterator[Call[list[Sent]]]:
+        """Yield a call for each group."""
+        for slot, members, envelopes in trip.groups:
+            if trip.topic.is_fifo:
+                yield send.send_fifo(trip.topic, slot, self._score, members, envelopes)
+            elif trip.topic.type is TopicType.RANGE_MERGE:
+                yield send.send_merge(trip.topic, slot, self._score, members)
+            else:
+                yield send.send_replace(trip.topic, slot, [self._score] * len(members), members)
+
+    def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
+        """Add the results; send again the messages that slots refused because their slot count changed."""
+        found: defaultdict[int, list[Sent]] = defaultdict(list)
+        moved = False
+        for (slot, *_), reply in zip(trip.groups, replies, strict=True):
+            if isinstance(reply, SlotMoved):
+                moved = True
+            elif isinstance(reply, RmqError):
+                self.error = reply
+                return
+            else:
+                found[slot] += reply
+        if moved:
+            self._send_again(trip, found)
+        else:
+            self._results.add(trip.slots, trip.members, found)
+
+    def lose(self, trip: BulkTrip, error: RmqError) -> None:
+        """Record that it is unknown whether these messages arrived."""
+        self.error = error
+
+    def _send_again(self, trip: BulkTrip, found: Mapping[int, list[Sent]]) -> None:
+        """Send refused messages again; add the results of the whole trip."""
+        answers = {slot: iter(sent) for slot, sent in found.items()}
+        made: list[SendResult] = []
+        refused: list[int] = []
+        again: list[Outgoing] = []
+        envelopes: Sequence[bytes | None] = trip.envelopes or [None] * len(trip.members)
+        for slot, member, crc, envelope in zip(trip.slots, trip.members, trip.crcs, envelopes, strict=True):
+            sent = next(answers[slot], None) if slot in answers else None
+            if sent is None:
+                refused.append(len(made))
+                again.append(Outgoing(trip.topic, slot, member, self._score, envelope, crc=crc))
+                sent = Sent("failed", math.nan)
+            made.append(
+                SendResult(trip.topic.name, slot, member, cast("SendStatus", sent.status), sent.score)
+            )
+        followed, errors = self._follow(again)
+        for index, result in zip(refused, followed, strict=True):
+            made[index] = result
+        self._results.extend(made)
+        self.error = next(iter(errors.values()), self.error)
+
+
+def _by_slot(
+    slots: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes]
+) -> Iterator[tuple[int, Sequence[bytes], Sequence[bytes]]]:
+    """Yield each slot with its members and envelopes, in order."""
+    groups: defaultdict[int, list[bytes]] = defaultdict(list)
+    for slot, member in zip(slots, members, strict=True):
+        groups[slot].append(member)
+    kept: defaultdict[int, list[bytes]] = defaultdict(list)
+    if envelopes:
+        for slot, envelope in zip(slots, envelopes, strict=True):
+            kept[slot].append(envelope)
+    for slot, group in groups.items():
+        yield slot, group, kept[slot]
+
+
+def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]:
+    all_bytes = topic.body == "bytes" and set(map(type, bodies)) == {bytes}
+    if all_bytes and all(bodies) and max(map(len, bodies)) <= topic.max_body:
+        return bodies
+    return _each(encode_body, topic, bodies, first)
+
+
+def _bases(topic: Topic, bodies: Sequence[Any], first: int) -> list[bytes]:
+    """Return the slot basis of each body; that of each entity is made once."""
+    if topic.typed is None and set(map(type, bodies)) == {dict}:
+        values = [body.get(topic.slot_basis) for body in bodies]
+        # Equal values of one of these types have one basis; 1 and True are equal, and have two.
+        if set(map(type, values)) in ({int}, {str}):
+            known = {value: basis_bytes(value) for value in set(values)}
+            return [known[value] for value in values]
+    return _each(basis_of_field, topic, bodies, first)
+
+
+def _each(
+    read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[Any], first: int
+) -> list[bytes]:
+    """Encode each body; an error names the index of the bad one, counted from ``first``."""
+    found: list[bytes] = []
+    try:
+        found.extend(read(topic, body) for body in bodies)
+    except InvalidMessage as error:
+        raise error.reworded(f"item {first + len(found)}: {error}") from None
+    return found
+
+
+def found_nothing(removed: SendResult) -> bool:
+    """Return whether the result of a removal says that there was no message."""
+    # The words of removals are not in the type of ``status``, which is that of sends.
+    return str(removed.status) == "not_found"
+
+
+def missed(
+    messages: Sequence[Outgoing], results: Sequence[SendResult], errors: Mapping[int, RmqError]
+) -> list[int]:
+    """Return the indexes of removals that found nothing, although their message may be in another slot.
+
+    Where a later send of the same message was accepted, its slot had not moved: the removal has looked in the
+    right place, and done again it would remove what was sent after it.
+    """
+    found: list[int] = []
+    accepted: set[tuple[str, bytes]] = set()
+    for index in reversed(range(len(messages))):
+        out = messages[index]
+        if not out.removes:
+            if not isinstance(errors.get(index), SlotMoved):
+                accepted.add((out.topic.name, out.member))
+        elif found_nothing(results[index]) and (out.topic.name, out.member) not in accepted:
+            found.append(index)
+    return found
+
+
+def with_later(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
+    """Return these indexes in order, and those of the removals that must come after them."""
+    again, late, chosen = [], set(), set(moved)
+    for index, out in enumerate(messages):
+        if index in chosen:
+            late.add((out.topic.name, out.member))
+        elif not out.removes or (out.topic.name, out.member) not in late:
+            continue
+        again.append(index)
+    return again
+
 
 REDIRECTS = 6
 """How often a send follows a topic that is being re-slotted, at most. Each time it reads the definition."""
@@ -226,7 +626,7 @@ class Producer:
         nothing was ``looked`` for; the definitions are read for both.
         """
         moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
-        unfound = repeated_removals.missed(messages, results, errors) if looked else []
+        unfound = missed(messages, results, errors) if looked else []
         if not (moved or unfound):
             return [], ()
         try:
@@ -239,7 +639,7 @@ class Producer:
         if looked:
             new = self._places.learn(looked, definitions)
             moved += [index for index in unfound if messages[index].topic.name in new]
-            moved = repeated_removals.with_later(messages, moved)
+            moved = with_later(messages, moved)
         return moved, self._places.moved([messages[index] for index in moved], definitions) or ()
 
     def _attempt_removing(self, messages: Sequence[Outgoing], wanted: Durability) -> Outcomes:
@@ -256,7 +656,7 @@ class Producer:
         for at, (index, result) in enumerate(zip(owners, found, strict=True)):
             if index == len(results):
                 results.append(result)
-            elif not repeated_removals.found_nothing(result):
+            elif not found_nothing(result):
                 results[index] = result
             if at in failed:
                 errors[index] = failed[at]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.commands import inspect, topic_records, worker_registry
+from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model import stored_hashes
 from django_rmq.core.model.keys import (
@@ -30,11 +30,9 @@ from django_rmq.core.model.keys import (
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.stored_hashes import Definitions
 from django_rmq.core.model.topic import Topic, redefined
-from django_rmq.core.redis import info, refused_commands
-from django_rmq.core.redis.connection import ServerConnection
-from django_rmq.core.redis.error_translation import named, translate
-from django_rmq.core.redis.pipeline import RedisPipeline
-from django_rmq.core.redis.subscriptions import Events, Wakeups
+from django_rmq.core.redis import clients
+from django_rmq.core.redis.clients import Events, Wakeups
+from django_rmq.core.redis.connection import RedisPipeline, ServerConnection, named, translate
 from django_rmq.core.redis.wire import Clock
 
 T = TypeVar("T")
@@ -111,7 +109,7 @@ class RedisBroker:
             if wanted == known:
                 return known
             after = json.dumps(wanted, sort_keys=True)
-            if self.run(topic_records.redefine(name, before, after)):
+            if self.run(registry.redefine(name, before, after)):
                 return wanted
 
     def undefine(self, topic: Topic) -> None:
@@ -152,16 +150,16 @@ class RedisBroker:
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """
-        return info.parse_servers(self._on_all(info.COMMANDS))
+        return clients.parse_servers(self._on_all(clients.COMMANDS))
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
         chosen = list(topics)
-        attempts: list[Callable[[], Any]] = [partial(self.run, worker_registry.roster())]
+        attempts: list[Callable[[], Any]] = [partial(self.run, registry.roster())]
         attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in chosen]
         if chosen:
             attempts.append(lambda: self.wakeups(chosen).close())
-        return refused_commands.refused(self.prefix, chosen, self._each, attempts)
+        return clients.refused(self.prefix, chosen, self._each, attempts)
 
     def _ask(self, *command: Any) -> Any:
         try:

@@ -1,19 +1,186 @@
-"""Creates redis-py clients with the options of this package: no retries, because repeating a script needs a decision.
-
-Replies are bytes.
-"""
+"""Clients of redis-py, what their server is and permits, and the subscription to wake-ups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_rmq.core.redis.pool import Pool, RenewingPool
+from django_rmq.core.model.keys import SlotKeys, slot_keys, wake_channel
+from django_rmq.core.model.server_info import SETTINGS, ServerInfo
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.redis.connection import translate
+from django_rmq.exceptions import ServerRefused, ServerUnavailable, WrongType
+
+
+class RenewingPool(redis.ConnectionPool):
+    """redis-py's own pool, whose text shows the address but not the options of its connections."""
+
+    def __repr__(self) -> str:
+        options = self.connection_kwargs
+        where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        return f"<{type(self).__name__} {where}/{options.get('db', 0)}>"
+
+
+class Pool(RenewingPool):
+    """A pool whose connections rest here after use and are handed out again as they are, the last one first.
+
+    redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes a new one only if
+    none rests, so ``max_connections`` applies. A connection that was closed or has something to read goes
+    back to redis-py, which connects it again. This pool is not for connections that a server behind Sentinels
+    or a token replaces while they rest: those need redis-py's own pools.
+    """
+
+    _resting: list[Any]
+
+    def reset(self) -> None:
+        """Forget all connections, as after a fork."""
+        self._resting = []
+        super().reset()
+
+    def get_connection(self, *_: Any, **__: Any) -> Any:
+        """Return a connection that is ready to send. Raises ``redis.ConnectionError`` if none can be made."""
+        try:
+            connection = self._resting.pop()
+        except IndexError:
+            return super().get_connection()
+        if connection.pid == os.getpid() and connection._sock is not None:  # noqa: SLF001 - redis-py shows its socket nowhere else
+            try:
+                if not connection.can_read():
+                    return connection
+            except (redis.RedisError, OSError):
+                pass
+        connection.disconnect()
+        super().release(connection)
+        return super().get_connection()
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back."""
+        if connection._sock is None or connection.pid != self.pid:  # noqa: SLF001
+            super().release(connection)
+        else:
+            self._resting.append(connection)
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close all connections, or only those that rest."""
+        while self._resting:
+            super().release(self._resting.pop())
+        super().disconnect(inuse_connections)
+
+
+COMMANDS: list[tuple[str, ...]] = [("INFO",), *(("CONFIG", "GET", name) for name in SETTINGS)]
+"""What each server is asked. Redis 6 takes one setting per command."""
+
+
+def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
+    """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
+
+    ``replies`` are the plain answers of each server to ``COMMANDS``, or a ``RedisError``, by the addresses of
+    nodes. Servers that did not answer are left out, unless none did.
+    """
+    found = []
+    for node, (info, *configs) in replies.items():
+        if not isinstance(info, RedisError):
+            name = f"the node {node}" if node else "Redis"
+            found.append(ServerInfo(name, _parse_info(info), _parse_settings(configs), node))
+    if not found:
+        error = next(info for info, *_ in replies.values())
+        raise translate(error) from error
+    return found
+
+
+def _parse_info(raw: bytes) -> dict[str, str]:
+    lines = raw.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _parse_settings(replies: Sequence[Any]) -> dict[str, str]:
+    """Return the settings, without those that the user may not read or the server does not have."""
+    return {
+        name: reply[1].decode()
+        for name, reply in zip(SETTINGS, replies, strict=True)
+        if not isinstance(reply, RedisError) and len(reply) == 2
+    }
+
+
+_ZSETS = ("store", "prepare", "retry", "dead", "claimants")
+_HARMLESS: tuple[tuple[Any, ...], ...] = (
+    ("HSET", "field", 1),
+    ("HSETNX", "field", 1),
+    ("HINCRBY", "field", 1),
+    ("HGET", "field"),
+    ("HMGET", "field"),
+    ("HEXISTS", "field"),
+    ("HGETALL",),
+    ("HLEN",),
+    ("HSCAN", 0),
+    ("HDEL", "field"),
+    ("EXPIRE", 1),
+    ("PEXPIRE", 1),
+    ("EXISTS",),
+    ("UNLINK",),
+    ("TYPE",),
+    ("ZADD", "XX", 0, "member"),
+    ("ZREM", "member"),
+    ("ZREMRANGEBYRANK", 0, -1),
+    ("ZCARD",),
+    ("ZCOUNT", 0, 0),
+    ("ZMSCORE", "member"),
+    ("ZSCORE", "member"),
+    ("ZRANGE", 0, 0),
+    ("ZRANGEBYSCORE", 0, 0),
+    ("ZREVRANGE", 0, 0),
+    ("ZRANK", "member"),
+    ("ZREVRANK", "member"),
+)
+"""Every command of the scripts on a key, in an order that leaves nothing behind."""
+
+
+def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
+    """Return commands that need every permission, and change nothing."""
+    scratch, nobody = f"{prefix}rmq:rights".encode(), uuid4().hex.encode()
+    tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+    tries += [("ZRANGESTORE", scratch, scratch, 0, 0), ("RENAME", scratch, scratch)]
+    for topic in topics:
+        for name, key in zip(SlotKeys._fields, slot_keys(prefix, topic.name, 0), strict=True):
+            tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
+        # Slot -1 belongs to no worker.
+        tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"-1"))
+    return tries
+
+
+def refused(
+    prefix: str,
+    topics: Iterable[Topic],
+    each: Callable[[Sequence[tuple[Any, ...]]], list[Any]],
+    attempts: Iterable[Callable[[], Any]],
+) -> list[str]:
+    """Return the commands that the server refuses; a node that does not answer refuses nothing.
+
+    ``each`` runs commands and returns the plain answers, errors in their places; ``attempts`` are calls that
+    raise.
+    """
+    tries = _tries(prefix, topics)
+    found = dict.fromkeys(
+        f"{command[0]} {command[1].decode(errors='replace')}: {reply}"
+        for command, reply in zip(tries, each(tries), strict=True)
+        if isinstance(reply, NoPermissionError)
+    )
+    for attempt in attempts:
+        try:
+            attempt()
+        except ServerRefused as error:
+            found[str(error)] = None
+        except (WrongType, ServerUnavailable):
+            pass  # Nothing was refused.
+    return list(found)
 
 
 def own_options() -> dict[str, Any]:
@@ -76,3 +243,65 @@ def checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
     """Return ``pool`` if its options make a connection; otherwise raise redis-py's error. Connects to nothing."""
     pool.connection_class(**pool.connection_kwargs)
     return pool
+
+
+class _Subscription:
+    """A subscription to channels."""
+
+    def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
+        self._topics = channels
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        try:
+            self._pubsub.subscribe(*channels)
+            # SUBSCRIBE is answered once per channel; only after all answers is nothing missed.
+            for _ in channels:
+                self._pubsub.parse_response(block=True)
+        except RedisError as error:
+            self.close()
+            raise translate(error) from error
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for ``select``."""
+        return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
+
+    def close(self) -> None:
+        """End the subscription."""
+        try:
+            self._pubsub.close()
+        except (RedisError, OSError):
+            pass
+
+
+class Wakeups(_Subscription):
+    """A subscription to wake-ups: slots that can be taken from earlier than announced."""
+
+    def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
+        """Return the (topic, slot) pairs woken; wait at most ``timeout`` seconds for the first.
+
+        ``-1 - slot``: the slot was paused.
+        """
+        woken: list[tuple[str, int]] = []
+        try:
+            while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):
+                woken.append((self._topics[message["channel"]], int(message["data"])))
+        except RedisError as error:
+            raise translate(error) from error
+        except (ValueError, KeyError):
+            pass
+        return woken
+
+
+class Events(_Subscription):
+    """A subscription to the events of messages."""
+
+    def get(self, timeout: float = 0.0) -> list[bytes]:
+        """Return what was published (up to 100 at a time); wait at most ``timeout`` seconds for the first."""
+        found: list[bytes] = []
+        try:
+            while len(found) < 100 and (
+                message := self._pubsub.get_message(timeout=0.0 if found else timeout)
+            ):
+                found.append(message["data"])
+        except RedisError as error:
+            raise translate(error) from error
+        return found

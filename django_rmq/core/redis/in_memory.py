@@ -12,8 +12,7 @@ from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.connection import ServerConnection
-from django_rmq.core.redis.pipeline import RedisPipeline
+from django_rmq.core.redis.connection import RedisPipeline, ServerConnection
 from django_rmq.core.redis.wire import Clock
 from django_rmq.exceptions import ConfigurationError
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django_rmq.core import lua
-from django_rmq.core.commands.packed_arguments import Packed
-from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_call import Call, Packed, RedisCommand
 from django_rmq.core.commands.script_keys import AtSlot
 from django_rmq.core.model.topic import Topic
 

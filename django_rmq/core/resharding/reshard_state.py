@@ -7,10 +7,9 @@ from typing import Any
 
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.failure_records import Death
+from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import check_slots, slot_of
-from django_rmq.core.model.message_content import stored_basis
-from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.replies import Death, Entry
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.topic_registration import messages_held
 from django_rmq.exceptions import ConfigurationError

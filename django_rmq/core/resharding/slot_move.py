@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from django_rmq.core.commands import ack, reshard
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.replies import ReshardSurvey
 from django_rmq.core.resharding.reshard_state import Reslotting, hides_bases
 from django_rmq.core.resharding.slot_drain import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from django_rmq.core.commands import schedule_records as calls
+from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.schedule import Schedule, ScheduleRecord

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from zlib import crc32
 
-from django_rmq.core.commands import schedule_records, schedule_ticks
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
@@ -66,7 +66,7 @@ class Stepper:
         ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
         """
         now_ms = self._broker.now_ms()
-        return self.step_each(self._broker.run(schedule_records.read_schedules()), now_ms, also)
+        return self.step_each(self._broker.run(registry.read_schedules()), now_ms, also)
 
     def step_each(self, records: Iterable[ScheduleRecord], now_ms: int, also: str = "") -> float:
         """Take one step of each of these schedules, which were just read; see ``step``."""
@@ -110,7 +110,7 @@ class Stepper:
             record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0, walls=walls
         )
         answer = self._broker.run(
-            schedule_records.plan_tick(
+            registry.plan_tick(
                 record.name,
                 record.generation,
                 record.at,
@@ -159,7 +159,7 @@ class Stepper:
         for topic, slot in self._places(out.topic, record.crc):
             try:
                 answer = self._broker.run(
-                    schedule_ticks.tick(
+                    registry.tick(
                         topic,
                         slot,
                         record.name,
@@ -184,9 +184,7 @@ class Stepper:
                 self._sent(
                     topic.name, SendResult(topic.name, slot, out.member, status="stored", score=record.at)
                 )
-            self._broker.run(
-                schedule_records.settle_tick(record.name, record.generation, record.at, "written")
-            )
+            self._broker.run(registry.settle_tick(record.name, record.generation, record.at, "written"))
             return True
         return False
 
@@ -202,19 +200,19 @@ class Stepper:
                 member = tick_member(record.name, record.at)
                 answers = {
                     self._broker.run(
-                        schedule_ticks.retract(place, slot, record.name, record.generation, record.at, member)
+                        registry.retract(place, slot, record.name, record.generation, record.at, member)
                     )
                     for place, slot in self._places(topic, record.crc)
                 }
         outcome = "written" if "written" in answers and "removed" not in answers else "removed"
-        self._broker.run(schedule_records.settle_tick(record.name, record.generation, record.at, outcome))
+        self._broker.run(registry.settle_tick(record.name, record.generation, record.at, outcome))
         return True
 
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
     """Have the latest tick of a schedule taken back and planned again; return whether nobody else had done so."""
     before = walls_text(each for each in record.walls if each.instant == record.last)
-    return broker.run(schedule_records.change_schedule(record.name, "walls", before)) == "changed"
+    return broker.run(registry.change_schedule(record.name, "walls", before)) == "changed"
 
 
 def message(

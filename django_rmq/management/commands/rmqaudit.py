@@ -11,13 +11,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import RmqCommand, ago, shown
 from django_rmq.operations import Operations
-from django_rmq.operations.audit import (
-    DRIFTS,
-    Audit,
-    audit,
-    check_is_settled,
-)
-from django_rmq.operations.orphans import find, overdue
+from django_rmq.operations.audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
 
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""

@@ -18,9 +18,9 @@ from django_rmq.management.message_options import (
     instant,
 )
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
-from django_rmq.operations.body_redaction import shown_body
 from django_rmq.operations.message_groups import GROUPED, KINDS, MOST_EXAMINED
-from django_rmq.operations.message_list import LONGEST_PAGE
+from django_rmq.operations.message_view import shown_body
+from django_rmq.operations.messages import LONGEST_PAGE
 
 LISTED = 20
 """The number of messages that are listed unless --limit gives another one."""

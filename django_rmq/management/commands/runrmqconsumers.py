@@ -25,16 +25,16 @@ from django.core.management.base import CommandError
 from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
 from django_rmq.conf.config import Consumer
-from django_rmq.core.consumer import fork_guard
+from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.progress import RECYCLE
 from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.log.worker_name import WorkerFilter
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import RmqCommand, at_least, discard_output, duration
-from django_rmq.worker import prefork as forking
 from django_rmq.worker import reload as reloading
 from django_rmq.worker import startup
+from django_rmq.worker import worker_process as forking
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(rmq_worker)s %(threadName)s %(message)s"
@@ -225,7 +225,7 @@ class Command(RmqCommand):
             asked.append(number)
             worker.stop()
 
-        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=fork_guard.handle_signal):
+        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=invoke.handle_signal):
             self._say(verbosity, startup.ready_line(topics, how.threads or 1))
             code = worker.run()
         return (0 if code == RECYCLE else code), worker.dispatcher.processed

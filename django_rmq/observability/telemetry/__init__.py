@@ -20,16 +20,18 @@ identity carries only bodies, and a trace in them would keep equal messages from
 links.
 """
 
-from django_rmq.observability.telemetry.commit_spans import (
+from django_rmq.observability.telemetry.instruments import count_processed, count_sent
+from django_rmq.observability.telemetry.spans import (
     Commit,
     Created,
+    SendObservation,
+    around,
+    around_async,
     committing,
     creation_context,
+    sending,
+    settled,
 )
-from django_rmq.observability.telemetry.instruments import count_processed, count_sent
-from django_rmq.observability.telemetry.process_spans import around, around_async
-from django_rmq.observability.telemetry.send_spans import SendObservation, sending
-from django_rmq.observability.telemetry.settlement_metrics import settled
 from django_rmq.observability.telemetry.switches import is_on
 
 __all__ = [

@@ -1,21 +1,29 @@
-"""Spans: the tracer, how messages are named in them, and the links to where messages come from."""
+"""The spans of sends, commits, and calls of listeners, with their metrics, and the context that travels with messages."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.model import redaction
+from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.message import Message
-from django_rmq.core.model.message_content import key_of
+from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.validation import MAX_HEADER_BYTES
+from django_rmq.exceptions import CallerError, RmqError, TopicFull
 from django_rmq.observability.telemetry import semantic_conventions
-from django_rmq.observability.telemetry.switches import is_traced
+from django_rmq.observability.telemetry.instruments import count_sent, note_operation, note_processing
+from django_rmq.observability.telemetry.switches import is_measured, is_on, is_traced
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+
 
 logger = logging.getLogger("django_rmq.tracing")
 
@@ -108,4 +116,279 @@ def of_message(message: Message) -> dict[str, str | int]:
     return attributes
 
 
-__all__ = ["creator", "links_to", "message_name", "of_message", "span_around", "tracer"]
+def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns: int) -> None:
+    """Record that deliveries of one slot have ended with ``operation``: ``commit`` or ``rollback``.
+
+    ``began_ns`` and ``ended_ns``: when the round trip to Redis did, in ns since the epoch. It may have carried more.
+    """
+    topic = messages[0].topic.name
+    attributes = semantic_conventions.attributes(topic, operation)
+    if is_traced():
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind
+
+        more = {semantic_conventions.COUNT: len(messages)} if len(messages) > 1 else of_message(messages[0])
+        span = tracer().start_span(
+            f"{operation} {topic}",
+            Context(),
+            SpanKind.CLIENT,
+            {**attributes, **more, semantic_conventions.SLOT: str(messages[0].slot)},
+            links_to(messages),
+            start_time=began_ns,
+        )
+        span.end(ended_ns)
+    if is_measured():
+        note_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
+
+
+Created = tuple[str, int, Any]
+"""A topic, a number of messages, and the context in which they were created."""
+
+
+class Commit:
+    """What a commit sends, while nothing is observed."""
+
+    def fail(self, error: RmqError) -> None:
+        """Record that messages could not be sent."""
+
+
+class _ObservedCommit(Commit):
+    error: RmqError | None = None
+    """The first error."""
+
+    def fail(self, error: RmqError) -> None:
+        self.error = self.error or error
+
+
+_UNOBSERVED_COMMIT = nullcontext(Commit())
+
+
+def creation_context() -> Any:
+    """Return the context of the call that creates messages. None: it is not traced."""
+    if not is_traced():
+        return None
+    from opentelemetry import trace
+
+    found = trace.get_current_span().get_span_context()
+    return found if found.is_valid else None
+
+
+def committing(created: Sequence[Created]) -> AbstractContextManager[Commit]:
+    """Observe how a commit sends what was created in its transaction."""
+    return _observed_commit(created) if created and is_on() else _UNOBSERVED_COMMIT
+
+
+@contextmanager
+def _observed_commit(created: Sequence[Created]) -> Iterator[Commit]:
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+    topics = {topic for topic, _, _ in created}
+    topic = next(iter(topics)) if len(topics) == 1 else None
+    attributes = semantic_conventions.attributes(topic, "send")
+    messages = sum(count for _, count, _ in created)
+    links = [
+        Link(context, {semantic_conventions.TOPIC: name} if topic is None else None)
+        for name, _, context in created[:MOST_LINKS]
+        if context is not None
+    ]
+    of_span = attributes if messages == 1 else {**attributes, semantic_conventions.COUNT: messages}
+    name = "send" if topic is None else f"send {topic}"
+    # Errors of a server, which are all there is here, contain nothing of a message.
+    began = time.perf_counter()
+    with span_around(name, SpanKind.CLIENT, of_span, links, hidden=False) as span:
+        commit = _ObservedCommit()
+        yield commit
+        failure = None if commit.error is None else semantic_conventions.error_type(commit.error)
+        if failure is not None:
+            span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
+            span.set_status(Status(StatusCode.ERROR, str(commit.error)))
+        if is_measured():
+            note_operation(attributes, time.perf_counter() - began, failure)
+
+
+class SendObservation:
+    """One call that sends, while nothing is observed."""
+
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a message, with the headers that link its processing to this call."""
+        return options
+
+    def note(self, results: Sequence[SendResult], failed: int = 0) -> None:
+        """Record the outcomes of the messages; of ``failed`` more it is not known."""
+
+
+class _ObservedSend(SendObservation):
+    def __init__(self, topic: Topic, span: Span) -> None:
+        self.results: Sequence[SendResult] = ()
+        self.failed = 1
+        """How many messages Redis was asked to store when the call failed."""
+        self._topic = topic
+        self._span = span
+        self._carrier: dict[str, str] = {}
+        if topic.keyed and span.is_recording():
+            from opentelemetry import propagate
+
+            propagate.inject(self._carrier)
+
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        given = options.get("headers") or {}
+        # The producer reports headers that are not a mapping.
+        if not self._carrier or not isinstance(given, Mapping):
+            return options
+        headers = {**self._carrier, **given}
+        try:
+            fits = len(json.dumps(headers).encode()) <= MAX_HEADER_BYTES
+        except (TypeError, ValueError):
+            return options
+        if not self._carrier.keys().isdisjoint(given) and (own := creator(given)) is not None:
+            self._span.add_link(own)
+        return {**options, "headers": headers} if fits else options
+
+    def note(self, results: Sequence[SendResult], failed: int = 0) -> None:
+        self.results, self.failed = results, failed
+        if not self._span.is_recording():
+            return
+        if len(results) == 1:
+            (result,) = results
+            self._span.set_attribute(semantic_conventions.OUTCOME, result.status)
+            self._span.set_attribute(semantic_conventions.SLOT, str(result.slot))
+            if self._topic.keyed:
+                # An id of another topic contains its body.
+                name = message_name(self._topic, result.slot, result.member)
+                self._span.set_attribute(semantic_conventions.MESSAGE_ID, name)
+        else:
+            self._span.set_attribute(semantic_conventions.COUNT, len(results) + failed)
+
+
+_UNOBSERVED_SEND = nullcontext(SendObservation())
+
+
+def sending(topic: Topic, *, waits: bool) -> AbstractContextManager[SendObservation]:
+    """Observe a call that sends to ``topic``. ``waits``: its messages wait for a commit, and are written after it."""
+    return _observed_send(topic, waits) if is_on() else _UNOBSERVED_SEND
+
+
+@contextmanager
+def _observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
+    from opentelemetry.trace import SpanKind
+
+    operation = "create" if waits else "send"
+    attributes = semantic_conventions.attributes(topic.name, operation)
+    hidden = redaction.hides(topic.name)
+    began = time.perf_counter()
+    error: Exception | None = None
+    with span_around(f"{operation} {topic.name}", SpanKind.PRODUCER, attributes, hidden=hidden) as span:
+        call = _ObservedSend(topic, span)
+        try:
+            yield call
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            if not waits and is_measured():
+                _measure(topic.name, call, error)
+                failure = None if error is None else semantic_conventions.error_type(error)
+                note_operation(attributes, time.perf_counter() - began, failure)
+
+
+def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
+    """Count the messages that Redis was asked to store; a call that was wrong has not asked."""
+    refused = sum(result.status == "refused" for result in call.results)
+    count_sent(topic, len(call.results) - refused)
+    count_sent(topic, refused, TopicFull())
+    if error is not None and not isinstance(error, (CallerError, TopicFull)):
+        count_sent(topic, call.failed, error)
+
+
+def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a worker calls in place of ``function``, a listener of ``topic``: it observes each call."""
+    return _ObservedCall(topic, function) if is_on() else function
+
+
+def around_async(topic: Topic, function: Coroutine) -> Coroutine:
+    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    return _ObservedAsync(topic, function) if is_on() else function
+
+
+class _ObservedCall:
+    """A listener whose calls are observed."""
+
+    def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
+        self._topic, self._function = topic, function
+        self._is_traced, self._is_measured = is_traced(), is_measured()
+        self._is_hidden = redaction.hides(topic.name)
+        self._attributes = semantic_conventions.attributes(topic.name, "process")
+
+    def __call__(self, argument: Any) -> Any:
+        with self._call(argument) as call:
+            call.returned = returned = self._function(argument)
+        return returned
+
+    @contextmanager
+    def _call(self, argument: Any) -> Iterator[_Call]:
+        """Observe a call, which notes what the listener returned."""
+        messages: list[Message] = argument if isinstance(argument, list) else [argument]
+        began, failure, call = time.perf_counter(), None, _Call()
+        try:
+            with self._span(messages, is_batch=isinstance(argument, list)) as span:
+                yield call
+                failure = _decision(call.returned, messages)
+                _note_failures(span, messages, failure)
+        except BaseException as error:
+            failure = semantic_conventions.error_type(error)
+            raise
+        finally:
+            if self._is_measured:
+                note_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
+
+    def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
+        from opentelemetry.trace import SpanKind
+
+        more: dict[str, str | int] = (
+            {semantic_conventions.COUNT: len(messages)} if is_batch else of_message(messages[0])
+        )
+        return span_around(
+            f"process {self._topic.name}",
+            SpanKind.CONSUMER,
+            {**self._attributes, **more, semantic_conventions.SLOT: str(messages[0].slot)},
+            links_to(messages) if self._is_traced else (),
+            hidden=self._is_hidden,
+        )
+
+
+class _ObservedAsync(_ObservedCall):
+    """An async listener whose calls are observed."""
+
+    async def __call__(self, argument: Any) -> Any:
+        with self._call(argument) as call:
+            call.returned = returned = await self._function(argument)
+        return returned
+
+
+class _Call:
+    """One call of a listener."""
+
+    returned: Any = None
+
+
+def _note_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:
+    """Record in a span that the listener has failed messages without raising anything."""
+    from opentelemetry.trace import Status, StatusCode
+
+    failed = sum(message.outcome is not None for message in messages)
+    if failed:
+        span.set_attribute(semantic_conventions.FAILED, failed)
+    if failure is not None:
+        span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
+        span.set_status(Status(StatusCode.ERROR, "the listener failed its messages"))
+
+
+def _decision(returned: Any, messages: Sequence[Message]) -> str | None:
+    """Return how a listener that raised nothing failed all its messages. None: it did not."""
+    if returned is False:
+        return "returned_false"
+    outcomes = [message.outcome for message in messages]
+    if None in outcomes:
+        return None
+    are_rejected = all(outcome.kind == "rejected" for outcome in outcomes if outcome is not None)
+    return "rejected" if are_rejected else "retry"

@@ -115,7 +115,7 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
     from django_rmq.conf import get_config
-    from django_rmq.core.model.failure_records import Failure
+    from django_rmq.core.model.replies import Failure
     from tests.brokers import get_broker
 
     found = get_config().topic(topic)
@@ -147,7 +147,7 @@ def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in half an hour."""
     from django_rmq.conf import get_config
     from django_rmq.core.coordination import Worker, topic_slots
-    from django_rmq.core.coordination.member_records import write_record
+    from django_rmq.core.coordination.plan import write_record
     from tests.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))

@@ -24,17 +24,10 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import (
-    async_batch,
-    async_executor,
-    child_processes,
-    dispatcher,
-    lost_reply_recovery,
-    thread_executor,
-)
+from django_rmq.core.consumer import acquisition, async_executor, dispatcher, supervisor, thread_executor
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.pipeline import RedisPipeline
-from django_rmq.worker import prefork
+from django_rmq.core.redis.connection import RedisPipeline
+from django_rmq.worker import worker_process
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
@@ -225,15 +218,15 @@ def install() -> None:
     taking: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncExecutor)
     for thread in taking:
         thread.put = wrapped(thread.put, "before-thread", "after-thread")
-    reporting: tuple[Any, ...] = (thread_executor.ExecutorThread, async_batch.AsyncBatch)
+    reporting: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncBatch)
     for reporter in reporting:
         reporter._report = wrapped(reporter._report, "after-listener", "after-report")
     worker: Any = dispatcher.Dispatcher
-    django: Any = prefork
-    recovery: Any = lost_reply_recovery.LostReplyRecovery
+    django: Any = worker_process
+    recovery: Any = acquisition.LostReplyRecovery
     recovery.adopt = wrapped(recovery.adopt, "going-on", "gone-on")
     worker.own, worker.disown = wrapped(worker.own, after="gaining"), wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling
     # They die young here, and shall have successors all the same.
-    child_processes.LONGEST_PAUSE = child_processes.FIRST_PAUSE
+    supervisor.LONGEST_PAUSE = supervisor.FIRST_PAUSE

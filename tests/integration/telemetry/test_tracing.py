@@ -29,7 +29,8 @@ from django_rmq.core.consumer import Hooks
 from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.observability import announcements, telemetry
-from django_rmq.observability.telemetry import semantic_conventions, send_spans
+from django_rmq.observability.telemetry import semantic_conventions
+from django_rmq.observability.telemetry import spans as send_spans
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
 from example_project.embedded_server import free_port
@@ -376,7 +377,7 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
     off = {**RMQ, "TRACING": False}
     with override_settings(RMQ=off), connections.replaced_broker(broker):
         assert telemetry.around(get_config().topic("keyed"), listen) is listen
-        assert telemetry.sending(get_config().topic("keyed"), waits=False) is send_spans._UNOBSERVED
+        assert telemetry.sending(get_config().topic("keyed"), waits=False) is send_spans._UNOBSERVED_SEND
         send_message("keyed", 1, key="k")
     assert spans.get_finished_spans() == ()
 

@@ -26,8 +26,7 @@ from django_rmq.core.coordination import Holding, Member
 from django_rmq.core.coordination.plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.coordinator import ZooKeeperCoordinator
-from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
-from django_rmq.core.coordination.zookeeper.session import CONNECT_SECONDS, ZooKeeperSession
+from django_rmq.core.coordination.zookeeper.session import CONNECT_SECONDS, Ensemble, ZooKeeperSession
 
 
 @contextmanager

@@ -1,31 +1,185 @@
-"""A coordinator that uses ZooKeeper; see the package's docstring."""
+"""A coordinator that uses ZooKeeper; see the package's docstring.
+
+The ephemeral node by which other workers know a worker.
+
+The registered definitions of topics, published in ZooKeeper for the time when Redis is unavailable.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
-from django_rmq.core.coordination.member_records import read_crew, served_topics
-from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.plan import AssignmentPlan, read_crew, served_topics, whose, write_record
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
     SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
+    uptime,
 )
-from django_rmq.core.coordination.slot_ownership import uptime
-from django_rmq.core.coordination.zookeeper import node_tree, worker_node
-from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
-from django_rmq.core.coordination.zookeeper.published_definitions import PublishedDefinitions
-from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
+from django_rmq.core.coordination.zookeeper import node_tree
+from django_rmq.core.coordination.zookeeper.session import Ensemble, ZooKeeperSession
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble, ServerUnavailable
+from django_rmq.exceptions import (
+    ConfigurationError,
+    RmqError,
+    ServerRefused,
+    ServerTrouble,
+    ServerUnavailable,
+)
+
+
+def create(session: ZooKeeperSession, worker: Worker, token: str) -> None:
+    """Create the node, in place of an earlier session's, and store the session's number.
+
+    Raises ``ConfigurationError`` if another worker has this id, ``ServerUnavailable`` if the node is just
+    being deleted.
+    """
+    path = session.ensemble.path("workers", worker.id)
+    record = write_record(token, worker).encode()
+    try:
+        session.ask(session.client.create_async(path, record, ephemeral=True))
+    except kazoo.NodeExistsError:
+        _take_over(session, path, record, token)
+    (own,) = session.ask(session.client.exists_async(path))
+    if own is None:
+        raise ServerUnavailable(f"this worker's node {path} disappeared while it was created")
+    session.number = own.ephemeralOwner
+
+
+def _take_over(session: ZooKeeperSession, path: str, record: bytes, token: str) -> None:
+    """Replace a node with this id if it belongs to an earlier session of this worker."""
+    try:
+        ((found, stat),) = session.ask(session.client.get_async(path))
+        found = found or b""
+        if found.startswith(token.encode()):
+            transaction = session.client.transaction()
+            transaction.delete(path, version=stat.version)
+            transaction.create(path, record, ephemeral=True)
+            (answers,) = session.ask(transaction.commit_async())
+            if not any(isinstance(answer, Exception) for answer in answers):
+                return
+            raise ServerUnavailable(f"this worker's earlier node {path} is being deleted")
+    except kazoo.NoNodeError:
+        raise ServerUnavailable(f"this worker's earlier node {path} is being deleted") from None
+    raise ConfigurationError(
+        f"worker id {path.rpartition('/')[2]} is already in use ({whose(found)}): every start of a "
+        "process needs a new id"
+    )
+
+
+def change(session: ZooKeeperSession, worker: Worker, token: str) -> bool:
+    """Write the worker's record again, and a mark at the node that the others watch; return whether that succeeded."""
+    transaction = session.client.transaction()
+    transaction.set_data(session.ensemble.path("workers", worker.id), write_record(token, worker).encode())
+    transaction.set_data(session.ensemble.path("workers"), b"")
+    (answers,) = session.ask(transaction.commit_async())
+    return not any(isinstance(answer, Exception) for answer in answers)
+
+
+def meet(session: ZooKeeperSession, worker: str) -> tuple[list[str], str]:
+    """Return the ids of all workers and their version; watch the worker before ``worker``, or all if there is none."""
+    client, folder = session.client, session.ensemble.path("workers")
+    while True:
+        ((ids, stat),) = session.ask(client.get_children_async(folder, include_data=True))
+        ids = sorted(ids)
+        before = ids.index(worker) if worker in ids else 0
+        if before == 0:
+            (ids, stat), _ = session.ask(
+                client.get_children_async(folder, watch=session.watch, include_data=True),
+                client.exists_async(folder, watch=session.watch),
+            )
+            return sorted(ids), version_of(stat)
+        (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
+        if watched is not None:
+            return ids, version_of(stat)
+
+
+def version_of(workers: Any) -> str:
+    """Return a version that differs for every membership: the node, its last new or lost child, its last mark."""
+    return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"
+
+
+Definition = Mapping[str, Any]
+
+
+class PublishedDefinitions:
+    """The definitions of topics. ``registered`` asks Redis; while it raises, the published ones apply."""
+
+    def __init__(
+        self, registered: Callable[[], Mapping[str, Definition]], complain: Callable[..., None]
+    ) -> None:
+        self._registered, self._complain = registered, complain
+        self._published: dict[str, bytes] | None = None
+        """The published definitions of the session. None: not read yet."""
+
+    def forget(self) -> None:
+        """Begin a new session, in which the published definitions have to be read again."""
+        self._published = None
+
+    def known(self, session: ZooKeeperSession, crew: Iterable[Worker]) -> Mapping[str, Definition]:
+        """Return the definitions, and publish them; while Redis is unavailable, return the published ones."""
+        if self._published is None:
+            (names,) = session.ask(session.client.get_children_async(session.ensemble.path("topics")))
+            self._published = dict(node_tree.texts(session, "topics", names))
+        try:
+            registered = self._registered()
+        except RmqError as error:
+            self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
+            return {name: found for name, text in self._published.items() if (found := _definition(text))}
+        try:
+            self._published = _publish(session, self._published, _wanted(registered, crew))
+        except ServerRefused as error:
+            self._complain("publish", "Cannot publish definitions in ZooKeeper: %s", error)
+        return registered
+
+
+def _wanted(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dict[str, bytes]:
+    said = {topic.name: topic for worker in crew for topic in worker.topics}
+    return {
+        name: json.dumps(
+            registered.get(name) or {"slots": said[name].slots, "serial": said[name].serial}, sort_keys=True
+        ).encode()
+        for name in {*registered, *said}
+    }
+
+
+def _publish(
+    session: ZooKeeperSession, published: Mapping[str, bytes], wanted: dict[str, bytes]
+) -> dict[str, bytes] | None:
+    """Publish what differs; return what is there then, or None if another worker was first."""
+    client = session.client
+    for name in sorted({*wanted, *published}):
+        path, text = session.ensemble.path("topics", name), wanted.get(name)
+        if text == published.get(name):
+            continue
+        try:
+            if text is None:
+                session.ask(client.delete_async(path))
+            elif name in published:
+                session.ask(client.set_async(path, text))
+            else:
+                session.ask(client.create_async(path, text))
+        except (kazoo.NodeExistsError, kazoo.NoNodeError):
+            return None
+    return wanted
+
+
+def _definition(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 logger = safe_logger("django_rmq.coordination")
 
@@ -179,7 +333,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         try:
             session.open()
             node_tree.prepare(session)
-            worker_node.create(session, worker, self._token)
+            create(session, worker, self._token)
         except BaseException:
             session.close(0.0)
             raise
@@ -193,7 +347,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         """Publish this worker's current record."""
         with self._changed:
             worker = self._announced
-        if worker_node.change(session, worker, self._token):
+        if change(session, worker, self._token):
             self.worker = worker
 
     def _look(self, session: ZooKeeperSession) -> bool:
@@ -208,7 +362,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         )
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (worker_node.version_of(crew), connections) != (self._members, self._met):
+        if (version_of(crew), connections) != (self._members, self._met):
             self._meet(session)
             self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
@@ -217,7 +371,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def _meet(self, session: ZooKeeperSession) -> None:
         """Read the other workers, and record when they changed."""
-        self._ids, members = worker_node.meet(session, self.worker.id)
+        self._ids, members = meet(session, self.worker.id)
         if members != self._members:
             self._changed_at = uptime()
         self._members = members

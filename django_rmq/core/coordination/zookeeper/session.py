@@ -1,11 +1,15 @@
-"""A session with ZooKeeper: its client, its end, and answers with a time limit."""
+"""A session with ZooKeeper: its client, its end, and answers with a time limit.
+
+The addresses and credentials of ZooKeeper, and the paths that belong to this application.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo import exceptions as kazoo
@@ -13,10 +17,38 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """The addresses and credentials of ZooKeeper, and the paths that belong to this application."""
+
+    hosts: str
+    """``host:port,host:port``"""
+    root: str = "/rmq"
+    session_seconds: float = 10.0
+    auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """(scheme, credential) pairs."""
+    is_closed: bool = False
+    """Whether only clients with the creator's login may use the nodes, instead of everyone."""
+    tls: Mapping[str, Any] | None = field(default=None, repr=False)
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
+    key_prefix: str = ""
+    """The prefix of the keys in Redis. Workers with another prefix do not belong to the same crew."""
+
+    def path(self, *parts: str) -> str:
+        """Return the path of one of this application's nodes."""
+        return "/".join((self.root, *parts))
+
+    @property
+    def acl(self) -> list[Any]:
+        """The permissions of this application's nodes."""
+        return list(CREATOR_ALL_ACL if self.is_closed else OPEN_ACL_UNSAFE)
+
 
 logger = safe_logger("django_rmq.coordination")
 

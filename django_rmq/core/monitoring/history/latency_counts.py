@@ -12,8 +12,7 @@ from django_rmq.core.commands import activity
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from django_rmq.core.model.history_samples import LATENESS_BUCKETS, Sample
+from django_rmq.core.model.replies import LATENESS_BUCKETS, Sample
 from django_rmq.core.model.topic import Topic
 
 SLOTS_AT_ONCE = 256

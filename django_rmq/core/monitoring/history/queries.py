@@ -9,11 +9,11 @@ from itertools import accumulate, islice
 from typing import TypeVar
 
 from django_rmq.core.commands import activity
-from django_rmq.core.commands.batching import walk
 from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.history_samples import Sample, Times
 from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.replies import Sample, Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring.history.latency_counts import EDGES_MS
 from django_rmq.core.monitoring.history.minute_record import (

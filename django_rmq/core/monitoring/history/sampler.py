@@ -8,7 +8,7 @@ from zlib import crc32
 from django_rmq.core.commands import activity
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.model.history_samples import Sample
+from django_rmq.core.model.replies import Sample
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring.history.minute_record import SLOTS_AT_ONCE, MinuteRecord
 

@@ -1,4 +1,7 @@
-"""Checks of the listeners: whether each topic has one, and whether those with ``once`` can keep what it promises."""
+"""Checks of what a project declares: its listeners, the types of bodies, schedules, and backends of tasks.
+
+Each topic needs a listener. Listeners with ``once`` need the table and the database that it promises.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,86 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import CheckMessage, Tags, register
 
-from django_rmq.checks.check_messages import (
-    TAGS,
-    AppError,
-    AppWarning,
-    read_project,
-    sentence,
-)
+from django_rmq.checks.check_messages import TAGS, AppError, AppWarning, read_project, sentence
 from django_rmq.conf import Config, did_you_mean
+from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.outbox.databases import ask_each
+from django_rmq.outbox.storage import ask_each
+from django_rmq.schedules import registry, schedule_requirements
+from django_rmq.tasks import task_modules
+from django_rmq.tasks.frameworks import is_installed
+from django_rmq.typed_bodies import typed_body_requirements
 from django_rmq.worker import listener_registry, once_requirements
+
+
+@register(*TAGS)
+def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Import the types of bodies, and check that their topics can have them."""
+    config = read_project()
+    if config is None:
+        return []
+    return [
+        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
+        for topic in config.topics.values()
+        for problem in typed_body_requirements.problems(topic)
+    ]
+
+
+@register(*TAGS)
+def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
+    config = read_project()
+    if config is None:
+        return []
+    try:
+        schedules = registry.schedules()
+    except ConfigurationError as error:
+        return [AppError(sentence(error), id="django_rmq.E074")]
+    return [
+        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
+        for schedule in schedules.values()
+        for problem in schedule_requirements.problems(config, schedule)
+    ]
+
+
+@register(*TAGS)
+def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the backends of TASKS beyond what ``check_settings`` finds."""
+    config = read_project()
+    if config is None:
+        return []
+    found: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
+    if not found:
+        found = [
+            AppError(
+                f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
+                id="django_rmq.E089",
+            )
+            for module, error in task_modules.import_each(task_modules.declared_modules(config))
+        ]
+    return found
+
+
+def _of(backend: TaskBackend) -> Iterator[CheckMessage]:
+    place = f'TASKS["{backend.alias}"]'
+    if not is_installed(backend.package):
+        has_none = "this version of Django has no tasks" if not backend.package else "it takes their tasks"
+        yield AppError(
+            f"{place} needs the package django-tasks, which is not installed: {has_none}.",
+            hint='pip install "django-redis-rmq[tasks]".',
+            id="django_rmq.E085",
+        )
+    alias = backend.options.database
+    if alias is not None and alias not in settings.DATABASES:
+        yield AppError(
+            f'{place}["OPTIONS"]["DATABASE"] is {alias!r}, which is not in DATABASES.',
+            hint=f"Its aliases are {', '.join(map(repr, settings.DATABASES))}.",
+            id="django_rmq.E087",
+        )
+
 
 NAMED = 10
 """The number of topics without a listener that are named; of more there is one warning for all."""
@@ -109,6 +179,3 @@ def check_tables(
 def _of_once(problem: once_requirements.OnceProblem) -> CheckMessage:
     kind = AppWarning if problem.id.startswith("W") else AppError
     return kind(problem.message, hint=problem.hint, id=f"django_rmq.{problem.id}")
-
-
-__all__ = ["check_listeners", "check_tables"]

@@ -1,0 +1,323 @@
+"""Commands about what is registered beside messages: topics, workers and their limits, schedules and their ticks, Spark consumers,
+requests that run only once, and results of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from django_rmq.core.commands.codecs import moved, number, text, word
+from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
+from django_rmq.core.commands.script_keys import AtSlot, Named, OfWorkers
+from django_rmq.core.model.keys import (
+    answer_key,
+    bucket_key,
+    consumer_key,
+    limits_key,
+    result_key,
+    schedules_key,
+    topics_key,
+)
+from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
+from django_rmq.core.model.schedule import ScheduleRecord, records
+from django_rmq.core.model.topic import Topic
+
+
+def _key(prefix: str, _: str) -> bytes:
+    return topics_key(prefix)
+
+
+def _is_ok(reply: bytes) -> bool:
+    return reply == b"ok"
+
+
+def redefine(topic: str, before: bytes, after: str) -> Call[bool]:
+    """Write a definition if ``before`` is still the registered one; return whether it was."""
+    return Call("topics/redefine", Named(_key, topic), (topic, before, after), _is_ok)
+
+
+def _allowance(reply: list[Any]) -> Allowance:
+    tokens, wait_us, permits, waiting = reply
+    return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def allow(
+    topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+) -> Call[Allowance]:
+    """Request a share of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and report what is in use.
+
+    ``tokens``: deliveries to begin; a negative number gives tokens back. ``wanted``: messages that could be
+    in flight.
+    """
+    return Call(
+        "limits/allow",
+        Named(limits_key, topic.name),
+        (worker, number(topic.max_rate or 0), tokens, topic.max_in_flight or 0, in_use, wanted, lease_ms),
+        _allowance,
+    )
+
+
+def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Call[int]:
+    """Reduce what ``worker`` has in flight by ``ended`` messages; return what it has left.
+
+    ``lease_ms``: how long what is left is kept from now on. 0: the lease does not change.
+    """
+    return Call("limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int)
+
+
+def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
+    """Take ``wanted`` tokens, or none, from a bucket of ``size`` that gains one per ``each_us``; below 0 gives them back.
+
+    Returns 0, or the time in microseconds until there are enough. ``spender``: letters and digits.
+    """
+    return Call("limits/spend", Named(bucket_key, spender), (number(each_us), size, wanted), int)
+
+
+def _beat(known_members: str, known_number: str) -> Callable[[list[Any]], Beat]:
+    def parse(reply: list[Any]) -> Beat:
+        status = reply[0].decode()
+        if status != "ok":
+            return Beat(status, rival=reply[1] if len(reply) > 1 else b"")
+        members, number = text(reply[1]), text(reply[2])
+        workers = {text(worker): record or b"" for worker, record in zip(reply[6], reply[7], strict=True)}
+        return Beat(
+            status,
+            members,
+            number,
+            int(reply[3]),
+            text(reply[4]),
+            reply[5] if number != known_number else None,
+            workers if members != known_members else None,
+        )
+
+    return parse
+
+
+def _assigned(reply: list[bytes]) -> str | None:
+    return reply[1].decode() if reply[0] == b"ok" else None
+
+
+def _roster(reply: list[Any]) -> Roster:
+    now, members, number, basis, plan, rows, records = reply
+    sessions = [
+        WorkerSession(text(worker), float(ends), record or b"")
+        for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
+    ]
+    return Roster(int(now), text(members), text(number), text(basis), plan, sessions)
+
+
+def beat(
+    worker: str,
+    token: str,
+    session_ms: int,
+    *,
+    record: str = "",
+    known_members: str = "",
+    known_number: str = "",
+) -> Call[Beat]:
+    """Renew the session of ``worker``, or join with a ``record`` that begins with ``token``."""
+    return Call(
+        "workers/beat",
+        OfWorkers(),
+        (worker, token, record, session_ms, known_members, known_number),
+        _beat(known_members, known_number),
+    )
+
+
+def leave(worker: str, token: str) -> Call[str]:
+    """End the session of ``worker``. Answers left or absent."""
+    return Call("workers/leave", OfWorkers(), (worker, token), word)
+
+
+def assign(members: str, number: str, plan: str) -> Call[str | None]:
+    """Write ``plan`` if ``members`` and ``number`` are still current; return its number, otherwise None."""
+    return Call("workers/assign", OfWorkers(), (members, number, plan), _assigned)
+
+
+def roster() -> Call[Roster]:
+    """Return all workers and the assignment, without joining."""
+    return Call("workers/roster", OfWorkers(), (), _roster)
+
+
+def _schedule_key(prefix: str, _: str) -> bytes:
+    return schedules_key(prefix)
+
+
+def _all(key: bytes, reply: Any) -> list[ScheduleRecord]:
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return records(dict(pairs))
+
+
+def read_schedules() -> Call[list[ScheduleRecord]]:
+    """Return everything that is recorded about schedules, by their names."""
+    return RedisCommand("HGETALL", Named(_schedule_key, ""), (), OfKey("schedules", _all))
+
+
+def change_schedule(
+    name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
+) -> Call[str]:
+    """Change ``spec``, ``override``, ``paused``, ``walls`` or ``removed`` of a schedule. Answers changed, same or not_found.
+
+    ``from_now``: its ticks count from now on, instead of from the last one. ``renewed``: change it only if no
+    worker has declared it since that time, which is the one of its record.
+    """
+    return Call(
+        "schedules/change",
+        Named(_schedule_key, name),
+        (name, field, value, int(from_now), "" if renewed is None else renewed),
+        word,
+    )
+
+
+def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
+    """Note that a worker declares a schedule as it is. Answers renewed or not_found.
+
+    ``ends``: it declared it, and ends.
+    """
+    return Call("schedules/renew", Named(_schedule_key, name), (name, int(ends)), word)
+
+
+def plan_tick(
+    name: str, generation: int, before: int, instant: int, topic: str, crc: int, walls: str = ""
+) -> Call[str]:
+    """Make ``instant`` the next tick of a schedule, if ``before`` still is the latest one.
+
+    ``walls``: what ``walls_text`` returns. Answers planned, early or lost.
+    """
+    own = (name, generation, before, instant, topic, crc, walls)
+    return Call("schedules/plan", Named(_schedule_key, name), own, word)
+
+
+def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
+    """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
+    own = (name, generation, instant, outcome)
+    return Call("schedules/settle", Named(_schedule_key, name), own, word)
+
+
+def _field(name: str) -> str:
+    """Return the field of ``control_{K}`` that holds the latest tick of a schedule."""
+    return f"tick:{name}"
+
+
+def _tick(reply: list[bytes]) -> str:
+    moved(reply)
+    return reply[0].decode()
+
+
+def tick(
+    topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes, envelope: bytes
+) -> Call[str]:
+    """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an
+    earlier generation) or full.
+
+    Raises ``SlotMoved``.
+    """
+    own = (_field(name), generation, instant, member, envelope)
+    return Call("tick", AtSlot(topic, slot), own, _tick)
+
+
+def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes) -> Call[str]:
+    """Take back a tick that waits, and refuse those of earlier generations from now on.
+
+    Answers removed, written (somebody has taken it) or unwritten.
+    """
+    return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word)
+
+
+def _taken(reply: list[Any]) -> Driver | None:
+    return None if reply[0] == b"held" else _driver(reply[1:])
+
+
+def _driver(reply: Sequence[Any]) -> Driver | None:
+    name, about, since, until = reply
+    return None if name is None else Driver(text(name), text(about or b""), int(since or 0), int(until or 0))
+
+
+def _name(topic: Topic, consumer: str) -> Named:
+    return Named(consumer_key, f"{topic.name}:{consumer}")
+
+
+def hold_consumer(
+    topic: Topic,
+    consumer: str,
+    driver: str,
+    checkpoint: str,
+    about: str,
+    lease_ms: int,
+    *,
+    starts: bool = False,
+    gone: str = "",
+) -> Call[Driver | None]:
+    """Hold the name of a consumer for ``driver``, or renew that. None: it holds it; else the driver that does.
+
+    A driver that ``starts`` gets the name if its lease has ended, if it was held for the same ``checkpoint``, or
+    if ``gone``, which is dead, had it. One that has held it before gets it only if nobody has had it since.
+    """
+    own = (driver, checkpoint, about, lease_ms, int(starts), gone)
+    return Call("consumers/hold", _name(topic, consumer), own, _taken)
+
+
+def leave_consumer(topic: Topic, consumer: str, driver: str = "") -> Call[str]:
+    """End the lease of a consumer's name if ``driver`` has it; empty: of any driver. Answers left or absent."""
+    return Call("consumers/leave", _name(topic, consumer), (driver,), word)
+
+
+def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
+    """Return the driver that had the name of a consumer last. None: nobody had it for a day."""
+    fields = ("driver", "about", "since", "until")
+    return RedisCommand("HMGET", _name(topic, consumer), fields, _driver)
+
+
+def count_consumers(topic: Topic, slot: int) -> Call[int]:
+    """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
+    return RedisCommand("HLEN", AtSlot(topic, slot), (), int)
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
+
+
+def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
+    """Begin ``request`` (letters and digits) as attempt ``token``; ``content`` is a hash of what is requested.
+
+    Answers new, running or other without a result, or done with the stored result.
+    """
+    return Call(
+        "answers/begin",
+        Named(answer_key, request),
+        (content, token, lease_ms),
+        _begun,
+    )
+
+
+def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
+    """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
+    return Call("answers/keep", Named(answer_key, request), (token, kept, keep_ms), word)
+
+
+class Kept(NamedTuple):
+    """What is known of a task."""
+
+    stamp: int
+    job: bytes
+    record: bytes
+
+
+def _kept(reply: Sequence[Any]) -> Kept | None:
+    stamp, job, record = reply
+    return None if stamp is None or job is None or record is None else Kept(int(stamp), job, record)
+
+
+def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) -> Call[str]:
+    """Keep what is known of ``task`` (letters and digits): its ``job``, and the ``record`` of its attempts.
+
+    Answers ok, or stale if the stamp is not above the known one.
+    """
+    own = (stamp, keep_ms, job, record)
+    return Call("results/keep", Named(result_key, task), own, word)
+
+
+def result(task: str) -> Call[Kept | None]:
+    """Return what is known of ``task``. None: nothing."""
+    return RedisCommand("HMGET", Named(result_key, task), ("stamp", "job", "record"), _kept)

@@ -1,0 +1,600 @@
+"""Sending from Django: the single path of every message, whether from a view, the admin, REST or a command.
+
+A message is validated at the call. Inside a database transaction it then waits for the commit (unless
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False); ``on_commit`` has the rest. Outside a transaction it is sent at
+once.
+
+The path of every message from its call: to Redis at once, or at the commit; and the observers of sends.
+
+Sending many messages of one topic, chunk by chunk: the part of ``send_messages`` that is the same for each chunk.
+
+Taking messages back: waiting messages are removed, and the listeners of running ones can be notified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from inspect import signature
+from typing import Any, Literal, Protocol, TypedDict, Unpack
+from zlib import crc32
+
+from django.conf import settings
+from django.db import transaction
+from django.utils.timezone import get_default_timezone
+
+from django_rmq import connections, outbox
+from django_rmq.conf import did_you_mean, get_config
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import key_of
+from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
+from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.producer.placement import Outgoing, Send, in_milliseconds
+from django_rmq.core.producer.producer import ROUND_TRIP, Producer, batched, found_nothing, takes_bodies
+from django_rmq.core.producer.validation import check_durability, option_of
+from django_rmq.durations import Duration
+from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, RmqError, SlotMoved
+from django_rmq.message_ids import (
+    ALL_ROUNDS,
+    ID_IS_WHOLE,
+    MessageIdentity,
+    find_held,
+    find_moved,
+    identify_for_program,
+)
+from django_rmq.observability import announcements, telemetry
+from django_rmq.sending.coroutines import coroutine_of
+from django_rmq.sending.on_commit import (
+    RemoveResult,
+    defer,
+    defer_removal,
+    explained,
+    rows_waiting,
+    too_full,
+    went_nowhere,
+)
+
+
+class Observer(Protocol):
+    """Sees what is sent, for tests. If ``delivers`` is False, nothing is sent."""
+
+    delivers: bool
+
+    def see(self, outgoing: Outgoing, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
+        """Record a validated message; ``result`` is completed later if it waits for a commit."""
+
+
+observers: list[Observer] = []
+"""For ``testing``: the observers of every send of this process, from any thread."""
+
+
+def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
+    """Return the database connection whose commit to wait for. None: send at once.
+
+    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
+    """
+    if on_commit is None:
+        on_commit = get_config().on_commit
+    if not on_commit:
+        return None
+    connection = transaction.get_connection(using)
+    if connection.in_atomic_block:
+        return connection
+    if connection.connection is not None and not connection.autocommit:
+        raise ConfigurationError(
+            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
+            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
+        )
+    return None
+
+
+def dispatch(
+    producer: Producer,
+    topic: Topic,
+    built: list[Outgoing],
+    seen: list[tuple[Any, dict[str, Any]]],
+    wanted: Durability,
+    connection: Any,
+    using: str | None = None,
+) -> list[SendResult]:
+    """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
+
+    ``seen``: what observers are shown of each, its body and its options. ``using``: the database whose outbox
+    may have older states of messages that are sent at once.
+    """
+    watching = list(observers)
+    delivers = all(observer.delivers for observer in watching)
+    if connection is not None:
+        to = producer if delivers else None
+        results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
+    elif not delivers:
+        results = [went_nowhere(out, wanted) for out in built]
+    else:
+        connections.agree(topic)
+        kept = outbox.DirectSend(topic, built, using, rows_waiting(using) if topic.outbox else ())
+        results, errors = producer.attempt(built, wanted)
+        kept.conclude(results)
+        for error in errors.values():
+            raise explained(topic, error)
+        announcements.sent(topic.name, results)
+    for observer in watching:
+        for out, (body, options), result in zip(built, seen, results, strict=True):
+            observer.see(out, body, options, result)
+    return results
+
+
+_NOT_SHARED = {"slot_basis", "headers", "expires", "max_retries", "timeout"}
+"""Options that need a look at each message."""
+
+
+class ChunkedSend:
+    """The messages of one call of ``send_messages``, chunk by chunk."""
+
+    def __init__(
+        self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any, using: str | None
+    ) -> None:
+        self.results = SendResults(topic.name)
+        self.under_way = 0
+        """The number of messages of which it is not known whether they have been sent."""
+        self._topic = topic
+        self._producer = connections.get_producer()
+        self._shared = shared
+        self._times = options_in_ms(topic, shared)
+        """The shared options as the producer takes them."""
+        self._wanted = wanted
+        self._connection = connection
+        self._using = using
+        self._is_plain = (
+            connection is None
+            and not topic.outbox
+            and takes_bodies(topic)
+            and not _NOT_SHARED & set(shared)
+            and wanted == STORED
+        )
+
+    def send(self, chunk: Sequence[Any], call: telemetry.SendObservation) -> None:
+        """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
+        self.under_way = len(chunk)
+        self._send(chunk, call)
+        self.under_way = 0
+
+    def count_in(self, error: Exception) -> None:
+        """Let an exception say how many messages were sent before it."""
+        if self._connection is not None or not self.results:
+            return
+        if isinstance(error, RmqError):
+            error.sent = len(self.results)
+        if not isinstance(error, CallerError):
+            error.add_note(f"send_messages had sent {len(self.results)} messages before")
+
+    def _send(self, chunk: Sequence[Any], call: telemetry.SendObservation) -> None:
+        if self._is_plain and not observers and Send not in set(map(type, chunk)):
+            self._send_plain(chunk)
+            return
+        built, seen = [], []
+        for index, item in enumerate(chunk, len(self.results)):
+            body, options, times = item, self._shared, self._times
+            try:
+                if isinstance(item, Send):
+                    body, options = item.body, {**self._shared, **item.options()}
+                    times = options_in_ms(self._topic, options)
+                built.append(self._producer.build(self._topic, body, **call.options(times)))
+            except CallerError as error:
+                raise error.reworded(f"item {index}: {error}{self._so_far()}") from None
+            seen.append((body, options))
+        self.results.extend(
+            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
+        )
+
+    def _send_plain(self, bodies: Sequence[Any]) -> None:
+        """Send bodies that share all options, at once."""
+        connections.agree(self._topic)
+        before = len(self.results)
+        try:
+            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._times)
+        except CallerError as error:
+            raise error.reworded(f"{error}{self._so_far()}") from None
+        except SlotMoved as error:
+            raise explained(self._topic, error) from error
+        if announcements.are_sends_watched(self._topic.name):
+            announcements.sent(self._topic.name, self.results[before:])
+
+    def _so_far(self) -> str:
+        return f"; the {len(self.results)} messages before it were sent" if self.results else ""
+
+
+def options_in_ms(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a message as the producer takes them; see ``in_milliseconds``.
+
+    Naive datetimes in them are times of ``TIME_ZONE`` if ``USE_TZ`` is False.
+    """
+    return in_milliseconds(topic, options, None if settings.USE_TZ else get_default_timezone())
+
+
+def remove_message(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+    on_commit: bool | None = None,
+    using: str | None = None,
+) -> RemoveResult:
+    """Take a message back. It is named by its body, by its ``key`` on a keyed topic, or by its ``id``.
+
+    ``id`` is that of a ``SendResult`` or ``Message``, or one that the log shows (``3~...``), which is searched at the
+    call.
+
+    Returns a word for the state in which the message was. ``waiting`` and ``resting``: it is removed.
+    ``running``: it ends with the current delivery, and is not tried again. ``running_and_waiting``: both.
+    ``not_found``: there was none; a dead message stays.
+
+    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what the
+    transaction sends; ``status`` then says where it was. ``on_commit`` and ``using`` are those of ``send_message``.
+
+    Raises ``InvalidMessage`` or ``UnknownTopic`` at the call; if it is done at once, also ``ServerTrouble``.
+    """
+    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("remove", topic, named, on_commit, using)
+
+
+def cancel_message(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+    on_commit: bool | None = None,
+    using: str | None = None,
+) -> RemoveResult:
+    """Take a message back like ``remove_message``, and notify its listener if it runs.
+
+    ``message.cancelled`` becomes true, and ``asyncio.CancelledError`` is raised in an async listener. If it
+    returns, the message is done; if it fails, it ends as cancelled and is not tried again.
+
+    Returns the words of ``remove_message``, or ``claimed``: a Spark consumer has it, and cannot be notified. Only the
+    delivery that runs now is cancelled, no later one.
+    """
+    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("cancel", topic, named, on_commit, using)
+
+
+aremove_message = coroutine_of(remove_message)
+acancel_message = coroutine_of(cancel_message)
+
+
+def _take_back(
+    act: Literal["remove", "cancel"],
+    topic: str,
+    named: dict[str, Any],
+    on_commit: bool | None,
+    using: str | None,
+) -> RemoveResult:
+    declared = get_config().topic(topic)
+    producer = connections.get_producer()
+    named_by_id, body = named.pop("id"), named.pop("body")
+    identity: MessageIdentity | None = None
+    if named_by_id is None:
+        out = producer.outgoing(declared, body, 0, **named)
+    elif body is not None or any(value is not None for value in named.values()):
+        raise InvalidMessage(ID_IS_WHOLE)
+    else:
+        identity = identify_for_program(connections.present(declared), named_by_id)
+        found = _outgoing_of_id(connections.present(declared), identity)
+        if found is None:
+            return RemoveResult("not_found", topic, b"")
+        out = found
+    out = out._replace(act=act)
+    connection = commit_to_wait_for(on_commit, using)
+    delivers = all(observer.delivers for observer in observers)
+    if connection is not None:
+        return defer_removal(producer if delivers else None, declared, out, connection)
+    if not delivers:
+        return RemoveResult(went_nowhere(out).status, topic, out.member)
+    connections.agree(declared)
+    connections.present(declared)
+    kept = outbox.DirectSend(declared, [out], using, rows_waiting(using))
+    (found_at,), errors = producer.attempt([out], removes=True)
+    if found_nothing(found_at) and identity is not None:
+        # The message is not where its member places it. It may have a basis of its own, and have been moved.
+        moved = find_moved(connections.get_broker(), declared, [identity], rounds=ALL_ROUNDS).messages
+        if identity in moved:
+            out = _outgoing_at(connections.present(declared), moved[identity])._replace(act=act)
+            (found_at,), errors = producer.attempt([out], removes=True)
+    kept.conclude([found_at])
+    for error in errors.values():
+        raise explained(declared, error)
+    return RemoveResult(found_at.status, topic, out.member)
+
+
+def _outgoing_of_id(topic: Topic, identity: MessageIdentity) -> Outgoing | None:
+    """Return what takes the message with this id back. None: a sealed id of a message that is not there."""
+    at: MessageIdentity | None = identity
+    if identity.member is None or not _is_placed_by_member(topic, identity):
+        # The id does not contain the basis that has placed the message, and a re-slotting may have moved it.
+        at = find_held(connections.get_broker(), topic, identity)
+        if at is None and identity.member is not None:
+            # A message that only its transaction knows yet will be in the slot of its id.
+            at = identity
+    return None if at is None else _outgoing_at(topic, at)
+
+
+def _outgoing_at(topic: Topic, at: MessageIdentity) -> Outgoing:
+    """Return what takes a message back that is in a known slot."""
+    member = at.member or b""
+    crc = crc32(member) if _is_placed_by_member(topic, at) else at.slot
+    return Outgoing(topic, at.slot, member, 0, crc=crc).placed(topic)
+
+
+def _is_placed_by_member(topic: Topic, at: MessageIdentity) -> bool:
+    return crc32(at.member or b"") & (topic.slots - 1) == at.slot
+
+
+class _NoOthers(TypedDict):
+    """Options that no send has, so that a type checker refuses them. At run time their error names the right one."""
+
+
+def send_message(
+    topic: str,
+    body: Any,
+    *,
+    key: str | None = None,
+    priority: int | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
+    slot_basis: object = None,
+    headers: Mapping[str, str] | None = None,
+    expires: datetime | None = None,
+    max_retries: int | None = None,
+    timeout: Duration | None = None,
+    replicas: int = 0,
+    fsync: bool = False,
+    on_commit: bool | None = None,
+    using: str | None = None,
+    **unknown: Unpack[_NoOthers],
+) -> SendResult:
+    """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
+
+    ``time_range``, ``delay`` and ``timeout`` are seconds, a timedelta, or text such as "250ms" or "15m".
+    ``fixed_time`` and ``expires`` are aware datetimes (naive ones with USE_TZ = False). ``key``, ``headers``,
+    ``expires``, ``max_retries`` and ``timeout`` need IDENTITY "key". ``max_retries`` and ``timeout`` are at most
+    those of the topic. ``slot_basis`` chooses the slot:
+    messages of equal basis run one after the other. ``using`` names the database whose commit to wait for.
+    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's disk. Each
+    waits for at most 0.4 s in a web process; the result says what was reached.
+
+    Raises ``InvalidMessage`` or ``UnknownTopic`` at the call; if it is sent at once, also ``TopicFull``,
+    ``SlotMoved`` and ``ServerTrouble``.
+    """
+    if unknown:
+        raise _unknown_option(send_message, topic, unknown)
+    options = _given(
+        key=key,
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
+    return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
+
+
+def ensure_message(
+    topic: str,
+    body: Any,
+    *,
+    key: str | None = None,
+    priority: int | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
+    slot_basis: object = None,
+    headers: Mapping[str, str] | None = None,
+    expires: datetime | None = None,
+    max_retries: int | None = None,
+    timeout: Duration | None = None,
+    id: str | None = None,  # noqa: A002 - as results of sends name it
+    replicas: int = 0,
+    fsync: bool = False,
+    on_commit: bool | None = None,
+    using: str | None = None,
+    **unknown: Unpack[_NoOthers],
+) -> SendResult:
+    """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``).
+
+    ``id``, in place of ``key``: that of an earlier send of the same message, with the same ``slot_basis``.
+    """
+    if unknown:
+        raise _unknown_option(ensure_message, topic, unknown)
+    options = _given(
+        key=key,
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
+    durability = check_durability(replicas, fsync)
+    if id is None:
+        return _send_one(topic, body, options, True, durability, on_commit, using)
+    identity, options = _named_by(get_config().topic(topic), body, options, id)
+    return _send_one(topic, body, options, True, durability, on_commit, using, identity)
+
+
+def send_messages(
+    topic: str,
+    bodies: Iterable[Any],
+    *,
+    priority: int | None = None,
+    time_range: Duration | None = None,
+    fixed_time: datetime | None = None,
+    delay: Duration | None = None,
+    slot_basis: object = None,
+    headers: Mapping[str, str] | None = None,
+    expires: datetime | None = None,
+    max_retries: int | None = None,
+    timeout: Duration | None = None,
+    replicas: int = 0,
+    fsync: bool = False,
+    on_commit: bool | None = None,
+    using: str | None = None,
+    **unknown: Unpack[_NoOthers],
+) -> SendResults:
+    """Send many messages to one topic and return the result of each, in order.
+
+    ``bodies`` are bodies, or ``Send(body, priority=…)`` for a message with options of its own. A list or tuple is
+    validated before anything is written; any other iterable in chunks of some thousands (inside a transaction: all of
+    it, at the call). ``InvalidMessage`` names the index of the item. If a later chunk fails, those before it stay
+    sent: ``sent`` of the error, or a note of it, says how many.
+
+    A full slot raises nothing here: the results of its messages say ``refused``.
+    """
+    if unknown:
+        raise _unknown_option(send_messages, topic, unknown)
+    shared = _given(
+        priority=priority,
+        time_range=time_range,
+        fixed_time=fixed_time,
+        delay=delay,
+        slot_basis=slot_basis,
+        headers=headers,
+        expires=expires,
+        max_retries=max_retries,
+        timeout=timeout,
+    )
+    if isinstance(bodies, (str, bytes, bytearray, Mapping)):
+        raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
+    declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
+    connection = commit_to_wait_for(on_commit, using)
+    chunks: Iterable[Sequence[Any]]
+    if isinstance(bodies, (list, tuple)):
+        chunks = [bodies]
+    elif connection is not None:
+        chunks = [list(bodies)]
+    else:
+        chunks = batched(bodies, ROUND_TRIP)
+    bulk = ChunkedSend(declared, shared, wanted, connection, using)
+    with telemetry.sending(declared, waits=connection is not None) as call:
+        try:
+            for chunk in chunks:
+                bulk.send(chunk, call)
+        except Exception as error:
+            bulk.count_in(error)
+            raise
+        finally:
+            call.note(bulk.results, bulk.under_way)
+    return bulk.results
+
+
+def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
+    """Send at once a message that was already validated and placed; ``body`` is what observers are shown.
+
+    For operations, which use a slot and a score that no option can express. Raises the errors of
+    ``send_message``.
+    """
+    topic = outgoing.topic
+    (result,) = dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
+    if result.status == "refused":
+        raise too_full(topic, result)
+    return result
+
+
+asend_message = coroutine_of(send_message)
+asend_messages = coroutine_of(send_messages)
+aensure_message = coroutine_of(ensure_message)
+
+
+def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterable[str]) -> TypeError:
+    """Return the error about an option that ``function`` does not have; it says which one the topic takes."""
+    option, known = next(iter(unknown)), list(signature(function).parameters)[:-1]
+    text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, known)}"
+    declared = get_config().topics.get(name) if isinstance(name, str) else None
+    if declared is None:
+        return TypeError(text.removesuffix("."))
+    return TypeError(
+        f"{text} Topic {name} has the type {declared.type.value} and takes {option_of(declared)}"
+    )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return those options of a message that the caller has given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _send_one(
+    name: str,
+    body: Any,
+    options: dict[str, Any],
+    ensure: bool,
+    wanted: Durability,
+    on_commit: bool | None,
+    using: str | None,
+    identity: MessageIdentity | None = None,
+) -> SendResult:
+    topic = get_config().topic(name)
+    producer = connections.get_producer()
+    connection = commit_to_wait_for(on_commit, using)
+    with telemetry.sending(topic, waits=connection is not None) as call:
+        times = options_in_ms(topic, options)
+        outgoing = producer.build(topic, body, **call.options(times))
+        if identity is not None:
+            _check_slot(outgoing, identity)
+        if ensure:
+            outgoing = outgoing._replace(act="ensure")
+        (result,) = results = dispatch(
+            producer, topic, [outgoing], [(body, options)], wanted, connection, using
+        )
+        call.note(results)
+        if connection is None and result.status == "refused":
+            raise too_full(topic, result)
+    return result
+
+
+def _named_by(
+    topic: Topic, body: Any, options: dict[str, Any], name: str
+) -> tuple[MessageIdentity, dict[str, Any]]:
+    """Return the slot and the member of an id, and the options with which its message is sent again."""
+    if "key" in options:
+        raise InvalidMessage("give key= or id=, not both")
+    identity = identify_for_program(connections.present(topic), name)
+    if identity.member is None:
+        held = find_held(connections.get_broker(), topic, identity)
+        if held is None or held.member is None:
+            raise InvalidMessage(
+                f"topic {topic.name} holds no message with the id {name}: give its key, or only its body"
+            )
+        identity = held
+    member = identity.member or b""
+    if not topic.keyed:
+        if encode_body(topic, body) != member:
+            raise InvalidMessage("the id is not that of a message with this body")
+        return identity, options
+    key = key_of(topic, member)
+    if key is None:
+        raise InvalidMessage("the message of this id was sent without a key, so each send is another message")
+    return identity, {**options, "key": key}
+
+
+def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
+    """Raise ``InvalidMessage`` if a message would not be sent to the slot of its id, whatever slots its topic had."""
+    crc, topic = outgoing.crc or 0, outgoing.topic
+    if crc & (topic.slots - 1) == identity.slot:
+        return
+    definition = connections.get_broker().definitions().get(topic.name)
+    counts = (*slot_counts(definition), *former_slot_counts(definition)) if definition else (topic.slots,)
+    if not any(crc & (count - 1) == identity.slot for count in counts):
+        raise InvalidMessage(
+            f"the message of this id is in slot {identity.slot}, and this one belongs into slot {outgoing.slot}: pass the "
+            "slot_basis= of its send"
+        )

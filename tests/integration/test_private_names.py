@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {
     "django_rmq/api/probes.py": "djangorestframework",
     "django_rmq/core/redis/clients.py": "redis",
-    "django_rmq/core/redis/clients.py": "redis",
     "django_rmq/spark/spark_session.py": "pyspark",
 }
 """File that reads a private attribute -> the distribution whose it is."""

@@ -1,5 +1,7 @@
-"""Commands about what is registered beside messages: topics, workers and their limits, schedules and their ticks, Spark consumers,
-requests that run only once, and results of tasks.
+"""Commands about what is registered beside messages.
+
+These are topics, workers and their limits, schedules and their ticks, Spark consumers, requests that run only once, and
+results of tasks.
 """
 
 from __future__ import annotations

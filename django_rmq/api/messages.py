@@ -1,25 +1,252 @@
-"""Messages: lists of them, one with all its copies, and new ones."""
+"""Messages: lists of them, one with all its copies, and new ones.
+
+Messages, and the results of sends.
+
+What is known about one message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq import Send
-from django_rmq.api import errors, requests
+from django_rmq.api import actions, errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
-from django_rmq.api.request_bodies import body_for
-from django_rmq.api.responses import action_responses
-from django_rmq.api.responses import message_responses as answers
-from django_rmq.api.responses.status_responses import FollowedAnswer, followed
+from django_rmq.api.requests import Anything, body_for
+from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
+from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.status import QUEUES, STATES, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import Permission
+from django_rmq.operations import Followed, Listing, MessageCopy, Permission
+from django_rmq.operations.message_view import is_redacted, shown_body
+from django_rmq.operations.wait_reasons import REASONS
+
+
+class MessageAnswer(ResponseSerializer):
+    """One copy of a message in one state."""
+
+    id = serializers.CharField()
+    state = serializers.ChoiceField(list(QUEUES))
+    slot = serializers.IntegerField()
+    at_ms = maybe(help_text="When the message is due, is retried, was delivered or extended, or went to Dead")
+    priority = maybe()
+    retries_left = maybe(
+        help_text="Retries left after the next delivery; null: all of them, or the message is dead"
+    )
+    body = Anything(allow_null=True, help_text="Null without the permission view_bodies")
+    encoding = serializers.ChoiceField(["json", "text", "base64", "hidden", "withheld"])
+    redacted = serializers.BooleanField(help_text="True: a formatter changed `body`; the stored body differs")
+    size = serializers.IntegerField(help_text="Size of the body in bytes")
+    key = maybe(serializers.CharField)
+    headers = serializers.DictField()
+    slot_basis = maybe(serializers.CharField)
+    expires_ms = maybe()
+    max_retries = maybe(help_text="The message's own number of retries; null: that of its topic")
+    timeout = maybe(help_text="The message's own time-out in seconds; null: that of its topic")
+    failed = serializers.CharField(allow_blank=True)
+    failures = serializers.IntegerField()
+    first_failed_ms = maybe()
+    last_failed_ms = maybe()
+    error_class = serializers.CharField(allow_blank=True)
+    error = serializers.CharField(allow_blank=True)
+    mark = serializers.CharField(
+        allow_blank=True, help_text="An action that takes effect when the current delivery ends"
+    )
+
+
+class MessagesAnswer(ResponseSerializer):
+    """A page of messages. A short or empty page can have a next one."""
+
+    results = MessageAnswer(many=True)
+    next = maybe(serializers.CharField, help_text="The URL of the next page; null: this is the last page")
+    cursor = maybe(serializers.CharField, help_text="The value of `cursor` for the next page")
+    scanned = serializers.IntegerField()
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+def copy(one: MessageCopy) -> dict[str, Any]:
+    """Return one copy of a message, as far as it may be seen."""
+    body, encoding = shown_body(one)
+    return {
+        "id": one.id,
+        "state": one.state,
+        "slot": one.slot,
+        "at_ms": one.at_ms,
+        "priority": one.priority,
+        "retries_left": one.retries_left,
+        "body": body,
+        "encoding": encoding,
+        "redacted": one.raw is not None and is_redacted(one.topic),
+        "size": one.size,
+        "key": one.key,
+        "headers": one.headers,
+        "slot_basis": one.slot_basis,
+        "expires_ms": one.expires_ms or None,
+        "max_retries": one.max_retries,
+        "timeout": one.timeout,
+        "failed": one.failed,
+        "failures": one.failures,
+        "first_failed_ms": one.first_failed_ms,
+        "last_failed_ms": one.last_failed_ms,
+        "error_class": one.error_class,
+        "error": one.error,
+        "mark": one.mark,
+    }
+
+
+def page(listing: Listing, following: str | None) -> dict[str, Any]:
+    """Return a page of messages. ``following``: the address of the next one."""
+    return {
+        "results": [copy(one) for one in listing.copies],
+        "next": following,
+        "cursor": listing.cursor or None,
+        "scanned": listing.scanned,
+        "problems": listing.problems,
+    }
+
+
+class SentAnswer(ResponseSerializer):
+    """The result of sending one message."""
+
+    id = serializers.CharField()
+    slot = serializers.IntegerField()
+    status = serializers.ChoiceField(["stored", "merged", "replaced", "superseded", "present", "refused"])
+    score = maybe(help_text="The due time in milliseconds, or the priority; null if the message was refused")
+
+
+class SendsAnswer(ResponseSerializer):
+    """The result of sending each message, in the order given."""
+
+    results = SentAnswer(many=True)
+    outcomes = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Status → number of messages"
+    )
+
+
+def sends_response(
+    results: Sequence[SendResult], outcomes: Mapping[str, int], id_of: Callable[[SendResult], str]
+) -> dict[str, Any]:
+    """Return the results of a send. ``id_of``: the ids that the sender may use."""
+    return {
+        "results": [
+            {
+                "id": id_of(one),
+                "slot": one.slot,
+                "status": one.status,
+                "score": int(one.score) if one.score == one.score else None,
+            }
+            for one in results
+        ],
+        "outcomes": dict(outcomes),
+    }
+
+
+class StatusAnswer(ResponseSerializer):
+    """The status of a message. What is null or empty does not exist, or is not known."""
+
+    state = serializers.ChoiceField(
+        STATES, help_text="`done`, `removed` and `cancelled`: only on topics with OUTCOME_RETENTION"
+    )
+    due_ms = maybe(help_text="When it can be delivered next")
+    priority = maybe()
+    attempts = serializers.IntegerField(
+        help_text="Deliveries that failed or succeeded since it last ended, and the one in flight"
+    )
+    worker = serializers.CharField(
+        allow_blank=True, help_text="The worker that has it, or had it when it ended"
+    )
+    delivered_ms = maybe(help_text="When the delivery began that is in flight, or in which it ended")
+    ended_ms = maybe()
+    progress = maybe(
+        serializers.FloatField, help_text="From 0 to 1, as the listener reported last; 1 once it is done"
+    )
+    progress_text = serializers.CharField(
+        allow_blank=True, help_text="Empty without the permission view_bodies"
+    )
+    progress_ms = maybe(help_text="When the listener reported it")
+    reason = serializers.CharField(allow_blank=True, help_text="Why it is dead")
+    error_class = serializers.CharField(allow_blank=True, help_text="Class of the last error")
+    first_failed_ms = maybe()
+    last_failed_ms = maybe()
+
+
+class HoldAnswer(ResponseSerializer):
+    """Something that keeps a message from being delivered now."""
+
+    reason = serializers.ChoiceField(REASONS)
+    since_ms = maybe(
+        help_text="`slot_busy`: when the longest delivery began. `not_due`: when the message is due"
+    )
+    count = maybe(
+        serializers.FloatField,
+        help_text="`slot_busy`, `claimed`, `behind`: number of messages. `rate` (per second), `in_flight_limit`: the limit",
+    )
+    message = maybe(
+        serializers.CharField,
+        help_text="Id of the message that is first (`behind`), failed (`behind_failed`) or runs (`slot_busy`)",
+    )
+
+
+class FollowedAnswer(ResponseSerializer):
+    """All copies of one message, none if it has ended, its status, and why it waits."""
+
+    results = MessageAnswer(many=True)
+    status = StatusAnswer()
+    held_by = HoldAnswer(
+        many=True,
+        help_text="What keeps it from being delivered now, the worst first; empty: nothing, or it does not wait",
+    )
+
+
+def status(one: MessageStatus) -> dict[str, Any]:
+    """Return the status of a message."""
+    return {
+        "state": one.state,
+        "due_ms": _ms(one.due),
+        "priority": one.priority,
+        "attempts": one.attempts,
+        "worker": one.worker,
+        "delivered_ms": _ms(one.delivered),
+        "ended_ms": _ms(one.ended),
+        "progress": one.progress,
+        "progress_text": one.progress_text,
+        "progress_ms": _ms(one.progress_at),
+        "reason": one.reason,
+        "error_class": one.error_class,
+        "first_failed_ms": _ms(one.first_failed),
+        "last_failed_ms": _ms(one.last_failed),
+    }
+
+
+def followed(found: Followed) -> dict[str, Any]:
+    """Return a message with its status."""
+    held_by = [
+        {
+            "reason": one.reason,
+            "since_ms": one.since_ms,
+            "count": one.count,
+            "message": one.message_id or None,
+        }
+        for one in found.held_by
+    ]
+    return {
+        "results": [copy(each) for each in found.copies],
+        "status": status(found.status),
+        "held_by": held_by,
+    }
+
+
+def _ms(when: datetime | None) -> int | None:
+    return None if when is None else int(when.timestamp() * 1000)
+
 
 LONGEST_KEY = 255
 """Maximum number of characters of an Idempotency-Key."""
@@ -33,7 +260,7 @@ class MessagesView(RmqView):
     @documented(
         "messages",
         query=requests.MessagesQuery,
-        answers={200: answers.MessagesAnswer},
+        answers={200: MessagesAnswer},
         errors=[404, 409],
     )
     def get(self, request: Request, topic: str) -> Response:
@@ -54,7 +281,7 @@ class MessagesView(RmqView):
             query = request.query_params.copy()
             query["cursor"] = listing.cursor
             following = f"{request.build_absolute_uri(request.path)}?{query.urlencode()}"
-        return Response(answers.page(listing, following))
+        return Response(page(listing, following))
 
     @documented(
         "send",
@@ -65,7 +292,7 @@ class MessagesView(RmqView):
                 {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
             ),
         },
-        answers={202: answers.SendsAnswer},
+        answers={202: SendsAnswer},
         errors=[404, 409, 422, 429, 507],
         examples={
             "a priority topic": {"body": {"sku": 1, "shop": 7}, "priority": 500},
@@ -113,9 +340,9 @@ class MessagesView(RmqView):
         operations.spend_sends(len(sends), size)
         if ensured is not None:
             result = operations.ensure(topic.name, sends[0], entry=False, **ensured)
-            return answers.sends([result], {result.status: 1}, operations.sent_id)
+            return sends_response([result], {result.status: 1}, operations.sent_id)
         results = operations.send_each(topic.name, sends)
-        return answers.sends(results, results.counts(), operations.sent_id)
+        return sends_response(results, results.counts(), operations.sent_id)
 
 
 _OPTIONS = (
@@ -169,7 +396,7 @@ class MessageView(MessageRoute):
         "delete",
         path=MESSAGE_ID,
         query=requests.DeleteQuery,
-        answers={200: action_responses.OutcomeAnswer, 202: action_responses.OutcomeAnswer},
+        answers={200: actions.OutcomeAnswer, 202: actions.OutcomeAnswer},
         errors=[404, 409],
     )
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002

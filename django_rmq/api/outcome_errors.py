@@ -8,8 +8,7 @@ from typing import Any
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
-from django_rmq.api.fields import Strict
-from django_rmq.api.request_bodies import body_for
+from django_rmq.api.requests import Strict, body_for
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.topic import Topic

@@ -1,20 +1,46 @@
 """Who may use the API, and which topics each user may know of.
 
 Actions need the same permissions as in the admin, which ``operations`` checks.
+
+The throttles of the project: those that ``REST_FRAMEWORK`` sets for all views also apply to these.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
+from rest_framework.settings import api_settings
+from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
+
+logger = logging.getLogger("django_rmq.api")
+
+
+def configured_throttles() -> list[BaseThrottle]:
+    """Return instances of DEFAULT_THROTTLE_CLASSES; one without a rate in DEFAULT_THROTTLE_RATES throttles nothing."""
+    found = []
+    kinds: list[Any] = list(api_settings.DEFAULT_THROTTLE_CLASSES)  # already imported, whatever its type says
+    for kind in kinds:
+        try:
+            found.append(kind())
+        except ImproperlyConfigured as error:
+            _say_once(f"{kind.__module__}.{kind.__qualname__}", str(error))
+    return found
+
+
+@cache
+def _say_once(name: str, error: str) -> None:
+    logger.error("The throttle %s does not limit the API of RMQ: %s", name, error)
 
 
 class TopicPermission(BasePermission):
@@ -39,7 +65,7 @@ class TopicPermission(BasePermission):
         return True
 
 
-def chosen() -> BasePermission:
+def configured_permission() -> BasePermission:
     """Return the configured permission. Raises ``ConfigurationError`` if there is none."""
     path = get_config().api.permission
     if path is None:
@@ -50,6 +76,3 @@ def chosen() -> BasePermission:
         raise ConfigurationError(f'RMQ["API"]["PERMISSION"] is {path!r}: {error}') from error
     permission: BasePermission = found()
     return permission
-
-
-__all__ = ["TopicPermission", "chosen"]

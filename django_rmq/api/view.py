@@ -19,7 +19,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
-from django_rmq.api import errors, permissions, throttles
+from django_rmq.api import errors, permissions
 from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.schema import view_schema
 from django_rmq.core.model.topic import Topic
@@ -91,11 +91,11 @@ class RmqView(APIView):
 
     def get_permissions(self) -> Any:
         """Return the configured permission."""
-        return [permissions.chosen()]
+        return [permissions.configured_permission()]
 
     def get_throttles(self) -> Any:
         """Return the throttles of the project."""
-        return throttles.chosen()
+        return permissions.configured_throttles()
 
     def get_exception_handler(self) -> Any:
         """Return this package's handler, whatever the project has."""
@@ -112,7 +112,7 @@ class RmqView(APIView):
 
     def may_know(self, topic: Topic) -> bool:
         """Return whether the user may know of a topic."""
-        return permissions.chosen().has_object_permission(self.request, self, topic)
+        return permissions.configured_permission().has_object_permission(self.request, self, topic)
 
     def known(self) -> list[str]:
         """Return the names of all topics that the user may know of."""

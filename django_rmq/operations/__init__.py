@@ -16,11 +16,11 @@ from __future__ import annotations
 from django_rmq.core.monitoring.history import Minute
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
+    actions,
     bulk_actions,
     edited_replay,
     message_details,
     messages,
-    named_actions,
     reports,
     sends,
     wait_reasons,
@@ -29,8 +29,9 @@ from django_rmq.operations import claims as claiming
 from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
+from django_rmq.operations.actions import MAX_IDS, ActionResult
 from django_rmq.operations.actors import Actor, Permission, Trace
-from django_rmq.operations.bulk_run import BulkProgress, BulkRun, Limits
+from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
@@ -40,20 +41,19 @@ from django_rmq.operations.message_details import Followed
 from django_rmq.operations.message_groups import MessageGroup, MessageGroups
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
-from django_rmq.operations.named_actions import MAX_IDS, ActionResult
 from django_rmq.operations.outbox import OutboxRow, Waiting
-from django_rmq.operations.retirement import UndeclaredTopic
 from django_rmq.operations.schedules import ScheduleStats
-from django_rmq.operations.topic_counters import TopicCounters
-from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
-from django_rmq.operations.topic_stats import (
+from django_rmq.operations.stats import (
     Overview,
     SlotsStats,
     SlotStats,
+    TopicCounters,
     TopicStats,
+    WorkerStats,
 )
+from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
+from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.wait_reasons import Hold
-from django_rmq.operations.worker_list import WorkerStats
 
 
 class Operations(OperationContext):
@@ -93,9 +93,9 @@ class Operations(OperationContext):
 
     claims, return_claims = claiming.claims, claiming.return_claims
 
-    id_of = named_actions.id_of
-    replay, bury, reschedule = named_actions.replay, named_actions.bury, named_actions.reschedule
-    delete, delete_only, cancel = named_actions.delete, named_actions.delete_only, named_actions.cancel
+    id_of = actions.id_of
+    replay, bury, reschedule = actions.replay, actions.bury, actions.reschedule
+    delete, delete_only, cancel = actions.delete, actions.delete_only, actions.cancel
     replay_edited = edited_replay.replay_edited
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all

@@ -17,7 +17,7 @@ from django_rmq.core.model.replies import RECORDS, Entry
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
-from django_rmq.operations.bulk_steps import STEP_BYTES
+from django_rmq.operations.bulk import STEP_BYTES
 
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5

@@ -9,14 +9,13 @@ from django_rmq.core.commands import operate
 from django_rmq.core.model.status import STATE_OF, queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import bulk_steps, message_actions, retirement
+from django_rmq.operations import actions, bulk, topics
+from django_rmq.operations.actions import REPLAY, MessageAction, new_score
 from django_rmq.operations.actors import Permission
-from django_rmq.operations.bulk_run import BulkRun, Limits
+from django_rmq.operations.bulk import BulkRun, Limits
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_actions import REPLAY, MessageAction
 from django_rmq.operations.messages import checked
-from django_rmq.operations.named_actions import new_score
 
 LINE_MS = 10_002
 """The ms after a due time in which a fifo topic has a place for a message."""
@@ -52,7 +51,7 @@ def delete_all(
     """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
     desk.actor.require(Permission.DELETE)
     queue = queue_of(state)
-    act = message_actions.delete("dead" if queue == "dead" else "live")
+    act = actions.delete_action("dead" if queue == "dead" else "live")
     return _sweep(desk, act, desk.present(name), queue, wanted, limits, dry_run)
 
 
@@ -71,7 +70,7 @@ def bury_all(
     topic, queue = desk.present(name), queue_of(state)
     if queue == "dead":
         raise OperationRefused("dead messages are already in Dead")
-    return _sweep(desk, message_actions.bury(desk.actor, why), topic, queue, wanted, limits, dry_run)
+    return _sweep(desk, actions.bury_action(desk.actor, why), topic, queue, wanted, limits, dry_run)
 
 
 def reschedule_all(
@@ -99,13 +98,11 @@ def reschedule_all(
             + ("" if topic.is_priority else " or rest")
         )
     if dry_run and due is None and priority is None:
-        return _sweep(
-            desk, message_actions.reschedule(0, is_time=True), topic, queue, wanted, limits, dry_run
-        )
+        return _sweep(desk, actions.reschedule_action(0, is_time=True), topic, queue, wanted, limits, dry_run)
     score = new_score(topic, due, priority)
     # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
     but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
-    act = message_actions.reschedule(score, is_time=not topic.is_priority)
+    act = actions.reschedule_action(score, is_time=not topic.is_priority)
     return _sweep(desk, act, topic, queue, wanted, limits, dry_run, but)
 
 
@@ -123,7 +120,7 @@ def _sweep(
     limits = limits or Limits()
     limits.check()
     told = None if dry_run else act.call
-    steps = bulk_steps.sweep(desk.broker, topic, queue, wanted, told, limits=limits, but=but)
+    steps = bulk.sweep(desk.broker, topic, queue, wanted, told, limits=limits, but=but)
     renamed = (act.renamed(progress) for progress in steps)
     if dry_run:
         return BulkRun(renamed)
@@ -159,7 +156,7 @@ def purge(
     wanted.check(topic, queue)
     limits = limits or Limits()
     limits.check()
-    steps = bulk_steps.purge(desk.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
+    steps = bulk.purge(desk.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
     return BulkRun(steps) if dry_run else desk.recorded("purge", topic, _described(queue, wanted), steps)
 
 
@@ -179,7 +176,7 @@ def resume(desk: OperationContext, name: str) -> BulkRun:
 def _pause(desk: OperationContext, name: str, paused: bool) -> BulkRun:
     desk.actor.require(Permission.PAUSE)
     topic = desk.present(name)
-    steps = bulk_steps.tell_every_slot(desk.broker, topic, lambda slot: operate.pause(topic, slot, paused))
+    steps = bulk.tell_every_slot(desk.broker, topic, lambda slot: operate.pause(topic, slot, paused))
     return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
 
 
@@ -194,9 +191,9 @@ def retire(
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     desk.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
-    found = retirement.find(desk.broker, desk.config.topics, name)
+    found = topics.find(desk.broker, desk.config.topics, name)
     target = None if to is None else desk.present(to)
-    steps = retirement.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+    steps = topics.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []
     what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
     return desk.recorded("retire", found.topic, ", ".join(what), steps)

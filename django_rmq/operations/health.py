@@ -22,7 +22,7 @@ from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
-from django_rmq.operations import retirement, topic_stats
+from django_rmq.operations import stats, topics
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
@@ -205,12 +205,12 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(desk, refusal)
         if names is None or names:
-            for one in topic_stats.overview(broker, desk.present_all(names)):
+            for one in stats.overview(broker, desk.present_all(names)):
                 yield from _check_topic(one, limits)
             for schedule in schedules(desk, names):
                 yield _check_schedule(schedule, limits)
         if names is None:
-            for left in retirement.stranded(broker, desk.config.topics):
+            for left in topics.stranded(broker, desk.config.topics):
                 if left.held:
                     text = f"holds messages ({left}) and is not in the settings"
                     yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
@@ -340,7 +340,7 @@ def _check_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
     return Finding("schedule", one.topic, severity, f"schedule {one.name} {text}", late)
 
 
-def _check_topic(one: topic_stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
+def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
     name = one.topic.name
     for problem in one.problems:
         yield Finding("redis", name, Severity.BAD, problem)

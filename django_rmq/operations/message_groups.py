@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from django_rmq.core.model.limits import LARGEST, is_whole, shown
 from django_rmq.core.model.status import queue_of
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations import bulk_steps
+from django_rmq.operations import bulk
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy
@@ -130,9 +130,7 @@ def groups(
         if end is not None and time.monotonic() >= end:
             break
     broker = desk.broker
-    total = sum(
-        bulk_steps.count(broker, bulk_steps.Selection.at(topic, queue, wanted, broker.now_ms())).values()
-    )
+    total = sum(bulk.count(broker, bulk.Selection.at(topic, queue, wanted, broker.now_ms())).values())
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     rows = [_group(by, key, members, looked_at) for key, members in ordered]
     return MessageGroups(by, rows, looked_at, is_complete, max(total, looked_at), list(problems))

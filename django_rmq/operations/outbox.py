@@ -17,9 +17,9 @@ from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
 from django_rmq.operations import message_view
+from django_rmq.operations.actions import chosen as chosen_note
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.named_actions import chosen as chosen_note
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.outbox import contents, relay
 from django_rmq.outbox.contents import FoundRows, Waiting

@@ -12,23 +12,15 @@ from django_rmq.core.monitoring import events as telling
 from django_rmq.core.monitoring import history as kept
 from django_rmq.core.monitoring.history import Minute
 from django_rmq.exceptions import OperationRefused, RmqError
-from django_rmq.operations import (
-    retirement,
-    shared_reads,
-    topic_metrics,
-    topic_stats,
-    worker_list,
-)
-from django_rmq.operations import topic_counters as flows
+from django_rmq.operations import shared_reads, stats, topic_metrics, topics
+from django_rmq.operations import stats as flows
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting
-from django_rmq.operations.retirement import UndeclaredTopic
 from django_rmq.operations.schedules import ScheduleStats
-from django_rmq.operations.topic_counters import TopicCounters
+from django_rmq.operations.stats import Overview, SlotsStats, TopicCounters, TopicStats, WorkerStats
 from django_rmq.operations.topic_metrics import Measurement
-from django_rmq.operations.topic_stats import Overview, SlotsStats, TopicStats
-from django_rmq.operations.worker_list import WorkerStats
+from django_rmq.operations.topics import UndeclaredTopic
 
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
@@ -42,7 +34,7 @@ def overview(desk: OperationContext, names: Iterable[str] | None = None) -> list
 def survey(desk: OperationContext, names: Iterable[str] | None = None) -> Overview:
     """Return the same as ``overview``, and the number of workers."""
     desk.actor.require(Permission.VIEW)
-    return topic_stats.survey(desk.broker, desk.present_all(names))
+    return stats.survey(desk.broker, desk.present_all(names))
 
 
 def shared_survey(desk: OperationContext, names: Iterable[str] | None = None) -> Overview:
@@ -80,7 +72,7 @@ def slots(desk: OperationContext, name: str, first: int = 0, limit: int = 1_000)
     desk.actor.require(Permission.VIEW)
     present = desk.present(name)
     wanted = range(max(0, first), min(present.slots, max(0, first) + max(1, min(limit, 5_000))))
-    return topic_stats.slots(desk.broker, present, wanted)
+    return stats.slots(desk.broker, present, wanted)
 
 
 def flow(desk: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
@@ -104,7 +96,7 @@ def measured(desk: OperationContext, names: Iterable[str] | None = None) -> Meas
 def workers(desk: OperationContext) -> list[WorkerStats]:
     """Return all live workers, and how many slots of which topics each has."""
     desk.actor.require(Permission.VIEW)
-    return worker_list.workers(desk.broker)
+    return stats.workers(desk.broker)
 
 
 def history(desk: OperationContext, name: str, hours: float, *, step: int = 1) -> list[Minute]:
@@ -127,13 +119,13 @@ def last_minutes(
 def stranded(desk: OperationContext) -> list[UndeclaredTopic]:
     """Return the topics that are registered in Redis and not declared in the settings, with their contents."""
     desk.actor.require(Permission.VIEW)
-    return retirement.stranded(desk.broker, desk.config.topics)
+    return topics.stranded(desk.broker, desk.config.topics)
 
 
 def find_stranded(desk: OperationContext, name: str) -> UndeclaredTopic:
     """Return one of these topics. Raises ``OperationRefused`` if it is declared, unknown or being re-slotted."""
     desk.actor.require(Permission.VIEW)
-    return retirement.find(desk.broker, desk.config.topics, name)
+    return topics.find(desk.broker, desk.config.topics, name)
 
 
 def events(desk: OperationContext) -> Iterator[list[dict[str, Any]]]:

@@ -10,9 +10,9 @@ from django_rmq.core.model.send_results import SendResult, SendResults
 from django_rmq.exceptions import TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import send_quotas
+from django_rmq.operations.actions import CANCEL
 from django_rmq.operations.actors import Permission, record
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.message_actions import CANCEL
 from django_rmq.operations.message_view import require_search
 from django_rmq.sending import (
     Send,

@@ -24,13 +24,12 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.operations import topic_stats
+from django_rmq.operations import stats
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
-from django_rmq.operations.topic_counters import TopicCounters, flow
-from django_rmq.operations.topic_stats import Overview, TopicStats
+from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
@@ -81,7 +80,7 @@ _guard = threading.Lock()
 def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``."""
     if connections.in_memory():
-        return topic_stats.survey(broker, topics)
+        return stats.survey(broker, topics)
     return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
 
 
@@ -156,7 +155,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
             # A full Redis, a replica or rights for reading alone: the survey is not shared.
-            return topic_stats.survey(broker, topics)
+            return stats.survey(broker, topics)
         if word == "done":
             try:
                 return _parsed(stored, topics)
@@ -166,7 +165,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
             time.sleep(ASK_SECONDS)
     made = b""
     try:
-        overview = topic_stats.survey(broker, topics)
+        overview = stats.survey(broker, topics)
         made = _written(overview)
         return overview
     finally:

@@ -17,8 +17,8 @@ from django_rmq.core.monitoring.history import (
     Latest,
 )
 from django_rmq.exceptions import RmqError, WrongType
-from django_rmq.operations import shared_reads, topic_stats
-from django_rmq.operations.topic_stats import TopicStats
+from django_rmq.operations import shared_reads, stats
+from django_rmq.operations.stats import TopicStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
 def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
     """Return ``topic`` including its former slots, which have counters too."""
     former = former_slot_counts(definitions.get(topic.name, {}))
-    return replace(topic, slots=min(max(topic.slots, *former), topic_stats.LIVE_SLOTS)) if former else topic
+    return replace(topic, slots=min(max(topic.slots, *former), stats.LIVE_SLOTS)) if former else topic
 
 
 __all__ = ["EDGES_MS", "Measurement", "TopicMetrics", "measured"]

@@ -18,8 +18,7 @@ from django_rmq.operations.actors import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts
-from django_rmq.operations.topic_stats import survey
-from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
+from django_rmq.operations.stats import WorkerList, crew_of, holding_of, survey
 
 REASONS = (
     "paused",

@@ -12,7 +12,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import Message, Reject, Retry, cancel_message, connections, listener, send_message
-from django_rmq.api.responses.status_responses import StatusAnswer
+from django_rmq.api.messages import StatusAnswer
 from django_rmq.exceptions import Cancelled
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker

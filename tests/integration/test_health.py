@@ -24,13 +24,7 @@ from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
 from django_rmq.metrics import collector
 from django_rmq.metrics import outbox_metrics as metrics_of_outbox
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    health,
-    outbox,
-    topic_stats,
-)
+from django_rmq.operations import Actor, Operations, health, outbox, stats
 from django_rmq.operations.health import (
     CHECKS,
     USUAL_LIMITS,
@@ -401,7 +395,7 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(topic_stats, "overview", fail)
+    monkeypatch.setattr(stats, "overview", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()
 

@@ -26,7 +26,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
-from django_rmq.operations import audit, retirement
+from django_rmq.operations import audit
+from django_rmq.operations import topics as retirement
 from django_rmq.schedules import duty
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated

@@ -18,14 +18,8 @@ from django_rmq.core.commands import registry
 from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    Permission,
-    shared_reads,
-    topic_stats,
-)
-from django_rmq.operations import topic_counters as flows
+from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
+from django_rmq.operations import stats as flows
 from tests.brokers import Broker
 from tests.integration.test_api import Program, user_with
 from tests.servers import RedisServer
@@ -38,7 +32,7 @@ TOPICS = {
     "letters": {"TYPE": "fixed_time", "SLOTS": 4},
 }
 
-Survey = Callable[..., topic_stats.Overview]
+Survey = Callable[..., stats.Overview]
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_reads, "_kept", {})
 
 
-def look(names: Sequence[str] | None = None) -> topic_stats.Overview:
+def look(names: Sequence[str] | None = None) -> stats.Overview:
     return Operations(Actor("me", "test")).shared_survey(names)
 
 
@@ -74,13 +68,13 @@ def look(names: Sequence[str] | None = None) -> topic_stats.Overview:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The topics of each survey that was made."""
     found: list[list[str]] = []
-    real: Survey = topic_stats.survey
+    real: Survey = stats.survey
 
-    def survey(broker: Broker, topics: Any) -> topic_stats.Overview:
+    def survey(broker: Broker, topics: Any) -> stats.Overview:
         found.append([topic.name for topic in topics])
         return real(broker, topics)
 
-    monkeypatch.setattr(topic_stats, "survey", survey)
+    monkeypatch.setattr(stats, "survey", survey)
     return found
 
 
@@ -132,7 +126,7 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
         waiting = tab.submit(look)
         assert waits.wait(60)
         assert not waiting.done()
-        survey = topic_stats.survey(broker, topics)
+        survey = stats.survey(broker, topics)
         broker.run(registry.keep_answer(name, "other", shared_reads._written(survey), 600_000))
         assert waiting.result(60) == survey
     assert made == [list(TOPICS)]  # that of the other process
@@ -160,13 +154,13 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
             all_wait.set()
         return real(*given)
 
-    def survey(*_given: Any) -> topic_stats.Overview:
+    def survey(*_given: Any) -> stats.Overview:
         assert all_wait.wait(60)
         attempts.append(1)
         raise ServerUnavailable("Redis does not answer: nobody is there")
 
     monkeypatch.setattr(shared_reads, "_of", of)
-    monkeypatch.setattr(topic_stats, "survey", survey)
+    monkeypatch.setattr(stats, "survey", survey)
 
     def error(_tab: int) -> str:
         with pytest.raises(ServerUnavailable) as raised:
@@ -182,10 +176,10 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
 def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as away:
 
-        def survey(*_given: Any) -> topic_stats.Overview:
+        def survey(*_given: Any) -> stats.Overview:
             raise ServerUnavailable("Redis does not answer")
 
-        away.setattr(topic_stats, "survey", survey)
+        away.setattr(stats, "survey", survey)
         with pytest.raises(ServerUnavailable):
             look()
     assert [one.store for one in look().topics] == [2, 1, 0]

@@ -39,12 +39,7 @@ from django_rmq.core.coordination.zookeeper.node_tree import unpack
 from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    topic_stats,
-    worker_list,
-)
+from django_rmq.operations import Actor, Operations, stats
 from django_rmq.operations.health import HealthThresholds
 from example_project.embedded_server import free_port
 from tests import party as parties
@@ -966,11 +961,11 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ=rmq):
         broker = connections.get_broker()
         declared = get_config().topic("serial")
-        found = worker_list.workers(broker)
+        found = stats.workers(broker)
         assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
         assert {one.shared for one in found} == {("shared",)}
-        assert topic_stats.overview(broker, [declared])[0].consumers == 2
-        assert {row.worker for row in topic_stats.slots(broker, declared, range(64)).rows} == {
+        assert stats.overview(broker, [declared])[0].consumers == 2
+        assert {row.worker for row in stats.slots(broker, declared, range(64)).rows} == {
             first.id,
             second.id,
         }
@@ -981,8 +976,8 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
         broker = connections.get_broker()
         with pytest.raises(ServerUnavailable):
-            worker_list.workers(broker)
-        assert topic_stats.overview(broker, [declared])[0].consumers == 0
+            stats.workers(broker)
+        assert stats.overview(broker, [declared])[0].consumers == 0
         (found_wrong,) = (
             one
             for one in Operations(Actor("tester", "test")).health(HealthThresholds()).findings

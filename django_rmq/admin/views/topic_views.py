@@ -1,4 +1,9 @@
-"""A topic: its figures, and below them the list of one state, its slots, or its history."""
+"""A topic: its figures, and below them the list of one state, its slots, or its history.
+
+The slots of a topic, and its workers.
+
+The history of a topic, as charts.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,118 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardRow, Tab, row_of
 from django_rmq.admin.labels import PLAIN_STATES, STATES
-from django_rmq.admin.views import history_panel, message_views, slots_panel
-from django_rmq.admin.views.page import Pages, back_of, page
+from django_rmq.admin.views import message_views
+from django_rmq.admin.views.page import Pages, back_of, number, page
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import Operations, Permission
+from django_rmq.exceptions import RmqError, WrongType
+from django_rmq.operations import Operations, Permission, SlotStats
+
+SLOTS_SHOWN = 256
+
+
+def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
+    """Return the content for a part of the slots."""
+    first = number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
+    first = first if first < topic.slots else 0
+    found = operations.slots(topic.name, first, SLOTS_SHOWN)
+    last = first + len(found.rows) - 1
+    note = _("The fullest slot is %(times)s times as full as the mean.") % {
+        "times": number_format(round(found.skew, 1))
+    }
+    return {
+        "panel": "admin/django_rmq/topic/_slots.html",
+        "workers": _workers(operations, topic),
+        "slots": [_row(one) for one in found.rows],
+        "fullest": max((one.counts.store for one in found.rows), default=0) or 1,
+        "skew_note": note if found.skew else _("All slots are empty."),
+        "part_note": _("Slots %(first)s to %(last)s of %(slots)s.")
+        % {"first": first, "last": last, "slots": topic.slots}
+        if len(found.rows) < topic.slots
+        else "",
+        "previous": first - SLOTS_SHOWN if first else None,
+        "next": last + 1 if last + 1 < topic.slots else None,
+    }
+
+
+def _row(one: SlotStats) -> dict[str, Any]:
+    return {
+        "slot": one.slot,
+        "owner": one.worker,
+        "owner_short": one.worker[:8],
+        "since_ms": one.since_ms,
+        "store": one.counts.store,
+        "prepare": one.counts.prepare,
+        "retry": one.counts.retry,
+        "dead": one.counts.dead,
+        "paused": one.counts.paused,
+        "problem": one.problem,
+    }
+
+
+def _workers(operations: Operations, topic: Topic) -> list[dict[str, Any]]:
+    try:
+        everybody = operations.workers()
+    except RmqError:
+        everybody = []  # the head of the page shows why
+    workers = []
+    for one in everybody:
+        worker = one.member.worker
+        shared = topic.name in one.shared
+        if shared or any(served.name == topic.name for served in worker.topics):
+            workers.append(
+                {
+                    "short": worker.id[:8],
+                    "host": worker.host,
+                    "pid": worker.pid,
+                    "threads": worker.threads,
+                    "owned": topic.slots if shared else one.slots.get(topic.name, 0),
+                    "since_ms": worker.started * 1000,
+                }
+            )
+    return workers
+
+
+def history_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
+    """Return the content for the requested hours."""
+    kept = operations.config.history_retention
+    offered = charts.spans(kept or 0.0)
+    wanted = number(request.GET.get("hours"))
+    hours = wanted if wanted in offered else min(6, offered[-1])
+    try:
+        minutes, problem = charts.read(operations, topic, hours), ""
+    except WrongType as error:
+        minutes, problem = [], str(error)
+    sampled = any(minute.depth for minute in minutes)
+    if problem:
+        note = problem
+    elif not kept:
+        note = _('No history is kept: RMQ["HISTORY_RETENTION"] is None.')
+    elif not sampled:
+        note = _("No samples in this period. Workers sample once a minute.")
+    else:
+        note = _("Sampled by the workers once a minute. Gaps are times without a worker.")
+    return {
+        "panel": "admin/django_rmq/topic/_history.html",
+        "spans": [
+            {
+                "hours": span,
+                "current": span == hours,
+                "label": ngettext("%(count)s hour", "%(count)s hours", span) % {"count": span}
+                if span < 72
+                else ngettext("%(count)s day", "%(count)s days", span // 24) % {"count": span // 24},
+            }
+            for span in offered
+        ],
+        "charts": charts.charts(topic, minutes) if sampled else [],
+        "history_note": note,
+    }
 
 
 @page(Permission.VIEW)
@@ -71,9 +179,9 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "panel": "admin/django_rmq/topic/_messages.html",
     }
     if tab == "slots":
-        context |= slots_panel.panel(request, operations, topic)
+        context |= slots_panel(request, operations, topic)
     elif tab == "history":
-        context |= history_panel.panel(request, operations, topic)
+        context |= history_panel(request, operations, topic)
     return context
 
 
@@ -96,6 +204,3 @@ def _tabs(row: DashboardRow, current: str) -> list[Tab]:
     tabs.append(Tab("slots", _("Consumers and slots"), f"{row.url}?tab=slots", current == "slots"))
     tabs.append(Tab("history", _("History"), f"{row.url}?tab=history", current == "history"))
     return tabs
-
-
-__all__ = ["change_view", "live_view"]

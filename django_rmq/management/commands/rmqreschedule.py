@@ -32,7 +32,7 @@ from django_rmq.operations import (
     Limits,
     Operations,
 )
-from django_rmq.operations.named_actions import new_score
+from django_rmq.operations.actions import new_score
 
 
 class Command(RmqCommand):

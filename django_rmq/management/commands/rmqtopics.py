@@ -10,8 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, duration
-from django_rmq.operations import UndeclaredTopic, topic_definitions
-from django_rmq.operations.topic_definitions import Defined
+from django_rmq.operations import UndeclaredTopic
+from django_rmq.operations import topics as topic_definitions
+from django_rmq.operations.topics import Defined
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of a topic that workers are still emptying."""

@@ -1,20 +1,144 @@
-"""The contents of topics and slots at one instant, read in one round trip."""
+"""Figures of topics, slots and workers: what waits, runs and is dead, and the counters since the start."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from django_rmq import connections
 from django_rmq.core.commands import inspect, registry
-from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.registry import roster
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.coordination import Holding, Member, Worker
+from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.operations.worker_list import WorkerList, crew_of, holding_of
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+
+
+@dataclass(slots=True)
+class TopicWorkers:
+    """The live workers of one topic."""
+
+    workers: int = 0
+    threads: int = 0
+    owned_slots: list[Holding] = field(default_factory=list)
+    """For serial topics, by slot; includes those of workers that are gone."""
+
+
+class WorkerList:
+    """The live workers and the assignment, by topic."""
+
+    def __init__(
+        self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
+    ) -> None:
+        self.members = members
+        self.holdings = holdings
+        self.problem = problem
+        """Why the workers are unknown. Empty: they are known."""
+        self._present = {member.worker.id for member in members}
+        self._serving: defaultdict[str, TopicWorkers] = defaultdict(TopicWorkers)
+        # Most workers publish the same topics, which are parsed once.
+        groups: defaultdict[int, list[Worker]] = defaultdict(list)
+        for member in members:
+            groups[id(member.worker.topics)].append(member.worker)
+        for workers in groups.values():
+            threads = sum(worker.threads for worker in workers)
+            for name in {topic.name for topic in workers[0].topics}:
+                serving = self._serving[name]
+                serving.workers += len(workers)
+                serving.threads += threads
+        for one in holdings:
+            self._serving[one.topic].owned_slots.append(one)
+
+    def serving(self, topic: Topic) -> TopicWorkers:
+        """Return the workers that serve a topic."""
+        return self._serving.get(topic.name) or TopicWorkers()
+
+    def owned(self, topic: Topic) -> int:
+        """Return how many slots of a topic live workers own."""
+        return sum(
+            max(0, min(one.stop, topic.slots) - one.start)
+            for one in self.serving(topic).owned_slots
+            if one.worker in self._present
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One live worker and its assignment."""
+
+    member: Member
+    slots: dict[str, int] = field(default_factory=dict)
+    """Serial topic -> the number of its slots."""
+    shared: tuple[str, ...] = ()
+    """Topics that all their workers share."""
+
+
+def workers(broker: Broker) -> list[WorkerStats]:
+    """Return all live workers, by host and start. Raises ``ServerTrouble``."""
+    crew = crew_of(broker.run(roster()))
+    if crew.problem:
+        raise ServerUnavailable(crew.problem)
+    owned: dict[str, dict[str, int]] = {}
+    for one in crew.holdings:
+        topics = owned.setdefault(one.worker, {})
+        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
+    found = [
+        WorkerStats(
+            member,
+            owned.get(member.worker.id, {}),
+            tuple(topic.name for topic in member.worker.topics if not topic.serial),
+        )
+        for member in crew.members
+    ]
+    return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
+
+
+def serving(broker: Broker, topic: str) -> list[str]:
+    """Return the live workers that serve ``topic``, as text. Raises ``ServerTrouble``."""
+    found = [one.member.worker for one in workers(broker)]
+    return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
+
+
+def crew_of(roster: Roster | RmqError) -> WorkerList:
+    """Return the live workers: from ZooKeeper if it is the coordinator, otherwise from the roster.
+
+    While ZooKeeper is unavailable, or the roster cannot be read, the data in Redis can still be shown.
+    """
+    if isinstance(roster, ServerTrouble):
+        raise roster
+    if isinstance(roster, RmqError):
+        return _crew_in_zookeeper() or WorkerList(problem=str(roster))
+    return _crew_in_zookeeper() or WorkerList(members_of_roster(roster), describe_roster(roster))
+
+
+def _crew_in_zookeeper() -> WorkerList | None:
+    """Return the live workers if ZooKeeper is the coordinator. None: it is not."""
+    try:
+        found = connections.survey_zookeeper()
+    except ServerTrouble as error:
+        return WorkerList(problem=str(error))
+    return None if found is None else WorkerList(found.members, found.holdings)
+
+
+def holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
+    """Return the holding that contains ``slot``; holdings are in order and do not overlap."""
+    low, high = 0, len(holdings)
+    while low < high:
+        middle = (low + high) // 2
+        if holdings[middle].stop <= slot:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(holdings) and holdings[low].start <= slot:
+        return holdings[low]
+    return None
+
 
 LIVE_SLOTS = 4_096
 """The number of slots that an overview reads; of topics with more, an evenly spread part."""
@@ -254,13 +378,55 @@ def _earliest(instants: Iterable[int | None]) -> int | None:
     return min((at for at in instants if at is not None), default=None)
 
 
-__all__ = [
-    "Overview",
-    "SlotStats",
-    "SlotsStats",
-    "TopicStats",
-    "overview",
-    "slots",
-    "slots_to_look_at",
-    "survey",
-]
+@dataclass(frozen=True, slots=True)
+class TopicCounters:
+    """Counters of messages that have passed through topics until an instant; two of them give rates."""
+
+    RATES: ClassVar[tuple[str, ...]] = ("sent", "done", "failed")
+    """sent: taken from senders, including merged ones. done: committed and acknowledged. failed: failed or
+    timed out."""
+
+    now_ms: int
+    counted: dict[str, dict[str, int]]
+    """Topic → name in ``RATES`` → total number."""
+    problems: tuple[str, ...] = ()
+    """Slots whose counters cannot be read, and the reasons; they are not in the sums."""
+
+    def since(self, before: TopicCounters) -> dict[str, dict[str, float]]:
+        """Return topic → name → number per second since the earlier reading."""
+        seconds = max(self.now_ms - before.now_ms, 1) / 1000
+        return {
+            topic: {
+                name: max(0, count - before.counted[topic][name]) / seconds for name, count in now.items()
+            }
+            for topic, now in self.counted.items()
+            if topic in before.counted
+        }
+
+
+_COUNTERS = {
+    "sent": ("sent",),
+    "done": ("committed", "acked"),
+    "failed": ("failed", "expired", "rejected"),
+}
+
+
+def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
+    """Return the counters of ``topics``; those with very many slots are left out."""
+    looked_at = slots_to_look_at(topics)
+    small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
+    now_ms = broker.now_ms()
+    calls = [inspect.audit(topic, slot) for topic in small for slot in looked_at[topic.name]]
+    answers = iter(run_all(broker, calls))
+    counted, problems = {}, []
+    for topic in small:
+        totals = counted[topic.name] = dict.fromkeys(TopicCounters.RATES, 0)
+        for slot, answer in enumerate(islice(answers, topic.slots)):
+            if isinstance(answer, ServerTrouble):
+                raise answer
+            if isinstance(answer, RmqError):
+                problems.append(f"topic {topic.name}, slot {slot}: {answer}")
+            else:
+                for name, counters in _COUNTERS.items():
+                    totals[name] += sum(answer[counter] for counter in counters)
+    return TopicCounters(now_ms, counted, tuple(problems))

@@ -1,34 +1,70 @@
-"""Topics that are registered in Redis and not declared in the settings: their contents, and how to remove them.
-
-A topic that was taken out of the settings, or renamed there, keeps its messages in Redis, and nothing
-consumes them. They are moved to another topic or deleted, in small steps; an empty topic is forgotten. Each
-step may be repeated.
-"""
+"""Topics as a whole: their definitions, and the end of a topic that nobody declares any more."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from django_rmq.core import topic_registration
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.replies import Death, Entry
-from django_rmq.core.model.topic import (
-    Topic,
-    TopicType,
-    former_slot_counts,
-    slot_counts,
-)
+from django_rmq.core.model.stored_hashes import Definitions
+from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer
+from django_rmq.core.topic_registration import Difference
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.operations.bulk_run import BulkProgress
-from django_rmq.operations.bulk_steps import SLOTS_PER_TRIP
+from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
 from django_rmq.operations.message_view import from_entry
+from django_rmq.operations.stats import serving
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """One topic of the settings, and its registered definition."""
+
+    topic: Topic
+    state: str
+    """unreadable, new, differs or same; registered or applied, if that has just been done."""
+    registered: dict[str, Any] | None
+    """The registered definition. None: there is none."""
+    differences: list[Difference] = field(default_factory=list)
+    obstacles: list[str] = field(default_factory=list)
+    """Why it was not applied."""
+
+
+def compare(topic: Topic, registered: Definitions) -> Defined:
+    """Return how ``topic`` differs from its registered definition."""
+    if topic.name in registered.unreadable:
+        return Defined(topic, "unreadable", None, obstacles=[registered.problem(topic.name)])
+    known = registered.get(topic.name)
+    if known is None:
+        return Defined(topic, "new", None)
+    different = topic_registration.differences(topic, known)
+    return Defined(topic, "differs" if different else "same", known, different)
+
+
+def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
+    """Register new topics, and change what may be changed. ``force``: even if live workers go on with the old values."""
+    topic = found.topic
+    if found.state == "new":
+        broker.define(topic)
+        return Defined(topic, "registered", found.registered)
+    if found.state == "differs":
+        running = [] if force else serving(broker, topic.name)
+        obstacles = topic_registration.obstacles(broker, topic, found.differences, running)
+        if obstacles:
+            return Defined(topic, found.state, found.registered, found.differences, obstacles)
+        topic_registration.apply(broker, topic)
+        return Defined(topic, "applied", found.registered, found.differences)
+    return found
+
 
 PAGE = 250
 """The number of messages that are moved or deleted in one step."""
@@ -268,6 +304,3 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
         yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
     broker.undefine(topic)
     yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)
-
-
-__all__ = ["UndeclaredTopic", "find", "retire", "stranded"]

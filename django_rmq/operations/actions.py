@@ -1,29 +1,105 @@
-"""Operations on messages that are named one by one."""
+"""Actions on messages: what each one may do to a message in its state, and their run on messages that are named."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq import connections
-from django_rmq.core.commands import inspect
+from django_rmq.core.commands import inspect, operate
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.replies import DescribeReply
+from django_rmq.core.model.replies import DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.validation import check_fixed_time, check_priority
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations import message_actions
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.actors import Actor, Permission
+from django_rmq.operations.bulk import BulkProgress, CallOf
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.message_actions import REPLAY, MessageAction
 from django_rmq.operations.message_view import require_search
 from django_rmq.operations.messages import copies_of, identified, rounds_of
+
+_BOTH_LIVE = "running_and_waiting"
+_DELETED = {
+    "waiting": "deleted",
+    "resting": "deleted",
+    "dead": "deleted",
+    _BOTH_LIVE: "running",
+    "not_found": "gone",
+}
+_CANCELLED = {
+    "waiting": "deleted",
+    "resting": "deleted",
+    "running": "notified",
+    _BOTH_LIVE: "notified",
+    "not_found": "gone",
+}
+_BURIED = {"waiting": "buried", "resting": "buried", _BOTH_LIVE: "running", "not_found": "gone"}
+_RESCHEDULED = {"waiting": "rescheduled", "resting": "rescheduled", "not_found": "gone"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAction:
+    """One action on messages."""
+
+    name: str
+    call: CallOf
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    """The script's word → the outcome."""
+    detail: str = ""
+    """What the audit trail says of it beside its name. Never any content."""
+
+    def renamed(self, progress: BulkProgress) -> BulkProgress:
+        """Return the progress of a sweep with outcomes instead of words."""
+        renamed: Counter[str] = Counter()
+        for word, count in progress.outcomes.items():
+            renamed[self.outcomes.get(word, "gone" if word == "not_found" else word)] += count
+        return replace(progress, outcomes=dict(renamed))
+
+
+REPLAY = MessageAction("replay", operate.replay)
+
+
+def delete_action(copy: str) -> MessageAction:
+    """Return the action that deletes a copy: ``live`` or ``dead``."""
+    return MessageAction(
+        "delete", lambda topic, slot, members: operate.remove(topic, slot, members, copy), _DELETED
+    )
+
+
+CANCEL = MessageAction("cancel", operate.cancel, _CANCELLED)
+
+
+def bury_action(actor: Actor, why: str) -> MessageAction:
+    """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
+    reason = cut_error(f"put into Dead by {actor.name}{f': {why}' if why else ''}").decode()
+    return MessageAction(
+        "bury",
+        lambda topic, slot, members: operate.bury(topic, slot, members, reason),
+        _BURIED,
+        "with a reason" if why else "",
+    )
+
+
+def reschedule_action(score: int, *, is_time: bool) -> MessageAction:
+    """Return the action that gives waiting messages another score."""
+    to = (
+        datetime.fromtimestamp(score / 1000, UTC).isoformat(timespec="milliseconds")
+        if is_time
+        else str(score)
+    )
+    return MessageAction(
+        "reschedule",
+        lambda topic, slot, members: operate.reschedule(topic, slot, [score] * len(members), members),
+        _RESCHEDULED,
+        f"to {to}" if is_time else f"to priority {to}",
+    )
+
 
 MAX_IDS = 1_000
 """Maximum number of messages named in one call."""
@@ -83,7 +159,7 @@ def delete(desk: OperationContext, name: str, ids: Sequence[str], copy: str) -> 
     topic = desk.present(name)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
-    return _do(desk, message_actions.delete(copy), topic, ids, f"{copy} copy")
+    return _do(desk, delete_action(copy), topic, ids, f"{copy} copy")
 
 
 def delete_only(desk: OperationContext, name: str, message_id: str) -> ActionResult:
@@ -103,7 +179,7 @@ def cancel(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResul
     (a Spark consumer has it, and cannot be notified); ``gone``.
     """
     desk.actor.require(Permission.DELETE)
-    return _do(desk, message_actions.CANCEL, desk.present(name), ids)
+    return _do(desk, CANCEL, desk.present(name), ids)
 
 
 def bury(desk: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
@@ -112,7 +188,7 @@ def bury(desk: OperationContext, name: str, ids: Sequence[str], why: str = "") -
     Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
     desk.actor.require(Permission.DELETE)
-    return _do(desk, message_actions.bury(desk.actor, why), desk.present(name), ids)
+    return _do(desk, bury_action(desk.actor, why), desk.present(name), ids)
 
 
 def reschedule(
@@ -131,7 +207,7 @@ def reschedule(
     desk.actor.require(Permission.EDIT)
     topic = desk.present(name)
     score = new_score(topic, due, priority)
-    return _do(desk, message_actions.reschedule(score, is_time=not topic.is_priority), topic, ids)
+    return _do(desk, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
 
 
 def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:

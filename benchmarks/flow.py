@@ -124,7 +124,7 @@ def neighbour(client: redis.Redis, flow: str | None, seconds: float, rounds: int
             time.sleep(15)
             end = time.monotonic() + 20
             while time.monotonic() < end:
-                limits.append(worker.dispatcher._room.lanes.flows["slow"].limit)
+                limits.append(worker.dispatcher._capacity.partitions.flows["slow"].limit)
                 time.sleep(0.1)
         compare("beside 500 ms", rounds)
     finally:
@@ -137,7 +137,7 @@ def best_fixed(client: redis.Redis, seconds: float) -> tuple[int, dict[int, floa
     rates = {}
     for limit in (1, 2, 3, 4, 5, 6, 8, 12):
         worker = Worker(client, "auto")
-        flow = worker.dispatcher._room.lanes.flows["slow"]
+        flow = worker.dispatcher._capacity.partitions.flows["slow"]
         flow.limit = limit
         flow.note = lambda *args: None  # type: ignore[method-assign]
         worker.seconds = 0.5

@@ -205,7 +205,7 @@ class Bench:
             {topic.name: Listener(topic.name, function, batch_size)},
             WorkerOptions(threads=1, burst=True),
             notes=SharedProgress(1),
-            watching=WorkerCallbacks(beat=beat),
+            callbacks=WorkerCallbacks(beat=beat),
         )
         dispatcher.own((topic.name, slot) for slot in range(SLOTS))
         thresholds = gc.get_threshold()

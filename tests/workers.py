@@ -131,7 +131,7 @@ class Worker:
             {name: Listener(name, function, batch_size) for name, function in functions.items()},
             WorkerOptions(**taken([field.name for field in fields(WorkerOptions)])),
             ownership=AssignmentCallbacks(**taken(AssignmentCallbacks._fields)),
-            watching=WorkerCallbacks(**taken(WorkerCallbacks._fields)),
+            callbacks=WorkerCallbacks(**taken(WorkerCallbacks._fields)),
             **options,
         )
         self.dispatcher.own(
@@ -164,13 +164,13 @@ class Worker:
         dispatcher = self.dispatcher
         eventually(
             lambda: (
-                dispatcher._places
-                and not dispatcher._places.is_told_more
-                and not dispatcher._acquiring.unacquired
-                and not dispatcher._hand.messages
-                and not dispatcher._settling.pending
+                dispatcher._table
+                and not dispatcher._table.is_told_more
+                and not dispatcher._acquirer.unacquired
+                and not dispatcher._in_flight.messages
+                and not dispatcher._acks.pending
                 and not dispatcher._schedule.waiting
-                and all(place.due > 0 for place in list(dispatcher._places.awake.values()))
+                and all(place.due > 0 for place in list(dispatcher._table.awake.values()))
             ),
             "falling asleep",
         )

@@ -256,7 +256,7 @@ class WorkerProcess:
         self.dispatcher = self._new_dispatcher(options, threads, times)
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
-        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self.dispatcher.watchdog.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         self._duties = self._new_duties(duties_broker, times)
         if notes is not None:
             notes.owner = self.dispatcher.owner
@@ -302,7 +302,7 @@ class WorkerProcess:
                 leaving=self._leave,
                 on_moved=self._note_move,
             ),
-            watching=WorkerCallbacks(beat=self._beat, watcher=self._reporter, **counting),
+            callbacks=WorkerCallbacks(beat=self._beat, watcher=self._reporter, **counting),
         )
 
     def _new_duties(self, broker: Any, times: history.TimesCount | None) -> list[Maintenance]:
@@ -429,7 +429,7 @@ class WorkerProcess:
         if is_look and self.coordinator.wait_settled(0.0):
             self._settled_at = now
         # rule: beats_without_all_its_threads
-        if self._notes is not None and not self.dispatcher.lookout.is_whole:
+        if self._notes is not None and not self.dispatcher.watchdog.is_whole:
             # The watchdog also counts from here.
             self._notes.unready()
         elif self._notes is not None:

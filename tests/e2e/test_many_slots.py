@@ -26,15 +26,15 @@ def test_sixty_five_thousand_slots_are_owned_and_cost_little(redis_url: str, pre
         print(f"100 messages of before were taken after {time.monotonic() - began:.1f} s")
         dispatcher = worker.dispatcher
         eventually(
-            lambda: len(dispatcher._places) == SLOTS and not dispatcher._acquiring.unacquired,
+            lambda: len(dispatcher._table) == SLOTS and not dispatcher._acquirer.unacquired,
             "acquiring every slot",
             60,
         )
         print(f"all slots were acquired after {time.monotonic() - began:.1f} s")
-        eventually(lambda: not dispatcher._places.awake, "sleeping", 60)
+        eventually(lambda: not dispatcher._table.awake, "sleeping", 60)
         send(broker, MANY, range(100, 200))
         heard.wait(200, 60)
-        eventually(lambda: not dispatcher._places.awake, "sleeping again", 60)
+        eventually(lambda: not dispatcher._table.awake, "sleeping again", 60)
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         asked = time.monotonic()
         eventually(lambda: time.monotonic() - asked > 3, "being idle")

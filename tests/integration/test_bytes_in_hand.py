@@ -37,7 +37,9 @@ def test_large_messages_are_worked_off_within_a_bound(
 
     def listener(message: Message) -> None:
         assert len(message.body) == BODY
-        held.append(sum(len(batch.messages) for batch in worker.dispatcher._hand.batches.copy().values()))
+        held.append(
+            sum(len(batch.messages) for batch in worker.dispatcher._in_flight.batches.copy().values())
+        )
         begun.set()
         assert go.wait(LONG)
 
@@ -47,13 +49,13 @@ def test_large_messages_are_worked_off_within_a_bound(
     worker = Worker(broker, topic, listener, poll_seconds=0.05)
     with worker:
         assert begun.wait(LONG)
-        eventually(lambda: worker.dispatcher._room.bytes.held >= 20 * BODY, "a prefetch")
+        eventually(lambda: worker.dispatcher._capacity.bytes.held >= 20 * BODY, "a prefetch")
         threading.Event().wait(0.3)
-        assert worker.dispatcher._room.bytes.held <= 40 * (BODY + 2)
+        assert worker.dispatcher._capacity.bytes.held <= 40 * (BODY + 2)
         go.set()
         eventually(lambda: live(broker, topic) == 0, "the end of all", 3 * LONG)
         eventually(
-            lambda: worker.dispatcher._room.bytes.held == worker.dispatcher._room.bytes._granted == 0,
+            lambda: worker.dispatcher._capacity.bytes.held == worker.dispatcher._capacity.bytes._granted == 0,
             "nothing in hand",
         )
     assert total(broker, topic, "committed") == count

@@ -476,8 +476,8 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
     with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
         eventually(
             lambda: (
-                len(worker.dispatcher._places.awake) == MERGE.slots
-                and all(place.not_before for place in list(worker.dispatcher._places.awake.values()))
+                len(worker.dispatcher._table.awake) == MERGE.slots
+                and all(place.not_before for place in list(worker.dispatcher._table.awake.values()))
             ),
             "every slot answering paused",
         )
@@ -765,7 +765,7 @@ def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(br
         heard.wait(10)
         worker.asleep()
         worker.dispatcher.disown([(topic.name, 0)])
-        eventually(lambda: not worker.dispatcher._places, "the slot being forgotten")
+        eventually(lambda: not worker.dispatcher._table, "the slot being forgotten")
         send(broker, topic, ["later"])
         worker.dispatcher.own([(topic.name, 0)])
         heard.wait(11)
@@ -805,7 +805,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
             pause.wait(0.005)
         heard.wait(260)
         pause.wait(0.3)
-        places = [*first.dispatcher._places.awake.values(), *second.dispatcher._places.awake.values()]
+        places = [*first.dispatcher._table.awake.values(), *second.dispatcher._table.awake.values()]
         assert sum(bool(place.fenced_at) for place in places) <= topic.slots
     assert overlaps == []
     assert Counter(heard.bodies) == Counter(range(260))
@@ -845,7 +845,7 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         worker.asleep()
         broker.acquire(topic, 0)
         send(broker, topic, ["first"])
-        awake = worker.dispatcher._places.awake
+        awake = worker.dispatcher._table.awake
         eventually(
             lambda: [bool(place.fenced_at) for place in list(awake.values())] == [True], "being fenced"
         )
@@ -876,7 +876,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch:
         eventually(
             lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", 20
         )
-        assert [bool(place.fenced_at) for place in worker.dispatcher._places.awake.values()] == [True]
+        assert [bool(place.fenced_at) for place in worker.dispatcher._table.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)
@@ -1000,9 +1000,9 @@ def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.Monkey
     send(broker, topic, range(1000), priority=100)
     with Worker(broker, topic, listener, threads=1, poll_seconds=0.05) as worker:
         assert begun.wait(LONG)
-        eventually(lambda: worker.dispatcher._hand.messages > 32, "a prefetch")
+        eventually(lambda: worker.dispatcher._in_flight.messages > 32, "a prefetch")
         threading.Event().wait(0.2)
-        assert worker.dispatcher._hand.messages <= 64
+        assert worker.dispatcher._in_flight.messages <= 64
         assert sum(ledger.prepare for ledger in audit(broker, topic)) <= 64
         go.set()
         eventually(lambda: total(broker, topic, "committed") == 1000, "the end")
@@ -1021,13 +1021,13 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         worker.asleep()
         sizes = []
         for _ in range(200):
-            worker.dispatcher._inbox.queue.put(Wake(topic.name, 1))
-            eventually(worker.dispatcher._inbox.queue.empty, "being heard")
+            worker.dispatcher._mailbox.queue.put(Wake(topic.name, 1))
+            eventually(worker.dispatcher._mailbox.queue.empty, "being heard")
             worker.asleep()
             sizes.append(len(worker.dispatcher._schedule._heap))
         assert max(sizes) <= 2 * topic.slots + 65
         assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
-        assert worker.dispatcher._hand.batches == {}
+        assert worker.dispatcher._in_flight.batches == {}
 
 
 # --- what may have killed its process
@@ -1078,7 +1078,7 @@ def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_oth
     with Worker(broker, topic, listener, threads=4) as worker:
         assert set(heard.wait(4)) == {*suspects, fresh}
         worker.asleep()
-        assert not worker.dispatcher._feeding.suspects
+        assert not worker.dispatcher._router.poison_messages
     assert together == [1, 1, 1]
     assert total(broker, topic, "expired") == 6
 
@@ -1117,7 +1117,7 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
     time_out(broker, topic, [0, 1], times=2)
     with Worker(broker, topic, listener) as worker:
         assert begun.wait(LONG)
-        eventually(lambda: len(worker.dispatcher._feeding.suspects) == 2, "both being in hand")
+        eventually(lambda: len(worker.dispatcher._router.poison_messages) == 2, "both being in hand")
         worker.dispatcher.stop()
         eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
         go.set()
@@ -1146,7 +1146,7 @@ def test_a_suspect_that_waits_for_another_for_long_is_given_back_and_due(
         eventually(lambda: total(broker, topic, "committed") == 1, "the end of the other")
         assert sum(ledger.store for ledger in audit(broker, topic)) == 1
         for slot in range(2):
-            worker.dispatcher._inbox.queue.put(Wake(topic.name, slot))
+            worker.dispatcher._mailbox.queue.put(Wake(topic.name, slot))
         eventually(lambda: total(broker, topic, "committed") == 2, "its turn")
     assert total(broker, topic, "failed") == 0
 
@@ -1217,7 +1217,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
         assert begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
-    assert worker.dispatcher._places.get("renders", 0) is None
+    assert worker.dispatcher._table.get("renders", 0) is None
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
 

@@ -342,7 +342,7 @@ def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
     with Worker(direct, topic, listener, poll_seconds=30) as worker:
         heard.wait(5)
         eventually(
-            lambda: worker.dispatcher._settling.pending and not worker.dispatcher._hand.messages, "a refusal"
+            lambda: worker.dispatcher._acks.pending and not worker.dispatcher._in_flight.messages, "a refusal"
         )
         direct.client.delete(wrong)
         worker.asleep()

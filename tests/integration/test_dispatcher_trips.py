@@ -38,7 +38,7 @@ def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
         broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
-    made._inbox.hear()
+    made._mailbox.hear()
     return made
 
 
@@ -46,8 +46,8 @@ def turn_until_under_way(dispatcher: Dispatcher) -> SlotState:
     """Make turns until an answer is outstanding; return the slot that is asked."""
     for _ in range(5):
         dispatcher._turn()
-        if dispatcher._trips.under_way is not None:
-            (place,) = dispatcher._trips.under_way.asked.places
+        if dispatcher._round_trips.under_way is not None:
+            (place,) = dispatcher._round_trips.under_way.asked.states
             return place
     raise AssertionError("no trip stays under way")
 
@@ -55,8 +55,8 @@ def turn_until_under_way(dispatcher: Dispatcher) -> SlotState:
 def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:
     """Slot and member of all that waits for the threads."""
     return sorted(
-        (batch.place.slot, message.delivery.member)
-        for batch in dispatcher._hand.batches.values()
+        (batch.state.slot, message.delivery.member)
+        for batch in dispatcher._in_flight.batches.values()
         for message in batch.messages
     )
 
@@ -70,7 +70,7 @@ def test_everything_is_taken_once(broker: Broker, dispatcher: Dispatcher) -> Non
     turn_until_idle(dispatcher)
     found = in_hand(dispatcher)
     assert len(found) == len(set(found)) == COUNT
-    assert dispatcher._trips.under_way is None
+    assert dispatcher._round_trips.under_way is None
 
 
 def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
@@ -78,12 +78,12 @@ def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
 ) -> None:
     place = turn_until_under_way(dispatcher)
     dispatcher.disown([place.key])
-    dispatcher._inbox.hear()
+    dispatcher._mailbox.hear()
     turn_until_idle(dispatcher)
     assert prepared(broker, place.slot) == 0
     assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
     assert total(broker, TOPIC, "released") == broker.count(TOPIC, place.slot).store > 0
-    assert place.key not in dispatcher._places.awake
+    assert place.key not in dispatcher._table.awake
 
 
 def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
@@ -92,19 +92,19 @@ def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
     place = turn_until_under_way(dispatcher)
     broker.count(TOPIC, place.slot)  # behind the prepare
     broker.pause(TOPIC, place.slot, True)
-    dispatcher._inbox.note(Wake(TOPIC.name, -1 - place.slot))
+    dispatcher._mailbox.note(Wake(TOPIC.name, -1 - place.slot))
     turn_until_idle(dispatcher)
     assert prepared(broker, place.slot) == 0
     assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
     broker.pause(TOPIC, place.slot, False)
-    dispatcher._inbox.note(Wake(TOPIC.name, place.slot))
+    dispatcher._mailbox.note(Wake(TOPIC.name, place.slot))
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
     place = turn_until_under_way(dispatcher)
-    dispatcher._inbox.note(Wake(TOPIC.name, place.slot))
+    dispatcher._mailbox.note(Wake(TOPIC.name, place.slot))
     assert place.again
     assert place not in dispatcher._schedule.waiting
     dispatcher._turn()
@@ -115,8 +115,8 @@ def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatche
 
 def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, dispatcher: Dispatcher) -> None:
     place = turn_until_under_way(dispatcher)
-    assert dispatcher._trips.under_way is not None
-    pipeline: Any = dispatcher._trips.under_way.pipeline
+    assert dispatcher._round_trips.under_way is not None
+    pipeline: Any = dispatcher._round_trips.under_way.pipeline
     receive = pipeline.receive
 
     def lose() -> list[Any]:
@@ -137,8 +137,8 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
     broker: Broker, dispatcher: Dispatcher
 ) -> None:
     place = turn_until_under_way(dispatcher)
-    assert dispatcher._trips.under_way is not None
-    pipeline: Any = dispatcher._trips.under_way.pipeline
+    assert dispatcher._round_trips.under_way is not None
+    pipeline: Any = dispatcher._round_trips.under_way.pipeline
     receive, cancelled = pipeline.receive, list[bytes]()
 
     def lose() -> list[Any]:
@@ -158,20 +158,20 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
 
 def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher: Dispatcher) -> None:
     turn_until_idle(dispatcher)
-    for batch in list(dispatcher._hand.batches.values()):
-        dispatcher._crew.threads[0].withdraw(batch)
+    for batch in list(dispatcher._in_flight.batches.values()):
+        dispatcher._pool.threads[0].withdraw(batch)
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._feeding.finished(BatchReport(batch, members, [], [], 0.001, True))
-    trip = dispatcher._trips.send()
+        dispatcher._router.finished(BatchReport(batch, members, [], [], 0.001, True))
+    trip = dispatcher._round_trips.send()
     assert trip is not None
-    assert not dispatcher._settling.pending
+    assert not dispatcher._acks.pending
     replies = trip.pipeline.receive()
     assert all(words == ["ok"] * len(words) for words in replies[: len(trip.parts)])
     lost: Any = trip.pipeline
     lost.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
     with pytest.raises(ServerUnavailable):
-        dispatcher._trips.receive(trip)
-    assert all(settlement.repeated for settlement in dispatcher._settling.pending.values())
+        dispatcher._round_trips.receive(trip)
+    assert all(settlement.repeated for settlement in dispatcher._acks.pending.values())
     turn_until_idle(dispatcher)
     assert dispatcher.processed == total(broker, TOPIC, "committed") == COUNT
     assert all(ledger.balanced for ledger in audit(broker, TOPIC))
@@ -192,26 +192,26 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
         broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((LINES.name, slot) for slot in range(2))
-    dispatcher._inbox.hear()
+    dispatcher._mailbox.hear()
     turn_until_idle(dispatcher)
-    first, second = (batch for batch in dispatcher._hand.batches.values())
+    first, second = (batch for batch in dispatcher._in_flight.batches.values())
     for batch in (first, second):
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._feeding.finished(BatchReport(batch, members, [], [], 0.1, True))
+        dispatcher._router.finished(BatchReport(batch, members, [], [], 0.1, True))
     # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
-    sent = dispatcher._trips.send()
+    sent = dispatcher._round_trips.send()
     assert sent is not None
-    (asked,) = sent.asked.places
-    dispatcher._trips.under_way = sent
+    (asked,) = sent.asked.states
+    dispatcher._round_trips.under_way = sent
     assert len(sent.told) == 2
-    assert dispatcher._trips.send() is None
-    dispatcher._trips.receive_rest()
-    later = dispatcher._trips.send()
+    assert dispatcher._round_trips.send() is None
+    dispatcher._round_trips.receive_rest()
+    later = dispatcher._round_trips.send()
     assert later is not None
-    assert later.asked.places.keys() == {first.place, second.place} - {asked}
-    dispatcher._trips.receive(later)
-    held = {batch.place for batch in dispatcher._hand.batches.values()}
-    assert held == {first.place, second.place}
+    assert later.asked.states.keys() == {first.state, second.state} - {asked}
+    dispatcher._round_trips.receive(later)
+    held = {batch.state for batch in dispatcher._in_flight.batches.values()}
+    assert held == {first.state, second.state}
     assert all(ledger.balanced for ledger in audit(broker, LINES))
 
 
@@ -231,22 +231,22 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
         broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((topic.name, slot) for slot in range(topic.slots))
-    dispatcher._inbox.hear()
-    dispatcher._room.paces[topic.name].seconds = pace
+    dispatcher._mailbox.hear()
+    dispatcher._capacity.paces[topic.name].seconds = pace
     while dispatcher._acquire():
         pass
-    dispatcher._polling.poll()  # reads the clock of Redis
-    begun = dispatcher._trips.send()
+    dispatcher._due_poll.poll()  # reads the clock of Redis
+    begun = dispatcher._round_trips.send()
     assert begun is not None
-    assert len(begun.asked.places) == first
-    dispatcher._trips.receive(begun)
+    assert len(begun.asked.states) == first
+    dispatcher._round_trips.receive(begun)
     # The thread has been quick.
-    dispatcher._room.paces[topic.name].seconds = 1e-5
-    dispatcher._hand.load[0] = 0.0
-    later = dispatcher._trips.send()
+    dispatcher._capacity.paces[topic.name].seconds = 1e-5
+    dispatcher._in_flight.load[0] = 0.0
+    later = dispatcher._round_trips.send()
     assert later is not None
-    assert len(later.asked.places) == next_ones
-    dispatcher._trips.receive(later)
+    assert len(later.asked.states) == next_ones
+    dispatcher._round_trips.receive(later)
 
 
 def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
@@ -255,6 +255,6 @@ def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     turn_until_under_way(dispatcher)
     dispatcher._shut_down()
     assert not dispatcher.forced
-    assert dispatcher._trips.under_way is None
+    assert dispatcher._round_trips.under_way is None
     assert sum(prepared(broker, slot) for slot in range(TOPIC.slots)) == 0
     assert sum(broker.count(TOPIC, slot).store for slot in range(TOPIC.slots)) == COUNT

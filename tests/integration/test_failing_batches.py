@@ -86,7 +86,7 @@ def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_bat
         if len(lists) == 1:
             eventually(
                 lambda: any(
-                    batch.begun and batch.halted for batch in worker.dispatcher._hand.batches.values()
+                    batch.begun and batch.halted for batch in worker.dispatcher._in_flight.batches.values()
                 ),
                 "the rest being taken again",
             )
@@ -119,9 +119,9 @@ def test_a_worker_that_stops_gives_back_the_rest_of_a_list_that_raised(broker: A
     with Worker(broker, topic, listener, batch_size=20, threads=1) as worker:
         assert begun.wait(LONG)
         worker.dispatcher.stop()
-        eventually(lambda: worker.dispatcher._ending.begun, "the stop being heard")
+        eventually(lambda: worker.dispatcher._shutdown.begun, "the stop being heard")
         eventually(
-            lambda: all(batch.dropped for batch in worker.dispatcher._hand.batches.values()),
+            lambda: all(batch.dropped for batch in worker.dispatcher._in_flight.batches.values()),
             "the end of the pass",
         )
         go.set()

@@ -53,7 +53,7 @@ def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
     send(broker, SLOW, range(10_000))
     with Worker(broker, SLOW, bottleneck, threads=12) as worker:
-        flow = worker.dispatcher._room.lanes.flows["slow"]
+        flow = worker.dispatcher._capacity.partitions.flows["slow"]
         seen: deque[int] = deque(maxlen=500)
         done = 0
 
@@ -73,7 +73,7 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     bottleneck, heard = Bottleneck(100, LONG), Heard()
     send(broker, SLOW, range(300))
     with Worker(broker, [SLOW, FREE], {"slow": bottleneck, "free": heard}, threads=4) as worker:
-        flow = worker.dispatcher._room.lanes.flows["slow"]
+        flow = worker.dispatcher._capacity.partitions.flows["slow"]
         flow.limit = flow.most
         eventually(lambda: bottleneck.running == 3, "a listener in each lane")
         for part in range(5):
@@ -152,8 +152,8 @@ def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
     lanes.started(1, "slow", 3)
     assert lanes.choose("slow", 0, load, 0.0) == 2
     lanes.started(2, "slow", 2)
-    assert lanes.room("slow", 1) == 0
-    assert lanes.room("slow", 2) == 2
+    assert lanes.capacity("slow", 1) == 0
+    assert lanes.capacity("slow", 2) == 2
     assert lanes.choose("slow", 0, load, 0.0) in (2, 3), "behind one that runs, not beside"
     assert lanes.choose("free", 3, load, 0.0) == 0
     assert lanes.choose("free", 1, load, 0.0) == 1, "no reason to move"
@@ -161,7 +161,7 @@ def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
     lanes.ended(1, 5.0)
     assert lanes.choose("free", 3, load, 5.5) == 0, "its next message comes"
     assert lanes.choose("free", 3, load, 7.0) == 3
-    assert lanes.room("free", 1) > 1000
+    assert lanes.capacity("free", 1) > 1000
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

@@ -85,7 +85,7 @@ def stays_calm(broker: Any, worker: Worker, topics: list[Topic], running: int) -
     end = time.monotonic() + LONG
     while len(looked) < 10:
         assert time.monotonic() < end
-        looked.add(worker.dispatcher._feeding._next_refresh)
+        looked.add(worker.dispatcher._router._next_refresh)
         assert in_flight(broker, *topics) == running
         pause.wait(0.01)
     assert sum(total(broker, topic, "prepared") for topic in topics) == handed_out, "nothing is taken"
@@ -147,13 +147,13 @@ def test_of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once(
     topic, running = KINDS["by priority"], list[Any]()
     post(broker, topic, range(MANY))
     with caplog.at_level(logging.INFO), working(broker, topic, hanging(go, running), go, threads=1) as worker:
-        places = worker.dispatcher._places.awake
+        places = worker.dispatcher._table.awake
         eventually(
             lambda: running and all(place.batches == 2 for place in places.values()), "two batches of each"
         )
         monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.0)
         monkeypatch.setattr(in_flight_batches, "TAKEN_SECONDS", 0.0)
-        worker.dispatcher._feeding._next_refresh = 0.0
+        worker.dispatcher._router._next_refresh = 0.0
         eventually(lambda: in_flight(broker, topic) == 1, "the others being given back")
         assert total(broker, topic, "stale") == 0
     assert "came too late" not in caplog.text
@@ -221,7 +221,7 @@ def test_the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free(
     post(broker, topic, range(3))
     with working(broker, topic, listener, go, threads=4) as worker:
         eventually(lambda: in_flight(broker, topic) == 3, "calls that hang")
-        hung = {place.slot for place in worker.dispatcher._places.awake.values() if place.batches}
+        hung = {place.slot for place in worker.dispatcher._table.awake.values() if place.batches}
         post(broker, topic, range(3, 200))
         behind = [n for n in range(3, 200) if slot_of(broker, topic, n) not in hung]
         heard.wait(len(behind))
@@ -230,8 +230,8 @@ def test_the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free(
         heard.wait(200)
         eventually(lambda: live(broker, topic) == 0, "the end of all")
         # They return to their thread, so that all threads have work again.
-        assert all(place.home < 4 for place in worker.dispatcher._places.awake.values())
-        counts = worker.dispatcher._places.slots_of_thread
+        assert all(place.home < 4 for place in worker.dispatcher._table.awake.values())
+        counts = worker.dispatcher._table.slots_of_thread
         assert max(counts[:4]) - min(counts[:4]) <= 1
     nobody_is_charged(broker, topic)
 
@@ -249,7 +249,7 @@ def test_after_a_long_call_the_highest_priority_of_all_slots_is_first(
     send(broker, topic, [0], priority=100)
     with working(broker, topic, listener, go, threads=1) as worker:
         eventually(lambda: order, "a call")
-        eventually(lambda: worker.dispatcher._hand.is_taken(0), "its thread being taken")
+        eventually(lambda: worker.dispatcher._in_flight.is_taken(0), "its thread being taken")
         # One in each slot, and the highest one in the middle.
         bodies = {Producer(broker).build(topic, n, priority=100).slot: n for n in range(1, 400)}
         assert len(bodies) == 16

@@ -345,8 +345,8 @@ def test_a_worker_with_nothing_to_do_holds_nothing_and_asks_for_nothing(broker: 
     with Worker(broker, topic, gauge) as worker:
         eventually(lambda: len(gauge.begun) == 10)
         worker.asleep()
-        eventually(lambda: not worker.dispatcher._room.limits.shares["prices"].told)
-        eventually(lambda: worker.dispatcher._room.limits.due() == float("inf"))
+        eventually(lambda: not worker.dispatcher._capacity.limits.shares["prices"].told)
+        eventually(lambda: worker.dispatcher._capacity.limits.due() == float("inf"))
         assert ask(broker, topic, "other", wanted=9).permits == 3
 
 

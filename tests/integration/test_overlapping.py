@@ -117,7 +117,7 @@ def test_a_worker_takes_no_more_than_it_can_run(broker: Any) -> None:
     seen, topic = Seen(), replace(TOPIC, slots=64, prefetch=1)
     send(broker, topic, numbered(200))
     with Worker(broker, topic, sleeping(seen, 0.2), threads=1) as worker:
-        hand = worker.dispatcher._hand
+        hand = worker.dispatcher._in_flight
         first = sampled(lambda: hand.messages)
         eventually(lambda: len(seen.ended) > 2 * topic.concurrency, "knowing how long it takes")
         then = sampled(lambda: hand.messages, 0.01)
@@ -156,7 +156,7 @@ def test_an_async_listener_that_is_slow_delays_no_sync_one(broker: Any) -> None:
 
     send(broker, TOPIC, numbered(40))
     with Worker(broker, [TOPIC, OTHER], {"mails": stuck, "plain": done.append}, threads=1) as worker:
-        eventually(lambda: worker.dispatcher._hand.messages, "taking")
+        eventually(lambda: worker.dispatcher._in_flight.messages, "taking")
         send(broker, OTHER, numbered(20))
         eventually(lambda: len(done) == 20, "the others")
         release.set()
@@ -252,7 +252,7 @@ def test_what_runs_at_the_stop_is_settled_and_what_has_not_begun_is_given_back(b
         eventually(lambda: live(broker, topic) == 0, "the quick ones")
         seconds[0] = 0.5
         send(broker, topic, [{"n": n} for n in range(100, 160)])
-        eventually(lambda: seen.now == 2 and worker.dispatcher._hand.messages > 2, "several in hand")
+        eventually(lambda: seen.now == 2 and worker.dispatcher._in_flight.messages > 2, "several in hand")
         worker.dispatcher.stop()
     assert not worker.dispatcher.forced
     assert seen.now == 0
@@ -297,13 +297,13 @@ def test_a_call_beyond_max_runtime_shuts_only_its_slot(broker: Any, caplog: pyte
     with Worker(broker, topic, listener, threads=1) as worker:
         eventually(lambda: "longer than MAX_RUNTIME" in caplog.text, "the log")
         assert "waits_here" in caplog.text
-        eventually(lambda: worker.dispatcher._places.blocked, "shutting")
+        eventually(lambda: worker.dispatcher._table.blocked, "shutting")
         send(broker, topic, numbered(40))
         eventually(lambda: len(done) >= 10, "the other slot")
         assert len(set(done)) == 1
         release.set()
         eventually(lambda: live(broker, topic) == 0, "everything", LONG)
-    assert worker.dispatcher._places.blocked == set()
+    assert worker.dispatcher._table.blocked == set()
 
 
 def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut(
@@ -332,7 +332,7 @@ def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_sta
         [slot] = [slot for slot, now in seen.slots.items() if now]
         send(broker, blocks, [{"n": 0}])
         eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
-        shut = {place.key for place in worker.dispatcher._places.blocked}
+        shut = {place.key for place in worker.dispatcher._table.blocked}
         assert shut == {("waits", slot), ("blocks", 0)}
         send(broker, waits, [{"n": n} for n in range(1, 40)])
         eventually(lambda: len(seen.ended) > 0, "the other slot")
@@ -341,7 +341,7 @@ def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_sta
         eventually(lambda: live(broker, waits) + live(broker, blocks) == 0, "everything", LONG)
     assert seen.most_of_a_slot == 1
     assert len(seen.ended) == 40
-    assert worker.dispatcher._places.blocked == set()
+    assert worker.dispatcher._table.blocked == set()
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
@@ -426,7 +426,7 @@ def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
 
     send(broker, topic, numbered(20_000))
     with Worker(broker, topic, listener, threads=1) as worker:
-        flow = worker.dispatcher._room.overlap.flows["mails"]
+        flow = worker.dispatcher._capacity.async_capacity.flows["mails"]
         eventually(lambda: not flow._doubling and flow.limit < 32, "finding the limit")
     assert 1 <= seen.most <= 64
 

@@ -126,7 +126,7 @@ def test_what_is_in_hand_and_has_not_begun_does_not_begin(broker: Any, is_async:
         [first] = called
         others = [b'{"n":%d}' % n for n in range(3) if n != first]
         broker.cancel(TOPIC, 0, others[:1])
-        hand = worker.dispatcher._hand
+        hand = worker.dispatcher._in_flight
         is_told = lambda: any(m.cancelled for b in hand.batches.values() for m in b.messages)  # noqa: E731
         if len(next(iter(hand.batches.values())).messages) > 1:
             eventually(is_told, "being told")
@@ -210,7 +210,7 @@ def test_a_worker_that_missed_the_news_is_told_when_it_extends(
     with Worker(broker, TOPIC, listener, threads=1) as worker:
         assert begun.wait(LONG)
         broker.cancel(TOPIC, 0, [ONE])
-        [batch] = worker.dispatcher._hand.batches.values()
+        [batch] = worker.dispatcher._in_flight.batches.values()
         batch.confirmed -= TOPIC.timeout / 3
         eventually(lambda: live(broker, TOPIC) == 0, "the end")
     assert ends(broker, TOPIC) == {"cancelled": 1}
@@ -232,7 +232,7 @@ def test_a_worker_that_subscribes_again_asks_for_what_it_missed(
     with Worker(broker, TOPIC, listener, threads=1) as worker:
         assert begun.wait(LONG)
         broker.cancel(TOPIC, 0, [ONE])
-        worker.dispatcher._companions.renew()
+        worker.dispatcher._background.renew()
         # Without the subscription, the listener learns of it when the time-out is extended, after 20 s.
         eventually(lambda: live(broker, TOPIC) == 0, "the end", 19)
 
@@ -283,7 +283,7 @@ def test_a_coroutine_that_learns_by_extending_is_cancelled_once(
     monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
 
     async def listener(message: Message) -> None:
-        beat = worker.dispatcher._companions._heartbeat.thread
+        beat = worker.dispatcher._background._heartbeat.thread
         broker.cancel(TOPIC, 0, [ONE])
         try:
             await message.aextend()
@@ -398,7 +398,7 @@ def test_a_coroutine_that_blocks_the_loop_costs_only_itself(
         while not blocked.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)  # the loop gives a sign of life
-        worker.dispatcher._companions._heartbeat.thread.beat()
+        worker.dispatcher._background._heartbeat.thread.beat()
 
     send(broker, topic, numbered(6))
     worker = Worker(broker, topic, listener, threads=1)
@@ -542,8 +542,8 @@ def test_until_its_process_has_ended_a_listener_keeps_its_message(broker: Any) -
     send(broker, topic, numbered(1))
     with Worker(broker, topic, lambda message: release.wait(LONG), threads=1) as worker:
         eventually(lambda: not worker.thread.is_alive(), "the end")
-        [batch] = worker.dispatcher._hand.batches.values()
-        confirmed, beat = batch.confirmed, worker.dispatcher._companions._heartbeat.thread
+        [batch] = worker.dispatcher._in_flight.batches.values()
+        confirmed, beat = batch.confirmed, worker.dispatcher._background._heartbeat.thread
         beat.look_everywhere()
         eventually(lambda: batch.confirmed > confirmed, "being extended", LONG / 2)
         assert not batch.stale

@@ -182,9 +182,9 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
         clock.advance(topic.timeout + 1)
         heard.wait(40)
         worker.asleep()
-        assert worker.dispatcher.lookout.is_whole
-        assert not worker.dispatcher._hand.batches
-        assert worker.dispatcher._hand.load == pytest.approx([0.0])
+        assert worker.dispatcher.watchdog.is_whole
+        assert not worker.dispatcher._in_flight.batches
+        assert worker.dispatcher._in_flight.load == pytest.approx([0.0])
     assert Counter(heard.bodies) == Counter(range(40))
     assert total(broker, topic, "expired") == begun, "only what had begun is charged"
     assert "has stopped working and was replaced" in caplog.text
@@ -240,7 +240,7 @@ def test_a_dead_heartbeat_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Heartbeat, "_extend", note)
     send(broker, topic, ["x"])
     worker = Worker(broker, topic, listener, burst=True)
-    watched = worker.dispatcher._companions._heartbeat
+    watched = worker.dispatcher._background._heartbeat
     first = watched.thread
     with worker:
         heard.wait()
@@ -318,7 +318,7 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
         Heard(),
         threads=1,
         poll_seconds=0.05,
-        beat=lambda: seen.append(worker.dispatcher.lookout.is_whole),
+        beat=lambda: seen.append(worker.dispatcher.watchdog.is_whole),
     )
     with pytest.raises(ThreadLost, match="can't start new thread"), worker:
         worker.join()
@@ -425,11 +425,11 @@ def shut(broker: Any) -> Dispatcher:
         broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own([(topic.name, 0)])
-    made._inbox.hear()
+    made._mailbox.hear()
     send(broker, topic, ["hangs"])
     while made._turn():
         pass
-    [batch] = made._hand.batches.values()
+    [batch] = made._in_flight.batches.values()
     assert batch.thread is not None
     batch.thread.withdraw(batch)
     batch.thread.current, batch.begun = batch, 1
@@ -446,31 +446,31 @@ def settle(dispatcher: Dispatcher) -> None:
 def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return(
     broker: Any, shut: Dispatcher, is_lost: bool
 ) -> None:
-    [batch] = shut._hand.batches.values()
-    place = batch.place
+    [batch] = shut._in_flight.batches.values()
+    place = batch.state
     shut._schedule.ready(place)
-    trip = shut._trips.send()
+    trip = shut._round_trips.send()
     assert trip is not None
-    assert list(trip.asked.places) == [place]
+    assert list(trip.asked.states) == [place]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"
-        shut._trips.lost(trip)
+        shut._round_trips.lost(trip)
         assert place.uncertain
-        shut._relief.overran(Overrun(batch))
+        shut._replacer.overran(Overrun(batch))
         settle(shut)
         assert not place.uncertain, "it was asked what was handed out"
     else:
-        shut._relief.overran(Overrun(batch))
-        shut._trips.receive(trip)
+        shut._replacer.overran(Overrun(batch))
+        shut._round_trips.receive(trip)
         settle(shut)
-    assert list(shut._hand.batches.values()) == [batch]
+    assert list(shut._in_flight.batches.values()) == [batch]
     [ledger] = audit(broker, batch.topic)
     assert (ledger.prepare, ledger.store, ledger["released"]) == (1, 1, 1)
     # When the listener returns at last, the slot goes on.
-    shut._feeding.finished(BatchReport(batch, [b'"hangs"'], [], [], 5.0, True))
+    shut._router.finished(BatchReport(batch, [b'"hangs"'], [], [], 5.0, True))
     settle(shut)
-    [following] = shut._hand.batches.values()
+    [following] = shut._in_flight.batches.values()
     assert [message.body for message in following.messages] == ["next"]
 
 

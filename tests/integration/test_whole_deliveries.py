@@ -78,18 +78,18 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
     """A dispatcher whose threads do not run, and the batch that they would have."""
     listeners = {topic.name: Listener(topic.name, lambda message: None)}
     dispatcher = Dispatcher(
-        broker, [topic], listeners, WorkerOptions(threads=1), watching=WorkerCallbacks(watcher=watcher)
+        broker, [topic], listeners, WorkerOptions(threads=1), callbacks=WorkerCallbacks(watcher=watcher)
     )
     dispatcher.own([(topic.name, 0)])
-    dispatcher._inbox.hear()
+    dispatcher._mailbox.hear()
     turn_until_idle(dispatcher)
-    (batch,) = dispatcher._hand.batches.values()
+    (batch,) = dispatcher._in_flight.batches.values()
     assert len(batch.messages) == COUNT
     return dispatcher, batch
 
 
 def sent(dispatcher: Dispatcher) -> RoundTrip:
-    trip = dispatcher._trips.send()
+    trip = dispatcher._round_trips.send()
     assert trip is not None
     return trip
 
@@ -104,12 +104,10 @@ def members(batch: Batch) -> list[bytes]:
 
 def end(dispatcher: Dispatcher, batch: Batch, *slices: slice) -> None:
     """Report slices of a batch as the thread would, when all of them have succeeded."""
-    dispatcher._crew.threads[0].withdraw(batch)
+    dispatcher._pool.threads[0].withdraw(batch)
     for some in slices or (slice(None),):
         ended = members(batch)[some]
-        dispatcher._feeding.finished(
-            BatchReport(batch, ended, [], [], 0.001, ended[-1] == members(batch)[-1])
-        )
+        dispatcher._router.finished(BatchReport(batch, ended, [], [], 0.001, ended[-1] == members(batch)[-1]))
 
 
 def all_committed(broker: Broker, dispatcher: Dispatcher, topic: Topic = LINE) -> bool:
@@ -187,8 +185,8 @@ def test_what_timed_out_meanwhile_is_not_committed(
     eventually(lambda: broker.expire(topic, 0) or broker.count(topic, 0).retry, "the time-out")
     end(dispatcher, batch)
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
-        dispatcher._trips.receive(sent(dispatcher))
-        dispatcher._trips.receive(sent(dispatcher))
+        dispatcher._round_trips.receive(sent(dispatcher))
+        dispatcher._round_trips.receive(sent(dispatcher))
     assert told == ["commit_all", "commit"]
     assert total(broker, topic, "committed") == 0
     assert levels_of_stale(caplog) == [logging.WARNING]
@@ -205,7 +203,7 @@ def test_a_whole_delivery_whose_answer_is_lost_is_told_again_by_name(
     lost: Any = trip.pipeline
     lost.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
     with pytest.raises(ServerUnavailable):
-        dispatcher._trips.receive(trip)
+        dispatcher._round_trips.receive(trip)
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
         turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
@@ -222,10 +220,10 @@ def test_a_refusal_of_redis_is_followed_by_the_names(
     end(dispatcher, batch)
     redis_client.rename(keys.control, b"aside" + keys.control)
     redis_client.set(keys.control, "of another type")
-    dispatcher._trips.receive(sent(dispatcher))
+    dispatcher._round_trips.receive(sent(dispatcher))
     assert (told, redis_client.hlen(keys.inflight)) == (["commit_all"], COUNT)
     redis_client.rename(b"aside" + keys.control, keys.control)
-    batch.place.shut_until = 0.0
+    batch.state.shut_until = 0.0
     turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
     assert all_committed(broker, dispatcher)

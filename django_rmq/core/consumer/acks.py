@@ -44,34 +44,38 @@ class SlotErrors:
     """Handles errors of slots. ``renew`` makes a new subscription to wake-ups, whose node may be the one that fails."""
 
     def __init__(
-        self, schedule: SlotSchedule, ending: ShutdownState, complain: LogThrottle, renew: Callable[[], None]
+        self,
+        schedule: SlotSchedule,
+        shutdown: ShutdownState,
+        complain: LogThrottle,
+        renew: Callable[[], None],
     ) -> None:
         self.complain = complain
         self._schedule = schedule
-        self._ending = ending
+        self._shutdown = shutdown
         self._renew = renew
         self._next_renewal = 0.0
 
-    def of(self, place: SlotState, error: RmqError) -> ServerTrouble | None:
+    def of(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
-        if isinstance(error, NodeUnavailable) and not self._ending.begun:
-            self._leave_node_alone(place, error)
+        if isinstance(error, NodeUnavailable) and not self._shutdown.begun:
+            self._leave_node_alone(state, error)
             return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
             return error
         self.complain(
-            f"{place.topic.name}/{type(error).__name__}",
-            f"Cannot process topic {place.topic.name} slot {place.slot}: %s",
+            f"{state.topic.name}/{type(error).__name__}",
+            f"Cannot process topic {state.topic.name} slot {state.slot}: %s",
             error,
         )
-        self._schedule.shut(place, REST_SECONDS)
+        self._schedule.shut(state, REST_SECONDS)
         return None
 
-    def _leave_node_alone(self, place: SlotState, error: NodeUnavailable) -> None:
+    def _leave_node_alone(self, state: SlotState, error: NodeUnavailable) -> None:
         """Ask a slot later whose node does not answer, while the slots of other nodes go on."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
-        self._schedule.shut(place, NODE_REST_SECONDS)
-        place.away = True
+        self._schedule.shut(state, NODE_REST_SECONDS)
+        state.away = True
         now = time.monotonic()
         if now >= self._next_renewal:
             self._next_renewal = now + RENEWAL_SECONDS
@@ -128,7 +132,7 @@ _CALLS: dict[str, Callable[..., Call[list[str]]]] = {
 class AckCall(NamedTuple):
     """One call of a settlement."""
 
-    place: SlotState
+    state: SlotState
     receipt: int
     verb: str
     items: list[Any]
@@ -140,14 +144,14 @@ class AckCall(NamedTuple):
 class AckQueue:
     """Everything that is to be sent to Redis, and what Redis has confirmed."""
 
-    def __init__(self, troubles: SlotErrors, ending: ShutdownState, watcher: Watcher | None) -> None:
+    def __init__(self, slot_errors: SlotErrors, shutdown: ShutdownState, watcher: Watcher | None) -> None:
         self.processed = 0
         """The number of deliveries committed or rolled back so far."""
         self.pending: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
         self._under_way: list[Settlements] = []
         """Settlements that were sent and are not answered yet."""
-        self._troubles = troubles
-        self._ending = ending
+        self._slot_errors = slot_errors
+        self._shutdown = shutdown
         self._watcher = watcher
 
     def note(self, report: BatchReport, released: list[bytes]) -> None:
@@ -155,30 +159,30 @@ class AckQueue:
         if not (report.committed or report.failures or released):
             return
         batch = report.batch
-        settlement = self.pending[batch.place, batch.receipt]
-        settlement.committed += report.committed
+        pending = self.pending[batch.state, batch.receipt]
+        pending.committed += report.committed
         # rule: takes_each_report_for_a_whole_delivery
-        settlement.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
-        settlement.failures += report.failures
-        settlement.released += released
-        if self._watcher is not None and self._watcher.wants(batch.place.topic.name):
-            settlement.messages.update((each.delivery.member, each) for each in batch.messages)
+        pending.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
+        pending.failures += report.failures
+        pending.released += released
+        if self._watcher is not None and self._watcher.wants(batch.state.topic.name):
+            pending.messages.update((each.delivery.member, each) for each in batch.messages)
 
-    def release(self, place: SlotState, receipt: int, members: Iterable[bytes]) -> None:
+    def release(self, state: SlotState, receipt: int, members: Iterable[bytes]) -> None:
         """Give back members that have not begun."""
-        self.pending[place, receipt].released += members
+        self.pending[state, receipt].released += members
 
     def unsettled(self, topic: str) -> int:
         """Return how many messages of a topic have ended without Redis having confirmed it."""
         return sum(
-            len(settlement.committed) + len(settlement.failures) + len(settlement.released)
-            for (place, _), settlement in self.pending.items()
-            if place.topic.name == topic
+            len(pending.committed) + len(pending.failures) + len(pending.released)
+            for (state, _), pending in self.pending.items()
+            if state.topic.name == topic
         )
 
-    def concerns(self, place: SlotState) -> bool:
+    def concerns(self, state: SlotState) -> bool:
         """Return whether something of a slot is to be sent, or is not confirmed yet."""
-        return any(place is other for other, _ in chain(self.pending, *self._under_way))
+        return any(state is other for other, _ in chain(self.pending, *self._under_way))
 
     def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
         """Queue what is to be sent, except for slots that are left alone; return it, and the calls in their order."""
@@ -186,26 +190,26 @@ class AckQueue:
         kept: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
         now = 0.0
-        for (place, receipt), settlement in self.pending.items():
-            if place.shut_until:
+        for (state, receipt), pending in self.pending.items():
+            if state.shut_until:
                 now = now or time.monotonic()
-                if place.shut_until > now and not self._ending.begun:
-                    kept[place, receipt] = settlement
+                if state.shut_until > now and not self._shutdown.begun:
+                    kept[state, receipt] = pending
                     continue
-            told[place, receipt] = settlement
-            if settlement.messages:
-                settlement.began_ns = time.time_ns()
-            if settlement.is_whole:
-                whole = settlement.committed
-                answer = pipeline.add(ack.commit_all(place.topic, place.slot, receipt, len(whole)))
-                parts.append(AckCall(place, receipt, "committed", whole, settlement.repeated, answer))
+            told[state, receipt] = pending
+            if pending.messages:
+                pending.began_ns = time.time_ns()
+            if pending.is_whole:
+                whole = pending.committed
+                answer = pipeline.add(ack.commit_all(state.topic, state.slot, receipt, len(whole)))
+                parts.append(AckCall(state, receipt, "committed", whole, pending.repeated, answer))
                 continue
             for verb, call in _CALLS.items():
-                items = getattr(settlement, verb)
+                items = getattr(pending, verb)
                 for start in range(0, len(items), BATCH):
                     some = items[start : start + BATCH]
-                    answer = pipeline.add(call(place.topic, place.slot, receipt, some))
-                    parts.append(AckCall(place, receipt, verb, some, settlement.repeated, answer))
+                    answer = pipeline.add(call(state.topic, state.slot, receipt, some))
+                    parts.append(AckCall(state, receipt, verb, some, pending.repeated, answer))
         self.pending = kept
         if told:
             self._under_way.append(told)
@@ -214,12 +218,12 @@ class AckQueue:
     def lost(self, told: Settlements) -> None:
         """Send again what was sent, because the answer was lost."""
         self._answered(told)
-        for key, settlement in told.items():
+        for key, pending in told.items():
             kept = self.pending[key]
-            kept.committed += settlement.committed
-            kept.failures += settlement.failures
-            kept.released += settlement.released
-            kept.messages |= settlement.messages
+            kept.committed += pending.committed
+            kept.failures += pending.failures
+            kept.released += pending.released
+            kept.messages |= pending.messages
             kept.repeated = True  # rule: forgets_what_it_told_before
 
     def settled(self, told: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
@@ -230,23 +234,23 @@ class AckQueue:
         self._answered(told)
         trouble: ServerTrouble | None = None
         for part in parts:
-            place, receipt, verb, items, _, answer = part
+            state, receipt, verb, items, _, answer = part
             words = answer.result()
-            settlement = told[place, receipt]
-            messages = settlement.messages
+            pending = told[state, receipt]
+            messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # Not whole: what was not ended as a whole is named.
-                kept = self.pending[place, receipt]
+                kept = self.pending[state, receipt]
                 getattr(kept, verb).extend(items)
                 kept.messages |= messages
                 if isinstance(words, RmqError):
                     kept.repeated = True
-                    trouble = self._troubles.of(place, words) or trouble
+                    trouble = self._slot_errors.of(state, words) or trouble
                 continue
-            place.shut_until, place.away = 0.0, False
+            state.shut_until, state.away = 0.0, False
             if verb != "released":
                 self.processed += len(items)
-                self._tell(settlement, verb, items, words)
+                self._tell(pending, verb, items, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
         return trouble
@@ -254,9 +258,9 @@ class AckQueue:
     def _answered(self, told: Settlements) -> None:
         self._under_way = [other for other in self._under_way if other is not told]
 
-    def _tell(self, settlement: PendingAcks, verb: str, items: list[Any], words: list[str]) -> None:
+    def _tell(self, pending: PendingAcks, verb: str, items: list[Any], words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""
-        messages, began_ns = settlement.messages, settlement.began_ns
+        messages, began_ns = pending.messages, pending.began_ns
         if self._watcher is None or not messages:
             return
         ours = [(item, word) for item, word in zip(items, words, strict=False) if word != "stale"]
@@ -273,7 +277,7 @@ def _log_stale(part: AckCall, stale: int) -> None:
         "%d %s of topic %s slot %s came too late: the delivery had ended already",
         stale,
         part.verb,
-        part.place.topic.name,
-        part.place.slot,
-        extra={"rmq_event": "stale", "rmq_topic": part.place.topic.name, "rmq_slot": part.place.slot},
+        part.state.topic.name,
+        part.state.slot,
+        extra={"rmq_event": "stale", "rmq_topic": part.state.topic.name, "rmq_slot": part.state.slot},
     )

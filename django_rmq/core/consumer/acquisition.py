@@ -39,7 +39,7 @@ logger = safe_logger("django_rmq.consumer")
 class LostFetch(NamedTuple):
     """The messages that one prepare handed out of one slot in a reply that was lost."""
 
-    place: SlotState
+    state: SlotState
     receipt: int
     things: list[HeldReply]
 
@@ -51,35 +51,35 @@ class LostReplyRecovery:
         self,
         broker: Broker,
         owner: str,
-        hand: InFlight,
-        room: Capacity,
-        settling: AckQueue,
-        feeding: BatchRouter,
-        troubles: SlotErrors,
+        in_flight: InFlight,
+        capacity: Capacity,
+        acks: AckQueue,
+        router: BatchRouter,
+        slot_errors: SlotErrors,
     ) -> None:
         self._broker = broker
         self._owner = owner
-        self._hand = hand
-        self._room = room
-        self._settling = settling
-        self._feeding = feeding
-        self._troubles = troubles
+        self._in_flight = in_flight
+        self._capacity = capacity
+        self._acks = acks
+        self._router = router
+        self._slot_errors = slot_errors
 
-    def unknown(self, place: SlotState, held: list[HeldReply]) -> list[LostFetch]:
+    def unknown(self, state: SlotState, held: list[HeldReply]) -> list[LostFetch]:
         """Return what Redis handed out in lost replies; ``held`` is the first page of what this worker holds.
 
         Raises ``RmqError``.
         """
-        held = all_held(self._broker, place.topic, place.slot, self._owner, held)
+        held = all_held(self._broker, state.topic, state.slot, self._owner, held)
         if not held:
             return []
-        known = {batch.receipt for batch in self._hand.batches.values() if batch.place.key == place.key}
-        known |= {receipt for other, receipt in self._settling.pending if other.key == place.key}
+        known = {batch.receipt for batch in self._in_flight.batches.values() if batch.state.key == state.key}
+        known |= {receipt for other, receipt in self._acks.pending if other.key == state.key}
         lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
         for thing in held:
             if thing.receipt and thing.receipt not in known:
                 lost[thing.receipt].append(thing)
-        return [LostFetch(place, receipt, things) for receipt, things in lost.items()]
+        return [LostFetch(state, receipt, things) for receipt, things in lost.items()]
 
     def adopt(self, lost: list[LostFetch], at: float) -> tuple[set[SlotState], ServerTrouble | None]:
         """Continue with deliveries of a prepare whose reply was lost; give them back if nothing may begin.
@@ -88,39 +88,39 @@ class LostReplyRecovery:
         """
         # It is unknown when their time-out began, so it is extended before anything starts.
         calls = [
-            ack.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
-            for place, receipt, things in lost
+            ack.extend(state.topic, state.slot, receipt, [thing.delivery.member for thing in things])
+            for state, receipt, things in lost
         ]
         trouble: ServerTrouble | None = None
         refused: set[SlotState] = set()
         for one, words in zip(lost, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
-                refused.add(one.place)
-                trouble = self._troubles.of(one.place, words) or trouble
+                refused.add(one.state)
+                trouble = self._slot_errors.of(one.state, words) or trouble
                 continue
             # rule: forgets_what_was_cancelled_with_a_lost_answer
             ours = [thing for thing, word in zip(one.things, words, strict=True) if word != "stale"]
-            self._go_on(LostFetch(one.place, one.receipt, ours), at)
-        return {one.place for one in lost} - refused, trouble
+            self._go_on(LostFetch(one.state, one.receipt, ours), at)
+        return {one.state for one in lost} - refused, trouble
 
     def _go_on(self, ours: LostFetch, at: float) -> None:
-        place, receipt, things = ours
-        begin = [thing.delivery for thing in things if place.owned and not thing.marked]
-        back = [thing.delivery.member for thing in things if not place.owned or thing.marked]
-        if place.topic.is_priority:
+        state, receipt, things = ours
+        begin = [thing.delivery for thing in things if state.owned and not thing.marked]
+        back = [thing.delivery.member for thing in things if not state.owned or thing.marked]
+        if state.topic.is_priority:
             begin.sort(key=lambda delivery: -delivery.score)
         logger.info(
             "The answer that delivered %d messages was lost; they are processed all the same", len(things)
         )
         if begin:
             # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
-            is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
-            size = self._room.bytes.weigh(place.topic, begin)
+            is_suspect = len(begin) == 1 and begin[0].retries_left < state.topic.max_retries
+            size = self._capacity.bytes.weigh(state.topic, begin)
             own = [thing.timeout for thing in things if thing.timeout is not None]
-            timeout = min(place.topic.timeout, *own) if own else None
-            self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
+            timeout = min(state.topic.timeout, *own) if own else None
+            self._router.start(state, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
         if back:
-            self._settling.release(place, receipt, back)
+            self._acks.release(state, receipt, back)
 
 
 ACQUIRED = 2048
@@ -137,11 +137,11 @@ class SlotAcquirer:
         self,
         broker: Broker,
         owner: str,
-        places: SlotTable,
+        table: SlotTable,
         schedule: SlotSchedule,
-        troubles: SlotErrors,
+        slot_errors: SlotErrors,
         recovery: LostReplyRecovery,
-        fences: FencedSlots,
+        fenced_slots: FencedSlots,
     ) -> None:
         self.unacquired: dict[SlotState, None] = {}
         """Slots to acquire again, or to ask what a lost reply handed out."""
@@ -149,63 +149,63 @@ class SlotAcquirer:
         """When to check again the slots that another worker has acquired."""
         self._broker = broker
         self._owner = owner
-        self._places = places
+        self._table = table
         self._schedule = schedule
-        self._troubles = troubles
+        self._slot_errors = slot_errors
         self._recovery = recovery
-        self.fences = fences
+        self.fenced_slots = fenced_slots
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which there is something to acquire."""
         rest = now + NODE_REST_SECONDS if self.unacquired else float("inf")
-        return min(rest, self._next_look) if self.fences else rest
+        return min(rest, self._next_look) if self.fenced_slots else rest
 
     # --- what changes hands
 
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
-        for place in self._places.tell(topic, slots):
-            if not place.owned:
-                place.owned, place.acquired = True, False
-                place.due = place.not_before = place.shut_until = 0.0
-                place.away = False
-                self.unacquired[place] = None
+        for state in self._table.tell(topic, slots):
+            if not state.owned:
+                state.owned, state.acquired = True, False
+                state.due = state.not_before = state.shut_until = 0.0
+                state.away = False
+                self.unacquired[state] = None
 
-    def disown(self, place: SlotState) -> None:
+    def disown(self, state: SlotState) -> None:
         """Stop taking from a slot. What is uncertain there is still asked for."""
-        place.owned = place.acquired = False
-        self.fences.remove(place)
-        self._schedule.drop(place)
-        if not place.uncertain:
-            self.unacquired.pop(place, None)
+        state.owned = state.acquired = False
+        self.fenced_slots.remove(state)
+        self._schedule.drop(state)
+        if not state.uncertain:
+            self.unacquired.pop(state, None)
 
-    def doubt(self, place: SlotState) -> None:
+    def doubt(self, state: SlotState) -> None:
         """Ask what Redis handed out before anything more is taken, because a reply was lost."""
-        if place.topic.serial:
-            place.uncertain, place.acquired = True, False
-            self.unacquired[place] = None
-            place.due, place.entry = 0.0, 0
+        if state.topic.serial:
+            state.uncertain, state.acquired = True, False
+            self.unacquired[state] = None
+            state.due, state.entry = 0.0, 0
         else:
-            self._schedule.ready(place)
+            self._schedule.ready(state)
 
-    def failed(self, place: SlotState, error: RmqError) -> ServerTrouble | None:
+    def failed(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
         """Record a failed prepare, which may have handed out messages; return trouble that concerns the whole server."""
-        trouble = self._troubles.of(place, error)
+        trouble = self._slot_errors.of(state, error)
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
-            self.doubt(place)
+            self.doubt(state)
         return trouble
 
-    def fenced(self, place: SlotState) -> None:
+    def fenced(self, state: SlotState) -> None:
         """Stop working on a slot that another owner has acquired."""
-        self._troubles.complain(
-            f"{place.topic.name}/fenced",
-            f"Topic {place.topic.name} slot {place.slot}: %s",
+        self._slot_errors.complain(
+            f"{state.topic.name}/fenced",
+            f"Topic {state.topic.name} slot {state.slot}: %s",
             LostRace("another worker has acquired it"),
         )
-        if place.owned:
-            self.fences.add(place)
-        place.acquired, place.epoch = False, None
-        place.due, place.entry = float("inf"), 0
+        if state.owned:
+            self.fenced_slots.add(state)
+        state.acquired, state.epoch = False, None
+        state.due, state.entry = float("inf"), 0
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
@@ -213,26 +213,26 @@ class SlotAcquirer:
         ``hear`` processes what was received until then.
         """
         now = time.monotonic()
-        if not self.fences or now < self._next_look:
+        if not self.fenced_slots or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        confirmed = self.fences.confirmed()
+        confirmed = self.fenced_slots.confirmed()
         hear()
-        for place in self.fences.ours_at(confirmed):
-            self.acquire_fenced(place)
+        for state in self.fenced_slots.ours_at(confirmed):
+            self.acquire_fenced(state)
 
-    def acquire_fenced(self, place: SlotState) -> None:
+    def acquire_fenced(self, state: SlotState) -> None:
         """Acquire a slot that another worker has acquired."""
-        self.fences.remove(place)
-        place.due = 0.0
-        self.unacquired[place] = None
+        self.fenced_slots.remove(state)
+        state.due = 0.0
+        self.unacquired[state] = None
 
     # --- the first time
 
     def acquire_told(self) -> None:
         """Acquire slots for the first time. Most of many slots are empty and fall asleep at once."""
-        taken = self._places.take(ACQUIRED)
-        topics = self._places.topics
+        taken = self._table.take(ACQUIRED)
+        topics = self._table.topics
         asked = [
             (name, slots[start : start + AT_ONCE])
             for name, slots in taken
@@ -241,11 +241,11 @@ class SlotAcquirer:
         try:
             answers = run_all(self._broker, (fetch.acquire_all(topics[name], part) for name, part in asked))
         except ServerTrouble:
-            self._places.put_back(taken)
+            self._table.put_back(taken)
             raise
         for name, slots in taken:
             for slot in () if topics[name].serial else slots:
-                self._acquired(self._places.add(name, slot))
+                self._acquired(self._table.add(name, slot))
         trouble: ServerTrouble | None = None
         for (name, slots), answer in zip(asked, answers, strict=True):
             trouble = self._told(name, slots, answer) or trouble
@@ -260,15 +260,15 @@ class SlotAcquirer:
         )
         for slot, one in zip(slots, found, strict=True):
             if not isinstance(one, RmqError) and one.is_asleep:
-                self._places.sleep(name, slot, one.epoch)
+                self._table.sleep(name, slot, one.epoch)
                 continue
-            place = self._places.add(name, slot)
-            self.unacquired[place] = None
+            state = self._table.add(name, slot)
+            self.unacquired[state] = None
             if isinstance(one, RmqError):
-                trouble = self._troubles.of(place, one) or trouble
+                trouble = self._slot_errors.of(state, one) or trouble
             elif one.epoch is not None:
-                place.epoch = one.epoch
-                self._acquired(place)
+                state.epoch = one.epoch
+                self._acquired(state)
         return trouble
 
     # --- again
@@ -279,47 +279,47 @@ class SlotAcquirer:
         Return whether there is more to do. It is done in parts, so that work goes on meanwhile.
         """
         local = time.monotonic()
-        rested = list(islice((place for place in self.unacquired if place.shut_until <= local), ACQUIRED + 1))
+        rested = list(islice((state for state in self.unacquired if state.shut_until <= local), ACQUIRED + 1))
         for start in range(0, min(len(rested), ACQUIRED), AT_ONCE):
             self._acquire_some(rested[start : start + AT_ONCE])
         return len(rested) > ACQUIRED
 
-    def _acquire_some(self, places: list[SlotState]) -> None:
+    def _acquire_some(self, table: list[SlotState]) -> None:
         pipeline = self._broker.pipeline()
         epochs: dict[SlotState, Answer[int]] = {}
         helds: dict[SlotState, Answer[list[HeldReply] | None]] = {}
-        for place in places:
-            if place.owned and place.topic.serial:
-                epochs[place] = pipeline.add(fetch.acquire(place.topic, place.slot))
-            if place.uncertain:
-                helds[place] = pipeline.add(fetch.held(place.topic, place.slot, self._owner, 0, BATCH))
+        for state in table:
+            if state.owned and state.topic.serial:
+                epochs[state] = pipeline.add(fetch.acquire(state.topic, state.slot))
+            if state.uncertain:
+                helds[state] = pipeline.add(fetch.held(state.topic, state.slot, self._owner, 0, BATCH))
         at = uptime()
         pipeline.execute()
         trouble: ServerTrouble | None = None
         lost: list[LostFetch] = []
-        for place in places:
+        for state in table:
             try:
-                epoch = epochs[place].get() if place in epochs else None
-                held = helds[place].get() if place in helds else None
-                found = self._recovery.unknown(place, held or [])
+                epoch = epochs[state].get() if state in epochs else None
+                held = helds[state].get() if state in helds else None
+                found = self._recovery.unknown(state, held or [])
             except RmqError as error:
-                trouble = self._troubles.of(place, error) or trouble
+                trouble = self._slot_errors.of(state, error) or trouble
                 continue
-            place.epoch = epoch
+            state.epoch = epoch
             lost += found
             if not found:
-                self._acquired(place)
+                self._acquired(state)
         if lost:
             adopted, other = self._recovery.adopt(lost, at)
             trouble = other or trouble
-            for place in adopted:
-                self._acquired(place)
+            for state in adopted:
+                self._acquired(state)
         if trouble is not None:
             raise trouble
 
-    def _acquired(self, place: SlotState) -> None:
-        self.unacquired.pop(place, None)
-        place.uncertain = False
-        place.acquired = place.owned
-        self._schedule.ready(place)
-        self._places.forget(place)
+    def _acquired(self, state: SlotState) -> None:
+        self.unacquired.pop(state, None)
+        state.uncertain = False
+        state.acquired = state.owned
+        self._schedule.ready(state)
+        self._table.forget(state)

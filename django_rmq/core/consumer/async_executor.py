@@ -95,25 +95,25 @@ class FairQueue:
     def add(self, batch: Batch) -> None:
         """Add a batch that waits."""
         if batch.topic.serial:
-            behind = self._behind.get(batch.place)
+            behind = self._behind.get(batch.state)
             if behind is not None:  # rule: slots_overlap
                 behind.append(batch)
                 return
-            self._behind[batch.place] = deque()
+            self._behind[batch.state] = deque()
         self._ready[batch.topic.name].append(batch)
 
     def take(self) -> list[Batch]:
         """Return the batches that may run now: the highest priority first, else the first to come."""
         taken: list[Batch] = []
         for topic, ready in self._ready.items():
-            room = self._concurrency[topic] - self._running[topic]  # rule: runs_all_at_once
-            if not ready or room <= 0:
+            capacity = self._concurrency[topic] - self._running[topic]  # rule: runs_all_at_once
+            if not ready or capacity <= 0:
                 continue
             if ready[0].topic.is_priority:
                 ready.sort(key=lambda batch: -batch.head)
-            taken += ready[:room]
-            self._running[topic] += len(ready[:room])
-            del ready[:room]
+            taken += ready[:capacity]
+            self._running[topic] += len(ready[:capacity])
+            del ready[:capacity]
         return taken
 
     def ended(self, batch: Batch) -> None:
@@ -123,23 +123,23 @@ class FairQueue:
 
     def remove(self, batch: Batch) -> bool:
         """Remove a batch that waits. False: it does not."""
-        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.place, ())
+        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.state, ())
         if batch in ready:
             ready.remove(batch)
             self._next_of_slot(batch)
             return True
         if batch in behind:
-            self._behind[batch.place].remove(batch)
+            self._behind[batch.state].remove(batch)
             return True
         return False
 
     def _next_of_slot(self, batch: Batch) -> None:
         if not batch.topic.serial:
             return
-        if behind := self._behind[batch.place]:
+        if behind := self._behind[batch.state]:
             self._ready[batch.topic.name].append(behind.popleft())
         else:
-            del self._behind[batch.place]
+            del self._behind[batch.state]
 
 
 class Taken:
@@ -192,10 +192,10 @@ REPORTS = 2_000
 
 
 class AsyncBatch:
-    """Runs one batch in the event loop, and reports it to ``inbox``."""
+    """Runs one batch in the event loop, and reports it to ``mailbox``."""
 
     def __init__(
-        self, batch: Batch, hooks: Hooks, cells: ProgressCells, inbox: SimpleQueue[Any], pulse: LoopLag
+        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: SimpleQueue[Any], pulse: LoopLag
     ) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
@@ -204,13 +204,13 @@ class AsyncBatch:
         self._pulse, self._blocked_before = pulse, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._call = _around(batch, hooks)
         size = batch.listener.batch_size
         self._lists = deque(groups(batch.messages, size) if size else [[each] for each in batch.messages])
         batch.messages = [message for group in self._lists for message in group]
         members = [message.delivery.member for message in batch.messages]
-        self._taken = cells.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+        self._taken = cells.take(batch.topic.name, batch.state.slot, batch.receipt, members)
         self._tally, self._flushed = BatchResults(batch), uptime()
         # Many batches that report often would keep Redis from handing out messages.
         self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
@@ -317,9 +317,9 @@ class AsyncBatch:
         """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
         tally = self._tally
         committed = tally.committed
-        self._inbox.put(tally.slice(rest))
+        self._mailbox.put(tally.slice(rest))
         tally.clear()
-        failures.done(self._batch.topic, self._batch.place.slot, committed)
+        failures.done(self._batch.topic, self._batch.state.slot, committed)
 
 
 async def _each(function: Coroutine, message: Message) -> list[Outcome]:
@@ -363,7 +363,7 @@ class AsyncExecutor(threading.Thread):
     def __init__(
         self,
         index: int,
-        inbox: SimpleQueue[Any],
+        mailbox: SimpleQueue[Any],
         hooks: Hooks,
         marks: ThreadProgress | None,
         concurrency: Mapping[str, int],
@@ -374,7 +374,7 @@ class AsyncExecutor(threading.Thread):
         self.hangs = False
         """Whether something blocks it for too long; then it gets no more work."""
         self._cells = ProgressCells(marks)
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._hooks = hooks
         self._lock = threading.Lock()
         self._turns = FairQueue(concurrency)
@@ -492,7 +492,7 @@ class AsyncExecutor(threading.Thread):
 
     def _start(self, batch: Batch) -> None:
         try:
-            steps = AsyncBatch(batch, self._hooks, self._cells, self._inbox, self._pulse)
+            steps = AsyncBatch(batch, self._hooks, self._cells, self._mailbox, self._pulse)
         except Exception as error:  # noqa: BLE001 - reported, so that the batch ends
             self._failed(batch, error)
             with self._lock:
@@ -514,7 +514,7 @@ class AsyncExecutor(threading.Thread):
     def _failed(self, batch: Batch, error: BaseException | None) -> None:
         """Report a batch that failed outside its listener. At least one message counts as begun."""
         rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-        self._inbox.put(BatchReport(batch, [], [], rest, 0.0, True))
+        self._mailbox.put(BatchReport(batch, [], [], rest, 0.0, True))
         logger.error(
             "A batch of topic %s failed outside a listener; the messages that it had begun will time out",
             batch.topic.name,

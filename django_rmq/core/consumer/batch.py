@@ -48,22 +48,22 @@ class Batch:
         "listener",
         "messages",
         "overran_at",
-        "place",
         "queued",
         "receipt",
         "reported",
         "running_since",
         "size",
         "stale",
+        "state",
         "steps",
         "thread",
         "timeout",
     )
 
     def __init__(
-        self, place: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
+        self, state: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
     ) -> None:
-        self.place = place
+        self.state = state
         """The slot's state in the dispatcher."""
         self.listener, self.receipt = listener, receipt
         self.messages = messages
@@ -205,16 +205,16 @@ class InFlight:
     def __contains__(self, batch: Batch) -> bool:
         return id(batch) in self.batches
 
-    def of(self, place: SlotState) -> list[Batch]:
+    def of(self, state: SlotState) -> list[Batch]:
         """Return the batches of a slot."""
-        return [batch for batch in self.batches.values() if batch.place is place] if place.batches else []
+        return [batch for batch in self.batches.values() if batch.state is state] if state.batches else []
 
     def add(self, batch: Batch) -> None:
         """Add a batch that Redis has handed out."""
         self.batches[id(batch)] = batch
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
-        batch.place.batches += 1
+        batch.state.batches += 1
 
     def is_taken(self, thread: int) -> bool:
         """Return whether a thread's call has run for so long that nobody knows when it ends."""
@@ -251,7 +251,7 @@ class InFlight:
         """Remove a batch that has ended; return whether it was there."""
         if self.batches.pop(id(batch), None) is None:
             return False
-        batch.place.batches -= 1
+        batch.state.batches -= 1
         self.messages -= len(batch.messages)
         if batch.thread is not None:
             self.load[batch.thread.index] -= batch.cost

@@ -104,13 +104,13 @@ class AsyncCapacity:
         flow = self.flows.get(topic)
         return self.concurrency[topic] if flow is None else flow.limit
 
-    def room(self, topic: str, pace: float) -> int:
+    def capacity(self, topic: str, pace: float) -> int:
         """Return how many more batches of a topic may be taken. ``pace``: seconds per message."""
         most = self.most(topic)
         if topic not in self.flows:
             # What a flow measures is how many calls run, so nothing waits beside them.
-            ending = max(0, most - self.slow[topic])
-            most += int(ending * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+            shutdown = max(0, most - self.slow[topic])
+            most += int(shutdown * AHEAD_SECONDS / max(pace, self.seconds(topic)))
         return most - self._held[topic]  # rule: takes_more_than_it_can_run
 
     def seconds(self, topic: str) -> float:
@@ -121,19 +121,19 @@ class AsyncCapacity:
         """Return how many messages a batch may have, so that there is room for all that can run."""
         return max(1, MESSAGES // self.most(topic))
 
-    def needs_room(self, place: SlotState) -> bool:
+    def needs_room(self, state: SlotState) -> bool:
         """Return whether another batch of a slot could run beside those in hand."""
-        return not (place.topic.serial and place.batches)
+        return not (state.topic.serial and state.batches)
 
-    def started(self, place: SlotState) -> None:
+    def started(self, state: SlotState) -> None:
         """Record a batch that is in hand from now on."""
-        if place.topic.name in self.concurrency and (not place.topic.serial or place.batches == 1):
-            self._held[place.topic.name] += 1
+        if state.topic.name in self.concurrency and (not state.topic.serial or state.batches == 1):
+            self._held[state.topic.name] += 1
 
-    def ended(self, place: SlotState) -> None:
+    def ended(self, state: SlotState) -> None:
         """Record a batch that is no longer in hand."""
-        if place.topic.name in self.concurrency and self.needs_room(place):
-            self._held[place.topic.name] -= 1
+        if state.topic.name in self.concurrency and self.needs_room(state):
+            self._held[state.topic.name] -= 1
 
     def reported(self, topic: str, seconds: float, messages: int) -> None:
         """Record that ``messages`` took ``seconds``."""
@@ -167,7 +167,7 @@ class ThreadPartitions:
     def __bool__(self) -> bool:
         return bool(self.flows)
 
-    def room(self, topic: str, depth: int) -> int:
+    def capacity(self, topic: str, depth: int) -> int:
         """Return how many batches of ``topic`` may be taken now, with ``depth`` per lane."""
         flow = self.flows.get(topic)
         return 1 << 30 if flow is None else flow.limit * depth - self._held[topic].total()
@@ -240,23 +240,25 @@ class Capacity:
         self,
         broker: Broker,
         owner: str,
-        places: SlotTable,
+        table: SlotTable,
         listeners: Mapping[str, ListenerLike],
         threads: int,
-        overlap: AsyncCapacity,
-        hand: InFlight,
+        async_capacity: AsyncCapacity,
+        in_flight: InFlight,
     ) -> None:
-        topics = places.topics.values()
+        topics = table.topics.values()
         self.listeners = listeners
         self.threads = threads
         self.bytes = MemoryBudget(topics)
-        self.overlap = overlap
-        self._hand = hand
-        self.lanes = ThreadPartitions([topic for topic in topics if topic.name not in self.overlap], threads)
+        self.async_capacity = async_capacity
+        self._in_flight = in_flight
+        self.partitions = ThreadPartitions(
+            [topic for topic in topics if topic.name not in self.async_capacity], threads
+        )
         self.limits = RateLimits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Throughput] = defaultdict(Throughput)
-        self.paces.update((name, Throughput(FIRST_PACE)) for name in overlap.concurrency)
-        self.places = places
+        self.paces.update((name, Throughput(FIRST_PACE)) for name in async_capacity.concurrency)
+        self.states = table
         self._slow: set[SlotState] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
         self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
@@ -265,55 +267,57 @@ class Capacity:
     @property
     def is_limited(self) -> bool:
         """Whether due slots may have to wait for limits or lanes."""
-        return bool(self.limits or self.lanes or self.overlap)
+        return bool(self.limits or self.partitions or self.async_capacity)
 
     def runners(self, topic: Topic) -> int:
         """Return how many batches of a topic may run at the same time."""
-        return self.overlap.most(topic.name) if topic.name in self.overlap else self.threads
+        return self.async_capacity.most(topic.name) if topic.name in self.async_capacity else self.threads
 
-    def depth(self, place: SlotState) -> int:
+    def depth(self, state: SlotState) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
-        if place.topic.is_strict or (place.topic.serial and place in self._slow):
+        if state.topic.is_strict or (state.topic.serial and state in self._slow):
             return 1
-        if not place.topic.serial:
-            return 2 * self.runners(place.topic)
-        if place.topic.name in self.overlap and len(self.places) > self.overlap.most(place.topic.name):
+        if not state.topic.serial:
+            return 2 * self.runners(state.topic)
+        if state.topic.name in self.async_capacity and len(self.states) > self.async_capacity.most(
+            state.topic.name
+        ):
             return 1  # there are other slots
-        can_move = self.lanes and not place.topic.flow and place.topic.name not in self.overlap
-        if can_move and self.lanes.is_lane(place.thread, time.monotonic()):
+        can_move = self.partitions and not state.topic.flow and state.topic.name not in self.async_capacity
+        if can_move and self.partitions.is_lane(state.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
-        has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
-        return 1 if has_one and self.paces[place.topic.name].seconds > QUICK_SECONDS else 2
+        has_one = state.topic.is_priority or state.topic.max_in_flight or state.topic.flow
+        return 1 if has_one and self.paces[state.topic.name].seconds > QUICK_SECONDS else 2
 
-    def thread_for(self, place: SlotState, load: list[float]) -> int:
+    def thread_for(self, state: SlotState, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each thread."""
-        topic = place.topic
-        if topic.name in self.overlap:
+        topic = state.topic
+        if topic.name in self.async_capacity:
             return self.threads  # behind the executor threads
-        if self.lanes and not (topic.serial and place.batches):
-            thread = self.lanes.choose(topic.name, place.thread, load, time.monotonic())
-            if topic.serial and thread != place.thread:
-                self.places.move(place, thread)
+        if self.partitions and not (topic.serial and state.batches):
+            thread = self.partitions.choose(topic.name, state.thread, load, time.monotonic())
+            if topic.serial and thread != state.thread:
+                self.states.move(state, thread)
             return thread
         if not topic.serial:
             return min(range(self.threads), key=load.__getitem__)
-        if not place.batches:
+        if not state.batches:
             # A call that does not end must not keep the other slots of its thread waiting.
-            is_taken = self._hand.is_taken(place.home)  # rule: keeps_slots_with_a_thread_that_is_taken
-            place.thread = min(range(self.threads), key=load.__getitem__) if is_taken else place.home
-        return place.thread
+            is_taken = self._in_flight.is_taken(state.home)  # rule: keeps_slots_with_a_thread_that_is_taken
+            state.thread = min(range(self.threads), key=load.__getitem__) if is_taken else state.home
+        return state.thread
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
         size = self.batch_size(topic)
-        overlaps = topic.name in self.overlap
+        overlaps = topic.name in self.async_capacity
         if overlaps and not topic.serial:
-            return max(1, min(self.overlap.most(topic.name) * size, topic.prefetch, BATCH))
-        seconds = self.overlap.seconds(topic.name) if overlaps else WORK_SECONDS
+            return max(1, min(self.async_capacity.most(topic.name) * size, topic.prefetch, BATCH))
+        seconds = self.async_capacity.seconds(topic.name) if overlaps else WORK_SECONDS
         wanted = seconds / max(self.paces[topic.name].seconds, 1e-7)
         if overlaps:
-            wanted = min(wanted, self.overlap.share(topic.name))
+            wanted = min(wanted, self.async_capacity.share(topic.name))
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
@@ -323,9 +327,9 @@ class Capacity:
 
     def of_lanes(self, topic: str) -> int:
         """Return how many batches of a topic its lanes can take."""
-        if topic in self.overlap:
-            return self.overlap.room(topic, self.paces[topic].seconds)
-        return self.lanes.room(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
+        if topic in self.async_capacity:
+            return self.async_capacity.capacity(topic, self.paces[topic].seconds)
+        return self.partitions.capacity(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def slots(self, topic: str) -> int:
         """Return how many slots of a topic that wait for limits or lanes may be asked."""
@@ -333,43 +337,43 @@ class Capacity:
 
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all threads together can have in hand."""
-        flow = self.lanes.flows.get(topic.name)
+        flow = self.partitions.flows.get(topic.name)
         return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
     # --- what is asked
 
-    def expected(self, place: SlotState) -> int:
+    def expected(self, state: SlotState) -> int:
         """Return how many messages the next prepare of a slot may hand out: one not asked yet is as full as the others."""
-        return int(self._expected[place.topic.name]) if place.expected is None else place.expected
+        return int(self._expected[state.topic.name]) if state.expected is None else state.expected
 
-    def answered(self, place: SlotState, messages: int, *, has_more: bool) -> None:
+    def answered(self, state: SlotState, messages: int, *, has_more: bool) -> None:
         """Record how many messages a prepare has handed out, and whether it left others that are due."""
-        place.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
-        self._expected[place.topic.name] += (place.expected - self._expected[place.topic.name]) * 0.1
+        state.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
+        self._expected[state.topic.name] += (state.expected - self._expected[state.topic.name]) * 0.1
 
     # --- what takes room
 
     def note_slow(self, slow: Sequence[Batch]) -> None:
         """Record the batches in hand whose present call has run for so long that nobody knows when it ends."""
-        self._slow = {batch.place for batch in slow}
-        self.overlap.slow = Counter(batch.topic.name for batch in slow)
+        self._slow = {batch.state for batch in slow}
+        self.async_capacity.slow = Counter(batch.topic.name for batch in slow)
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
-        self.lanes.reported(topic, seconds, messages, now)
-        self.overlap.reported(topic, seconds, messages)
+        self.partitions.reported(topic, seconds, messages, now)
+        self.async_capacity.reported(topic, seconds, messages)
         self.paces[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
         """Record a batch that is in hand from now on."""
         self.bytes.held += batch.size
-        self.overlap.started(batch.place)
-        self.limits.started(batch.place.topic.name, len(batch.messages))
+        self.async_capacity.started(batch.state)
+        self.limits.started(batch.state.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
         """Record a batch that is no longer in hand."""
         now = time.monotonic()
         self.bytes.held -= batch.size
-        self.overlap.ended(batch.place)
-        self.limits.ended(batch.place.topic.name, len(batch.messages), now)
-        self.lanes.ended(id(batch), now)
+        self.async_capacity.ended(batch.state)
+        self.limits.ended(batch.state.topic.name, len(batch.messages), now)
+        self.partitions.ended(id(batch), now)

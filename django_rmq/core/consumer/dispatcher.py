@@ -54,62 +54,62 @@ SETTLING_SECONDS = 0.05
 
 class IdleCheck:
     """Knows when a worker is done. ``owns_all`` returns whether all slots assigned to this worker have been
-    put into ``inbox``."""
+    put into ``mailbox``."""
 
     def __init__(
         self,
-        terms: WorkerOptions,
-        hand: InFlight,
-        settling: AckQueue,
-        places: SlotTable,
+        options: WorkerOptions,
+        in_flight: InFlight,
+        acks: AckQueue,
+        table: SlotTable,
         schedule: SlotSchedule,
         owns_all: Callable[[], bool],
-        inbox: Mailbox,
+        mailbox: Mailbox,
     ) -> None:
-        self._terms = terms
-        self._hand = hand
-        self._settling = settling
-        self._places = places
+        self._options = options
+        self._in_flight = in_flight
+        self._acks = acks
+        self._table = table
         self._schedule = schedule
         self._owns_all = owns_all
-        self._inbox = inbox
+        self._mailbox = mailbox
 
     def is_over(self) -> bool:
         """Return whether the worker has nothing more to do."""
-        return self._is_idle() and ((self._terms.burst and self._burst_is_over()) or self._idle_too_long())
+        return self._is_idle() and ((self._options.burst and self._burst_is_over()) or self._idle_too_long())
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which to ask ``is_over`` again."""
-        if self._hand.messages:
+        if self._in_flight.messages:
             return float("inf")
-        due = now + SETTLING_SECONDS if self._terms.burst else float("inf")
-        idle = self._terms.max_idle_time
-        return due if idle is None else min(due, self._hand.last_work + idle)
+        due = now + SETTLING_SECONDS if self._options.burst else float("inf")
+        idle = self._options.max_idle_time
+        return due if idle is None else min(due, self._in_flight.last_work + idle)
 
     def _is_idle(self) -> bool:
         """Whether nothing is in hand, except what Redis refuses to settle."""
-        return not self._hand.messages and all(
-            place.shut_until and not place.away for place, _ in self._settling.pending
+        return not self._in_flight.messages and all(
+            state.shut_until and not state.away for state, _ in self._acks.pending
         )
 
     def _idle_too_long(self) -> bool:
-        idle = self._terms.max_idle_time
+        idle = self._options.max_idle_time
         if idle is None or any(self._schedule.parked.values()):
             return False
-        return time.monotonic() - self._hand.last_work >= idle
+        return time.monotonic() - self._in_flight.last_work >= idle
 
     def _burst_is_over(self) -> bool:
         if not self._owns_all():
             return False
         # Items that were put into the inbox until then may not have been read yet.
-        self._inbox.hear()
+        self._mailbox.hear()
         return self._is_idle() and self._drained()
 
     def _drained(self) -> bool:
         now = self._schedule.clock.ms()
-        return not self._places.is_told_more and all(
-            place.due > now or place.blocked_by or place.fenced_at or not place.owned
-            for place in self._places.awake.values()
+        return not self._table.is_told_more and all(
+            state.due > now or state.blocked_by or state.fenced_at or not state.owned
+            for state in self._table.awake.values()
         )
 
 
@@ -117,72 +117,72 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class MailboxHandlers:
-    """Passes items of ``inbox`` to the parts that handle them. ``on_moved`` is called for topics that may have moved."""
+    """Passes items of ``mailbox`` to the parts that handle them. ``on_moved`` is called for topics that may have moved."""
 
     def __init__(
         self,
-        inbox: Mailbox,
-        places: SlotTable,
+        mailbox: Mailbox,
+        table: SlotTable,
         schedule: SlotSchedule,
-        feeding: BatchRouter,
-        acquiring: SlotAcquirer,
-        polling: DuePoll,
-        ending: ShutdownState,
+        router: BatchRouter,
+        acquirer: SlotAcquirer,
+        due_poll: DuePoll,
+        shutdown: ShutdownState,
         on_moved: Callable[[str], None] | None,
     ) -> None:
-        self._places = places
+        self._table = table
         self._schedule = schedule
-        self._feeding = feeding
-        self._acquiring = acquiring
-        self._polling = polling
-        self._ending = ending
+        self._router = router
+        self._acquirer = acquirer
+        self._due_poll = due_poll
+        self._shutdown = shutdown
         self._on_moved = on_moved
-        inbox.on(BatchReport, feeding.finished)
-        inbox.on(Wake, self._woken)
-        inbox.on(Own, self._gained)
-        inbox.on(Disown, self._lost)
-        inbox.on(Resubscribed, self._resubscribed)
-        inbox.on(Stop, self._stop)
+        mailbox.on(BatchReport, router.finished)
+        mailbox.on(Wake, self._woken)
+        mailbox.on(Own, self._gained)
+        mailbox.on(Disown, self._lost)
+        mailbox.on(Resubscribed, self._resubscribed)
+        mailbox.on(Stop, self._stop)
 
-    def disown(self, place: SlotState) -> None:
+    def disown(self, state: SlotState) -> None:
         """Take no more from a slot, and give back what has not begun."""
-        self._acquiring.disown(place)
-        self._feeding.give_back_slot(place)
-        self._places.forget(place)
+        self._acquirer.disown(state)
+        self._router.give_back_slot(state)
+        self._table.forget(state)
 
     def _woken(self, item: Wake) -> None:
         if item.slot < 0:
             # The slot was paused: nothing more of what is in hand begins.
-            paused = self._places.awake.get((item.topic, -1 - item.slot))
+            paused = self._table.awake.get((item.topic, -1 - item.slot))
             if paused is not None:
-                self._feeding.give_back_slot(paused)
-        elif (place := self._places.get(item.topic, item.slot)) is not None:
-            place.not_before = 0.0
-            self._schedule.ready(place)
+                self._router.give_back_slot(paused)
+        elif (state := self._table.get(item.topic, item.slot)) is not None:
+            state.not_before = 0.0
+            self._schedule.ready(state)
 
     def _gained(self, item: Own) -> None:
         # A worker that is about to leave takes over nothing, because it would fence the worker that does.
-        for topic, slots in () if self._ending.begun else item.slots.items():
-            self._acquiring.own(topic, slots)
+        for topic, slots in () if self._shutdown.begun else item.slots.items():
+            self._acquirer.own(topic, slots)
 
     def _lost(self, item: Disown) -> None:
         for topic, slot in item.slots:
-            if (place := self._places.lose(topic, slot)) is not None:
-                self.disown(place)
+            if (state := self._table.lose(topic, slot)) is not None:
+                self.disown(state)
 
     def _resubscribed(self, item: Resubscribed) -> None:
         # Wake-ups were missed until now, so every slot that rests until one is asked at once.
-        self._polling.hurry()
-        for place in self._places.awake.values():
-            place.not_before = 0.0
+        self._due_poll.hurry()
+        for state in self._table.awake.values():
+            state.not_before = 0.0
         if self._on_moved is not None:
-            for name in self._places.topics:
+            for name in self._table.topics:
                 self._on_moved(name)
 
     def _stop(self, item: Stop) -> None:
-        if not self._ending.begun:
+        if not self._shutdown.begun:
             logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
-        self._ending.begun = True
+        self._shutdown.begun = True
 
 
 UNCERTAIN_SECONDS = 5.0
@@ -196,7 +196,7 @@ class Dispatcher:
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
     everything is settled, or, in a burst, when nothing can be taken any more. Threads record in ``notes``
-    what they run, for the process that settles it after a sudden death. ``lookout`` watches these threads,
+    what they run, for the process that settles it after a sudden death. ``watchdog`` watches these threads,
     and those that are added to it.
     """
 
@@ -205,89 +205,95 @@ class Dispatcher:
         broker: Broker,
         topics: Iterable[Topic],
         listeners: Mapping[str, ListenerLike],
-        terms: WorkerOptions = PLAIN,
+        options: WorkerOptions = PLAIN,
         *,
         hooks: Hooks = NO_HOOKS,
         notes: SharedProgress | None = None,
         ownership: AssignmentCallbacks = ALONE,
-        watching: WorkerCallbacks = UNWATCHED,
+        callbacks: WorkerCallbacks = UNWATCHED,
     ) -> None:
         self.owner = owner = uuid4().hex
         self.topics = {topic.name: topic for topic in topics}
-        self._terms, self._ownership, self._watching = terms, ownership, watching
-        self.lookout, self._complain = Watchdog(), LogThrottle(logger)
-        self._ending, self._inbox = ending, inbox = ShutdownState(), Mailbox()
-        self._unending = HardTimeouts(inbox, ending, notes)
-        count, overlap = max(1, terms.threads), AsyncCapacity(self.topics.values(), listeners)
-        self._hand = hand = InFlight(count + bool(overlap))
-        self._places = places = SlotTable(self.topics, count, overlap)
-        self._companions = BackgroundThreads(broker, self.topics.values(), hand, inbox, self.lookout)
-        self._crew = crew = ExecutorPool(count, inbox.queue, hooks, notes, overlap.concurrency)
-        self._room = room = Capacity(broker, owner, places, listeners, count, overlap, hand)
-        self._schedule = schedule = SlotSchedule(places, room.depth, terms.poll_seconds)
-        troubles = SlotErrors(schedule, ending, self._complain, self._companions.renew)
-        self._settling = settling = AckQueue(troubles, ending, watching.watcher)
-        self._feeding = feeding = BatchRouter(
-            broker, crew, hand, room, schedule, settling, ending, watching.took
+        self._options, self._ownership, self._callbacks = options, ownership, callbacks
+        self.watchdog, self._complain = Watchdog(), LogThrottle(logger)
+        self._shutdown, self._mailbox = shutdown, mailbox = ShutdownState(), Mailbox()
+        self._hard_timeouts = HardTimeouts(mailbox, shutdown, notes)
+        count, async_capacity = max(1, options.threads), AsyncCapacity(self.topics.values(), listeners)
+        self._in_flight = in_flight = InFlight(count + bool(async_capacity))
+        self._table = table = SlotTable(self.topics, count, async_capacity)
+        self._background = BackgroundThreads(broker, self.topics.values(), in_flight, mailbox, self.watchdog)
+        self._pool = pool = ExecutorPool(count, mailbox.queue, hooks, notes, async_capacity.concurrency)
+        self._capacity = capacity = Capacity(
+            broker, owner, table, listeners, count, async_capacity, in_flight
         )
-        self._relief = ThreadReplacer(crew, hand, feeding, places, schedule, self.lookout, inbox)
-        recovery = LostReplyRecovery(broker, owner, hand, room, settling, feeding, troubles)
-        fences = FencedSlots(broker, owner, ownership.confirmed)
-        self._acquiring = acquiring = SlotAcquirer(
-            broker, owner, places, schedule, troubles, recovery, fences
+        self._schedule = schedule = SlotSchedule(table, capacity.depth, options.poll_seconds)
+        slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
+        self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher)
+        self._router = router = BatchRouter(
+            broker, pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
         )
-        self._polling = polling = DuePoll(broker, places, schedule, troubles, acquiring, terms.poll_seconds)
-        self._sweeping = TimeoutReaper(broker, terms.swept, self._complain)
-        asking = FetchPlanner(owner, crew, hand, room, schedule, settling, self._complain)
-        handed_out, moved = watching.handed_out, ownership.on_moved
-        answering = FetchReplies(room, schedule, settling, feeding, acquiring, ending, handed_out, moved)
-        self._trips = RoundTrips(broker, settling, asking, answering, room.bytes)
-        self._rest = IdleCheck(terms, hand, settling, places, schedule, ownership.settled, inbox)
-        self._news = MailboxHandlers(inbox, places, schedule, feeding, acquiring, polling, ending, moved)
+        self._replacer = ThreadReplacer(pool, in_flight, router, table, schedule, self.watchdog, mailbox)
+        recovery = LostReplyRecovery(broker, owner, in_flight, capacity, acks, router, slot_errors)
+        fenced_slots = FencedSlots(broker, owner, ownership.confirmed)
+        self._acquirer = acquirer = SlotAcquirer(
+            broker, owner, table, schedule, slot_errors, recovery, fenced_slots
+        )
+        self._due_poll = due_poll = DuePoll(
+            broker, table, schedule, slot_errors, acquirer, options.poll_seconds
+        )
+        self._reaper = TimeoutReaper(broker, options.swept, self._complain)
+        planner = FetchPlanner(owner, pool, in_flight, capacity, schedule, acks, self._complain)
+        handed_out, moved = callbacks.handed_out, ownership.on_moved
+        replies = FetchReplies(capacity, schedule, acks, router, acquirer, shutdown, handed_out, moved)
+        self._round_trips = RoundTrips(broker, acks, planner, replies, capacity.bytes)
+        self._rest = IdleCheck(options, in_flight, acks, table, schedule, ownership.settled, mailbox)
+        self._handlers = MailboxHandlers(
+            mailbox, table, schedule, router, acquirer, due_poll, shutdown, moved
+        )
 
     @property
     def processed(self) -> int:
         """The number of deliveries committed or rolled back so far."""
-        return self._settling.processed
+        return self._acks.processed
 
     @property
     def forced(self) -> bool:
         """Whether the shutdown time-out cut a listener short, or something could not be settled."""
-        return self._ending.forced
+        return self._shutdown.forced
 
     @property
     def overran(self) -> bool:
         """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
-        return bool(self._ending.overran)
+        return bool(self._shutdown.overran)
 
     def full_topics(self, seconds: float) -> frozenset[str]:
         """Return the topics for which all threads, or all that may overlap of their calls, have been taken for so long."""
-        return self._feeding.full_topics(seconds)
+        return self._router.full_topics(seconds)
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that this worker owns."""
         by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         for topic, slot in slots:
             by_topic[topic].append(slot)
-        self._inbox.queue.put(Own(by_topic))
+        self._mailbox.queue.put(Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; messages that have not begun are given back."""
-        self._inbox.queue.put(Disown(list(slots)))
+        self._mailbox.queue.put(Disown(list(slots)))
 
     def stop(self) -> None:
         """Take nothing more, let listeners finish, give the rest back. Safe in signal handlers."""
-        self._inbox.queue.put(Stop())
+        self._mailbox.queue.put(Stop())
 
     # --- the loop
 
     def run(self) -> None:
         """Work until stopped."""
-        self._crew.start()
-        self._companions.start()
+        self._pool.start()
+        self._background.start()
         trouble: Exception | None = None
         try:
-            self._companions.wait_subscribed(5.0)
+            self._background.wait_subscribed(5.0)
             try:
                 self._work()
             except Exception as error:
@@ -298,15 +304,15 @@ class Dispatcher:
             self._end_threads()
         if trouble is not None:
             raise trouble
-        if self._ending.moved is not None:
-            raise self._ending.moved
+        if self._shutdown.moved is not None:
+            raise self._shutdown.moved
 
     def _work(self) -> None:
-        trouble, most = 0, self._terms.max_messages
-        self._inbox.hear()
-        while not self._ending.begun and (most is None or self.processed < most):
+        trouble, most = 0, self._options.max_messages
+        self._mailbox.hear()
+        while not self._shutdown.begun and (most is None or self.processed < most):
             self._look()
-            self._watching.beat()
+            self._callbacks.beat()
             try:
                 busy = self._turn()
                 if trouble:
@@ -316,91 +322,91 @@ class Dispatcher:
                 trouble += 1
                 self._complain("redis", "Redis is unavailable (%s); trying again", error)
                 # What broke this connection may also have broken the subscription without an error.
-                self._companions.renew()
+                self._background.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
             if busy:
-                self._inbox.hear()
+                self._mailbox.hear()
                 continue
             if self._rest.is_over():
                 return
-            self._inbox.read(self._sleep_seconds())
+            self._mailbox.read(self._sleep_seconds())
 
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""
         self._schedule.collect_due()
-        self._acquiring.return_to_fenced(self._inbox.hear)
+        self._acquirer.return_to_fenced(self._mailbox.hear)
         acquires = self._acquire()
         now = time.monotonic()
-        if now >= self._polling.due:
-            self._polling.poll()
-        self._sweeping.sweep(now)
-        self._feeding.refresh(now)
-        return self._trips.make() or acquires
+        if now >= self._due_poll.due:
+            self._due_poll.poll()
+        self._reaper.sweep(now)
+        self._router.refresh(now)
+        return self._round_trips.make() or acquires
 
     def _acquire(self) -> bool:
         """Acquire owned slots that are not acquired; return whether there are more."""
         more = False
-        if self._acquiring.unacquired:
+        if self._acquirer.unacquired:
             # What is on its way is recorded before Redis is asked what this worker holds.
-            self._trips.receive_rest()
-            more = self._acquiring.acquire_again()
-        if self._places.is_told_more:
-            self._acquiring.acquire_told()
-        return more or self._places.is_told_more
+            self._round_trips.receive_rest()
+            more = self._acquirer.acquire_again()
+        if self._table.is_told_more:
+            self._acquirer.acquire_told()
+        return more or self._table.is_told_more
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
         wake = min(
-            self._polling.due,
-            self.lookout.due,
+            self._due_poll.due,
+            self.watchdog.due,
             self._schedule.due(now),
-            self._room.limits.due(),
-            self._feeding.due,
-            self._acquiring.due(now),
+            self._capacity.limits.due(),
+            self._router.due,
+            self._acquirer.due(now),
             self._rest.due(now),
         )
         return max(0.0, wake - now)
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self._ending.begun:
-            self._inbox.read(left)
+        while (left := end - time.monotonic()) > 0 and not self._shutdown.begun:
+            self._mailbox.read(left)
 
     def _look(self) -> None:
         """Replace threads that have died, about once a second."""
-        if time.monotonic() >= self.lookout.due:
-            self._relief.clear_dead()
-            self.lookout.look()
+        if time.monotonic() >= self.watchdog.due:
+            self._replacer.clear_dead()
+            self.watchdog.look()
 
     # --- the end
 
     def _shut_down(self) -> None:
         """Let running listeners end, give back what has not begun, settle everything."""
-        self._ending.begun = True
+        self._shutdown.begun = True
         begun = time.monotonic()
         self._ownership.leaving()
-        for place in self._places.lose_all():
-            self._news.disown(place)
+        for state in self._table.lose_all():
+            self._handlers.disown(state)
         while True:
-            self._watching.beat()
-            self._relief.clear_dead()
+            self._callbacks.beat()
+            self._replacer.clear_dead()
             is_refused = self._settle_rest()
             spent = time.monotonic() - begun
-            if self._ending.is_over(self._hand.batches.values()):
-                is_done = not self._acquiring.unacquired or spent > UNCERTAIN_SECONDS
-                if is_done and not self._settling.pending:
+            if self._shutdown.is_over(self._in_flight.batches.values()):
+                is_done = not self._acquirer.unacquired or spent > UNCERTAIN_SECONDS
+                if is_done and not self._acks.pending:
                     with contextlib.suppress(RmqError):
-                        self._room.limits.leave()
+                        self._capacity.limits.leave()
                     return
                 if is_refused:
                     break
-            if spent >= self._terms.shutdown_timeout:
+            if spent >= self._options.shutdown_timeout:
                 break
-            self._inbox.read(min(0.1, self._terms.shutdown_timeout - spent))
-        batches, unsettled = len(self._hand.batches), len(self._settling.pending)
+            self._mailbox.read(min(0.1, self._options.shutdown_timeout - spent))
+        batches, unsettled = len(self._in_flight.batches), len(self._acks.pending)
         if batches or unsettled:
-            self._ending.forced = True
+            self._shutdown.forced = True
             logger.error(
                 "Shutdown: %d batches are still running and %d are not settled; their messages will time out",
                 batches,
@@ -410,22 +416,22 @@ class Dispatcher:
     def _settle_rest(self) -> bool:
         """Settle what is left; return whether Redis has refused some of it."""
         try:
-            self._trips.receive_rest()
+            self._round_trips.receive_rest()
             self._acquire()
-            trip = self._trips.send(takes=False)
-            if trip is None:
+            round_trip = self._round_trips.send(takes=False)
+            if round_trip is None:
                 return False
-            self._trips.receive(trip)
-            return bool(self._settling.pending)
+            self._round_trips.receive(round_trip)
+            return bool(self._acks.pending)
         except ServerTrouble as error:
             self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
-            self._inbox.read(0.1)
+            self._mailbox.read(0.1)
             return False
 
     def _end_threads(self) -> None:
         # rule: leaves_to_others_what_still_runs
-        companions = self._companions.stop(keeps_beating=self.overran)
-        for batch in self._hand.batches.values():
+        background = self._background.stop(keeps_beating=self.overran)
+        for batch in self._in_flight.batches.values():
             batch.halted = batch.dropped = True
-        for thread in (*companions, *self._crew.stop()):
+        for thread in (*background, *self._pool.stop()):
             thread.join(2.0)

@@ -39,13 +39,13 @@ class ExecutorPool:
     def __init__(
         self,
         count: int,
-        inbox: SimpleQueue[Any],
+        mailbox: SimpleQueue[Any],
         hooks: Hooks,
         notes: SharedProgress | None,
         concurrency: Mapping[str, int] | None = None,
     ) -> None:
         self._count = count
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._hooks = hooks
         self._notes = notes
         self._concurrency = concurrency or {}
@@ -58,8 +58,8 @@ class ExecutorPool:
 
     def _new(self, index: int, marks: ThreadProgress | None) -> Member:
         if index < self._count:
-            return ExecutorThread(index, self._inbox, self._hooks, marks)
-        return AsyncExecutor(index, self._inbox, self._hooks, marks, self._concurrency)
+            return ExecutorThread(index, self._mailbox, self._hooks, marks)
+        return AsyncExecutor(index, self._mailbox, self._hooks, marks, self._concurrency)
 
     def start(self) -> None:
         """Start all threads."""
@@ -178,55 +178,55 @@ class PoisonMessages:
     def _free(self) -> Iterator[Batch]:
         """Yield those that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
         last = grave = False
-        for place, (batch, kind) in enumerate(self._kinds.items()):
-            if not (last or (kind.is_last and place) or (kind.is_grave and grave)):
+        for state, (batch, kind) in enumerate(self._kinds.items()):
+            if not (last or (kind.is_last and state) or (kind.is_grave and grave)):
                 yield batch
             last, grave = last or kind.is_last, grave or kind.is_grave
 
 
 class ThreadReplacer:
-    """Watches the threads of ``crew`` with ``lookout``. Their reports are in ``inbox``."""
+    """Watches the threads of ``pool`` with ``watchdog``. Their reports are in ``mailbox``."""
 
     def __init__(
         self,
-        crew: ExecutorPool,
-        hand: InFlight,
-        feeding: BatchRouter,
-        places: SlotTable,
+        pool: ExecutorPool,
+        in_flight: InFlight,
+        router: BatchRouter,
+        table: SlotTable,
         schedule: SlotSchedule,
-        lookout: Watchdog,
-        inbox: Mailbox,
+        watchdog: Watchdog,
+        mailbox: Mailbox,
     ) -> None:
-        self._crew = crew
-        self._hand = hand
-        self._feeding = feeding
-        self._places = places
+        self._pool = pool
+        self._in_flight = in_flight
+        self._router = router
+        self._table = table
         self._schedule = schedule
-        self._lookout = lookout
-        self._inbox = inbox
-        inbox.on(Overrun, self.overran)
-        for i, thread in enumerate(crew.threads):
+        self._watchdog = watchdog
+        self._mailbox = mailbox
+        mailbox.on(Overrun, self.overran)
+        for i, thread in enumerate(pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
-            lookout.add(name, partial(crew.is_manned, i), partial(self._relieve, i))
+            watchdog.add(name, partial(pool.is_manned, i), partial(self._relieve, i))
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
-        dead = [batch for batch in self._hand.batches.values() if batch.thread and batch.thread.is_dead]
-        dead += self._crew.returned()
+        dead = [batch for batch in self._in_flight.batches.values() if batch.thread and batch.thread.is_dead]
+        dead += self._pool.returned()
         if dead:
             # Everything that they reported before they died has arrived by now.
-            self._inbox.hear()
+            self._mailbox.hear()
         for batch in dead:
-            if batch in self._hand:
-                self._feeding.give_back(batch)  # rule: keeps_what_a_dead_thread_had
+            if batch in self._in_flight:
+                self._router.give_back(batch)  # rule: keeps_what_a_dead_thread_had
                 # rule: keeps_what_a_dead_thread_had
-                self._feeding.finished(BatchReport(batch, [], [], [], 0.0, True))
+                self._router.finished(BatchReport(batch, [], [], [], 0.0, True))
 
     def overran(self, item: Overrun) -> None:
         """Give the other slots of a hung thread to another one. Its own slot stays shut in this process."""
         batch = item.batch
-        self._feeding.give_back(batch)
-        self._feeding.cleared(batch)
+        self._router.give_back(batch)
+        self._router.cleared(batch)
         thread = batch.thread
         if thread is None or batch not in thread.batches():
             return
@@ -237,25 +237,25 @@ class ThreadReplacer:
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._shut(running)
         batch.thread = None
-        self._lookout.due = 0.0
+        self._watchdog.due = 0.0
 
     def _shut(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
-        place: SlotState = batch.place
-        if place.topic.serial:
-            self._places.block(place, batch)
-            self._schedule.waiting.pop(place, None)
-            self._feeding.give_back_slot(place)
+        state: SlotState = batch.state
+        if state.topic.serial:
+            self._table.block(state, batch)
+            self._schedule.waiting.pop(state, None)
+            self._router.give_back_slot(state)
 
     def _relieve(self, index: int) -> None:
         """Give back what a dead or hung thread has, and start another one. Raises the errors of ``ExecutorPool.succeed``."""
-        thread = self._crew.threads[index]
+        thread = self._pool.threads[index]
         self.clear_dead()
-        for batch in [batch for batch in self._hand.batches.values() if batch.thread is thread]:
-            self._feeding.give_back(batch)
+        for batch in [batch for batch in self._in_flight.batches.values() if batch.thread is thread]:
+            self._router.give_back(batch)
             batch.thread = None
-        self._hand.load[index] = 0.0
-        self._crew.succeed(index)
+        self._in_flight.load[index] = 0.0
+        self._pool.succeed(index)
 
 
 REFRESH_SECONDS = 1.0
@@ -270,28 +270,28 @@ SUSPECT_REST_SECONDS = 5.0
 
 
 class BatchRouter:
-    """Feeds the threads of ``crew``. ``took`` is called with the seconds that each call of a listener took."""
+    """Feeds the threads of ``pool``. ``took`` is called with the seconds that each call of a listener took."""
 
     def __init__(
         self,
         broker: Broker,
-        crew: ExecutorPool,
-        hand: InFlight,
-        room: Capacity,
+        pool: ExecutorPool,
+        in_flight: InFlight,
+        capacity: Capacity,
         schedule: SlotSchedule,
-        settling: AckQueue,
-        ending: ShutdownState,
+        acks: AckQueue,
+        shutdown: ShutdownState,
         took: Callable[[Topic, Sequence[float]], None],
     ) -> None:
-        self.suspects = PoisonMessages()
+        self.poison_messages = PoisonMessages()
         self._holder = BrokerDeliveryControl(broker)
-        self._crew = crew
-        self._hand = hand
-        self._room = room
-        self._places = room.places
+        self._pool = pool
+        self._in_flight = in_flight
+        self._capacity = capacity
+        self._table = capacity.states
         self._schedule = schedule
-        self._settling = settling
-        self._ending = ending
+        self._acks = acks
+        self._shutdown = shutdown
         self._took = took
         self._next_refresh = 0.0
 
@@ -299,7 +299,7 @@ class BatchRouter:
 
     def start(
         self,
-        place: SlotState,
+        state: SlotState,
         receipt: int,
         deliveries: Sequence[Delivery],
         at: float,
@@ -313,75 +313,75 @@ class BatchRouter:
 
         They were handed out by a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
-        if place.blocked_by:  # rule: starts_in_a_slot_that_is_shut
+        if state.blocked_by:  # rule: starts_in_a_slot_that_is_shut
             # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
-            self._settling.release(place, receipt, [delivery.member for delivery in deliveries])
+            self._acks.release(state, receipt, [delivery.member for delivery in deliveries])
             return
-        messages = [Message(place.topic, place.slot, receipt, each, self._holder) for each in deliveries]
-        batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
+        messages = [Message(state.topic, state.slot, receipt, each, self._holder) for each in deliveries]
+        batch = Batch(state, self._capacity.listeners[state.topic.name], receipt, messages, at)
         batch.size = size
-        batch.commits_all = is_plain and place.topic.is_strict and not place.topic.outcome_retention_ms
+        batch.commits_all = is_plain and state.topic.is_strict and not state.topic.outcome_retention_ms
         if timeout is not None:
             batch.timeout = timeout
-        thread = self._room.thread_for(place, self._hand.load)
-        self._hand.add(batch)
-        self._room.started(batch)
-        if not is_suspect or self.suspects.add(batch):
+        thread = self._capacity.thread_for(state, self._in_flight.load)
+        self._in_flight.add(batch)
+        self._capacity.started(batch)
+        if not is_suspect or self.poison_messages.add(batch):
             self._put(batch, thread)
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name
-        if topic not in self._room.overlap:
-            batch.cost = len(batch.messages) * self._room.paces[topic].seconds
-            self._hand.load[thread] += batch.cost
-            self._room.lanes.started(id(batch), topic, thread)
-        self._crew.threads[thread].put(batch)
+        if topic not in self._capacity.async_capacity:
+            batch.cost = len(batch.messages) * self._capacity.paces[topic].seconds
+            self._in_flight.load[thread] += batch.cost
+            self._capacity.partitions.started(id(batch), topic, thread)
+        self._pool.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:
         """Run the suspects that waited for this one."""
-        for follower in self.suspects.remove(batch):
-            if not self._ending.begun:
-                self._put(follower, self._room.thread_for(follower.place, self._hand.load))
+        for follower in self.poison_messages.remove(batch):
+            if not self._shutdown.begun:
+                self._put(follower, self._capacity.thread_for(follower.state, self._in_flight.load))
 
     # --- from the threads
 
     def finished(self, report: BatchReport) -> None:
         """Process a thread's report."""
         batch = report.batch
-        place: SlotState = batch.place
+        state: SlotState = batch.state
         released = report.released
         if released and (batch.cut or batch.stale):
             released = [m for m in released if m not in batch.cut and m not in batch.stale]
-        self._settling.note(report, released)
+        self._acks.note(report, released)
         if report.times:
-            self._took(place.topic, report.times)
+            self._took(state.topic, report.times)
         done = len(report.committed) + len(report.failures)
         if done:
-            self._hand.last_work = now = time.monotonic()
-            self._room.reported(place.topic.name, report.seconds, done, now)
-        if report.last and self._hand.remove(batch):
-            self._ended(batch, place)
-            if released and place.topic.is_priority:
+            self._in_flight.last_work = now = time.monotonic()
+            self._capacity.reported(state.topic.name, report.seconds, done, now)
+        if report.last and self._in_flight.remove(batch):
+            self._ended(batch, state)
+            if released and state.topic.is_priority:
                 # The batch took longer than estimated, so what is queued behind it was taken too early as
                 # well.
-                self.give_back_slot(place, drops=False)
+                self.give_back_slot(state, drops=False)
             # This goes into the round trip that settles the batch; after a prepare that finds nothing,
             # senders wake this worker.
-            self._schedule.ready(place)
-            self._places.forget(place)
+            self._schedule.ready(state)
+            self._table.forget(state)
 
-    def _ended(self, batch: Batch, place: SlotState) -> None:
-        self._room.ended(batch)
-        if place.blocked_by is batch:
-            self._places.unblock(place)
+    def _ended(self, batch: Batch, state: SlotState) -> None:
+        self._capacity.ended(batch)
+        if state.blocked_by is batch:
+            self._table.unblock(state)
         self.cleared(batch)
 
     # --- what is taken back
 
-    def give_back_slot(self, place: SlotState, *, drops: bool = True) -> None:
+    def give_back_slot(self, state: SlotState, *, drops: bool = True) -> None:
         """Give back all messages of a slot that have not begun, and those on their way."""
-        place.recalled = place.asked
-        for batch in self._hand.of(place):
+        state.recalled = state.asked
+        for batch in self._in_flight.of(state):
             self.give_back(batch, drops=drops)
 
     def give_back(self, batch: Batch, *, drops: bool = True) -> None:
@@ -390,10 +390,10 @@ class BatchRouter:
         Unless the batch is dropped (``drops``), its thread settles one by one the messages of a list that
         failed.
         """
-        if batch not in self._hand:  # rule: gives_back_what_has_ended
+        if batch not in self._in_flight:  # rule: gives_back_what_has_ended
             return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
-        waits = batch.thread is None and batch in self.suspects
+        waits = batch.thread is None and batch in self.poison_messages
         if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
             self.finished(BatchReport(batch, [], [], members_of(batch.messages), 0.0, True))
             return
@@ -401,12 +401,12 @@ class BatchRouter:
         released = [member for member in rest if member not in batch.cut and member not in batch.stale]
         if released:
             batch.cut |= frozenset(released)
-            self._settling.release(batch.place, batch.receipt, released)
+            self._acks.release(batch.state, batch.receipt, released)
 
     @property
     def due(self) -> float:
         """The monotonic time of the next ``refresh``."""
-        return self._next_refresh if self._hand.messages else float("inf")
+        return self._next_refresh if self._in_flight.messages else float("inf")
 
     def refresh(self, now: float) -> None:
         """Give back messages that have waited long for their thread, if it is time to.
@@ -416,18 +416,18 @@ class BatchRouter:
         if now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        self._hand.estimate(self._crew.running(), self._crew.blocked_seconds())
-        self._room.note_slow(self._hand.slow())
+        self._in_flight.estimate(self._pool.running(), self._pool.blocked_seconds())
+        self._capacity.note_slow(self._in_flight.slow())
         before = uptime() - REFRESH_SECONDS
         late = [
             batch
-            for batch in self._hand.batches.values()
+            for batch in self._in_flight.batches.values()
             if batch.queued < before and not batch.halted and batch.begun < len(batch.messages)
         ]
         again = 0
         for batch in late:
-            if batch.thread is None and batch in self.suspects:
-                batch.place.not_before = now + SUSPECT_REST_SECONDS
+            if batch.thread is None and batch in self.poison_messages:
+                batch.state.not_before = now + SUSPECT_REST_SECONDS
             elif not self._keeps_waiting(batch):
                 again += 1
             if again <= REFRESHED:
@@ -435,17 +435,17 @@ class BatchRouter:
 
     def full_topics(self, seconds: float) -> frozenset[str]:
         """Return the topics for which all that could run their listeners has been taken for so long."""
-        room, hand = self._room, self._hand
+        capacity, in_flight = self._capacity, self._in_flight
         full = set[str]()
-        if min(map(hand.ran, range(room.threads))) >= seconds:
-            full = {name for name in self._places.topics if name not in room.overlap}
-        if room.overlap:
-            is_blocked = hand.ran(room.threads) >= seconds
-            running = Counter(batch.topic.name for batch in hand.slow(seconds))
+        if min(map(in_flight.ran, range(capacity.threads))) >= seconds:
+            full = {name for name in self._table.topics if name not in capacity.async_capacity}
+        if capacity.async_capacity:
+            is_blocked = in_flight.ran(capacity.threads) >= seconds
+            running = Counter(batch.topic.name for batch in in_flight.slow(seconds))
             full |= {
                 name
-                for name in room.overlap.concurrency
-                if is_blocked or running[name] >= room.overlap.most(name)
+                for name in capacity.async_capacity.concurrency
+                if is_blocked or running[name] >= capacity.async_capacity.most(name)
             }
         return frozenset(full)
 
@@ -453,10 +453,10 @@ class BatchRouter:
         """Return whether what a batch waits for does not end soon, so that its messages will not be taken again at once."""
         thread = batch.thread
         return (
-            batch.topic.name in self._room.overlap
+            batch.topic.name in self._capacity.async_capacity
             or thread is None
             or thread.hangs
-            or self._hand.is_taken(thread.index)
+            or self._in_flight.is_taken(thread.index)
         )
 
 

@@ -49,19 +49,19 @@ class DuePoll:
     def __init__(
         self,
         broker: Broker,
-        places: SlotTable,
+        table: SlotTable,
         schedule: SlotSchedule,
-        troubles: SlotErrors,
-        acquiring: SlotAcquirer,
+        slot_errors: SlotErrors,
+        acquirer: SlotAcquirer,
         poll_seconds: float,
     ) -> None:
         self.due = 0.0
         """Monotonic time of the next poll."""
         self._broker = broker
-        self._places = places
+        self._table = table
         self._schedule = schedule
-        self._troubles = troubles
-        self._acquiring = acquiring
+        self._slot_errors = slot_errors
+        self._acquirer = acquirer
         self._poll_seconds = poll_seconds
         self._round: Iterator[tuple[str, int, SlotState | None]] | None = None
         """The slots that the slow poll has not yet asked in this round."""
@@ -77,33 +77,33 @@ class DuePoll:
         before = time.monotonic()
         server = self._broker.now_ms()
         self._schedule.clock.note(before, server, time.monotonic())
-        blocked = list(self._places.blocked)
+        blocked = list(self._table.blocked)
         pipeline = self._broker.pipeline()
         asked = self._parts(server)
         answers = [
-            pipeline.add(inspect.heads(self._places.topics[name], [slot for slot, _ in part]))
+            pipeline.add(inspect.heads(self._table.topics[name], [slot for slot, _ in part]))
             for name, part in asked
         ]
         # Nothing is prepared in these until a listener returns, so nothing else would time out their
         # messages.
-        expired = [pipeline.add(ack.expire(place.topic, place.slot)) for place in blocked]
+        expired = [pipeline.add(ack.expire(state.topic, state.slot)) for state in blocked]
         pipeline.execute()
         untaken: list[SlotState] = []
         trouble: ServerTrouble | None = None
         for (name, part), answer in zip(asked, answers, strict=True):
             heads = answer.result()
             if isinstance(heads, RmqError):
-                self._troubles.complain("heads", "The slow poll failed: %s", heads)
+                self._slot_errors.complain("heads", "The slow poll failed: %s", heads)
                 trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
-        for place, ended in zip(blocked, expired, strict=True):
+        for state, ended in zip(blocked, expired, strict=True):
             error = ended.result()
             if isinstance(error, RmqError):
-                trouble = self._troubles.of(place, error) or trouble
+                trouble = self._slot_errors.of(state, error) or trouble
         if untaken:
-            for place in self._acquiring.fences.left_alone(untaken):
-                self._acquiring.acquire_fenced(place)
+            for state in self._acquirer.fenced_slots.left_alone(untaken):
+                self._acquirer.acquire_fenced(state)
         if trouble is not None:
             raise trouble
         self._hurries &= self._round is not None
@@ -112,8 +112,8 @@ class DuePoll:
     def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
         """Return the slots to ask, in groups of the size of one script."""
         by_topic: defaultdict[str, list[Sleeping]] = defaultdict(list)
-        for name, slot, place in self._next(server):
-            by_topic[name].append((slot, place))
+        for name, slot, state in self._next(server):
+            by_topic[name].append((slot, state))
         return [
             (name, found[start : start + HEADS])
             for name, found in by_topic.items()
@@ -126,33 +126,33 @@ class DuePoll:
         """Make those slots ready in which something is due earlier than known; return the fenced ones that are due."""
         untaken: list[SlotState] = []
         for (slot, known), due in zip(part, heads, strict=True):
-            place = known
-            if place is None:
-                place = self._places.get(name, slot) if due is not None else None
-            if place is None:
+            state = known
+            if state is None:
+                state = self._table.get(name, slot) if due is not None else None
+            if state is None:
                 continue
-            if place.fenced_at:
+            if state.fenced_at:
                 if due is not None and due <= server:
-                    untaken.append(place)
+                    untaken.append(state)
                 else:
-                    place.untaken_since = None
-            elif due is not None and due < place.due:
+                    state.untaken_since = None
+            elif due is not None and due < state.due:
                 # Even if that is later than now: prepare stores in Redis again until when this worker sleeps.
-                self._schedule.ready(place)
+                self._schedule.ready(state)
         return untaken
 
     def _next(self, server: float) -> list[tuple[str, int, SlotState | None]]:
         """Return the next sleeping slots; all of them come in turn."""
-        if self._round is None or len(self._places) <= POLLED:
-            self._round = self._places.round()
+        if self._round is None or len(self._table) <= POLLED:
+            self._round = self._table.round()
         sleeping = (
-            (topic, slot, place)
-            for topic, slot, place in self._round
-            if place is None
-            or (place.blocked_by is None and (place.fenced_at or (place.acquired and place.due > server)))
+            (topic, slot, state)
+            for topic, slot, state in self._round
+            if state is None
+            or (state.blocked_by is None and (state.fenced_at or (state.acquired and state.due > server)))
         )
         found = list(islice(sleeping, POLLED))
-        if len(found) < POLLED or len(self._places) <= POLLED:
+        if len(found) < POLLED or len(self._table) <= POLLED:
             self._round = None
         return found
 
@@ -171,10 +171,10 @@ the last one."""
 class FetchPlan:
     """The most that the prepares of one round trip may return."""
 
-    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "places", "slots_of_topic", "work")
+    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "slots_of_topic", "states", "work")
 
     def __init__(self, held: list[float]) -> None:
-        self.places: dict[SlotState, Answer[Prepared]] = {}
+        self.states: dict[SlotState, Answer[Prepared]] = {}
         self.messages = 0
         self.bytes = 0
         """The bytes granted to them."""
@@ -189,13 +189,13 @@ class FetchPlan:
         self.slots_of_topic: Counter[str] = Counter()
         """Topic -> number of slots that lanes or the event loop need room for."""
 
-    def add(self, place: SlotState, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
+    def add(self, state: SlotState, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, of which about ``expected`` may come."""
-        self.places[place] = answer
+        self.states[state] = answer
         self.messages += limit
         self.bytes += size
         self.expected += min(limit, expected)
-        self.of_topic[place.topic.name] += limit
+        self.of_topic[state.topic.name] += limit
 
     def burden(self, thread: int, seconds: float) -> None:
         """Add to the work of a thread.
@@ -213,7 +213,7 @@ class FetchPlan:
     @property
     def is_enough(self) -> bool:
         """Whether to wait for the answer before asking for more."""
-        return len(self.places) >= TURN or self.expected >= TURN_MESSAGES
+        return len(self.states) >= TURN or self.expected >= TURN_MESSAGES
 
 
 class FetchPlanner:
@@ -222,26 +222,26 @@ class FetchPlanner:
     def __init__(
         self,
         owner: str,
-        crew: ExecutorPool,
-        hand: InFlight,
-        room: Capacity,
+        pool: ExecutorPool,
+        in_flight: InFlight,
+        capacity: Capacity,
         schedule: SlotSchedule,
-        settling: AckQueue,
+        acks: AckQueue,
         complain: LogThrottle,
     ) -> None:
         self._owner = owner
-        self._crew = crew
-        self._hand = hand
-        self._room = room
+        self._pool = pool
+        self._in_flight = in_flight
+        self._capacity = capacity
         self._schedule = schedule
-        self._settling = settling
+        self._acks = acks
         self._complain = complain
-        self._has_priorities = any(topic.is_priority for topic in room.places.topics.values())
-        self._is_for_executors_only = not (self._has_priorities or room.overlap)
+        self._has_priorities = any(topic.is_priority for topic in capacity.states.topics.values())
+        self._is_for_executors_only = not (self._has_priorities or capacity.async_capacity)
 
     def nothing(self, coming: FetchPlan | None = None) -> FetchPlan:
         """Return the state before the first slot is asked; ``coming`` is what a trip under way will return."""
-        load = self._hand.load
+        load = self._in_flight.load
         return FetchPlan(load if coming is None else list(map(add, load, coming.work)))
 
     def queue(
@@ -249,19 +249,19 @@ class FetchPlanner:
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         if self._schedule.waiting:
-            self._hand.estimate(self._crew.running(), self._crew.blocked_seconds())
-        asked, room = self.nothing(coming), self._room
+            self._in_flight.estimate(self._pool.running(), self._pool.blocked_seconds())
+        asked, capacity = self.nothing(coming), self._capacity
         parked: list[SlotState] = []
-        left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
-        for place in (each for each in self._schedule.waiting if each not in left_out):
-            topic = place.topic
-            overlaps = topic.name in room.overlap
-            is_bounded = room.overlap.needs_room(place) if overlaps else topic.flow
-            if is_bounded and room.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
-                parked.append(place)
+        left = IN_HAND - self._in_flight.messages - (0 if coming is None else coming.messages)
+        for state in (each for each in self._schedule.waiting if each not in left_out):
+            topic = state.topic
+            overlaps = topic.name in capacity.async_capacity
+            is_bounded = capacity.async_capacity.needs_room(state) if overlaps else topic.flow
+            if is_bounded and capacity.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
+                parked.append(state)
                 continue
-            thread = room.thread_for(place, asked.load)
-            if self._hand.is_taken(thread):  # rule: takes_for_threads_that_are_taken
+            thread = capacity.thread_for(state, asked.load)
+            if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
             # ready.
@@ -273,66 +273,66 @@ class FetchPlanner:
                 break
             limit = self._limit(topic, left, asked, coming)
             if limit <= 0:
-                parked.append(place)
+                parked.append(state)
                 continue
-            size = room.bytes.grant(topic, limit)
+            size = capacity.bytes.grant(topic, limit)
             if not size:
                 break
             # rule: prepares_without_its_epoch
-            call = fetch.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
-            asked.add(place, limit, size, room.expected(place), pipeline.add(call))
+            call = fetch.prepare(topic, state.slot, self._owner, state.epoch, limit, size, state.cursor)
+            asked.add(state, limit, size, capacity.expected(state), pipeline.add(call))
             asked.slots_of_topic[topic.name] += bool(is_bounded)
-            place.cursor = None
+            state.cursor = None
             if not overlaps:
-                asked.burden(thread, limit / 2 * room.paces[topic.name].seconds)
+                asked.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
             if asked.is_enough:
                 break
-        for place in asked.places:
-            del self._schedule.waiting[place]
-        for place in parked:
-            self._schedule.park(place)
+        for state in asked.states:
+            del self._schedule.waiting[state]
+        for state in parked:
+            self._schedule.park(state)
         return asked
 
     def _are_busy(self, asked: FetchPlan) -> bool:
         """Return whether all executor threads have enough to do."""
-        return min(asked.load[: self._room.threads], default=0.0) > 2 * WORK_SECONDS
+        return min(asked.load[: self._capacity.threads], default=0.0) > 2 * WORK_SECONDS
 
     def _limit(self, topic: Topic, left: int, asked: FetchPlan, coming: FetchPlan | None) -> int:
         """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
-        room, taken = self._room, asked.of_topic[topic.name]
-        limit = min(room.limit(topic), left - asked.messages)
-        if topic.name in room.overlap and not topic.serial:
+        capacity, taken = self._capacity, asked.of_topic[topic.name]
+        limit = min(capacity.limit(topic), left - asked.messages)
+        if topic.name in capacity.async_capacity and not topic.serial:
             under_way = 0 if coming is None else coming.of_topic[topic.name]
-            limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken - under_way)
-        if room.limits:
-            free = room.limits.room(topic.name) - taken
-            share = -(-free // room.runners(topic))
-            limit = min(limit, max(share, min(free, room.batch_size(topic))))
+            limit = min(limit, capacity.of_lanes(topic.name) * capacity.batch_size(topic) - taken - under_way)
+        if capacity.limits:
+            free = capacity.limits.room(topic.name) - taken
+            share = -(-free // capacity.runners(topic))
+            limit = min(limit, max(share, min(free, capacity.batch_size(topic))))
         return limit
 
     @property
     def has_more(self) -> bool:
         """Whether slots are waiting to which no limits or lanes apply."""
-        return bool(self._schedule.waiting) and not (self._room.limits or self._room.lanes)
+        return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.partitions)
 
     def ask_limits(self) -> bool:
         """Request room for slots that wait for it; return whether any of them got some."""
-        if not self._room.is_limited:
+        if not self._capacity.is_limited:
             return False
         parked = self._schedule.parked
-        self._room.limits.ask(
+        self._capacity.limits.ask(
             time.monotonic(),
             lambda name: len(parked[name]),
             lambda name, error: self._complain(
                 f"{name}/limits", f"Cannot apply the limits of topic {name}: %s", error
             ),
-            unsettled=self._settling.unsettled,
+            unsettled=self._acks.unsettled,
         )
         found = False
-        for name, places in parked.items():
-            for place in list(islice(places, self._room.slots(name))) if places else ():
-                del places[place]
-                self._schedule.ready(place)
+        for name, table in parked.items():
+            for state in list(islice(table, self._capacity.slots(name))) if table else ():
+                del table[state]
+                self._schedule.ready(state)
                 found = True
         return found
 
@@ -356,80 +356,80 @@ class RoundTrips:
     def __init__(
         self,
         broker: Broker,
-        settling: AckQueue,
-        asking: FetchPlanner,
-        answering: FetchReplies,
+        acks: AckQueue,
+        planner: FetchPlanner,
+        replies: FetchReplies,
         granted: MemoryBudget,
     ) -> None:
         self.under_way: RoundTrip | None = None
         """The trip that Redis works on while the answer to the previous one is read, and the next one packed."""
         self._broker = broker
-        self._settling = settling
-        self._asking = asking
-        self._answering = answering
+        self._acks = acks
+        self._planner = planner
+        self._replies = replies
         self._granted = granted
 
     def make(self) -> bool:
         """Make a round trip if there is anything to send or to ask; return whether there was."""
         sent = self.send()
-        trip, self.under_way = self.under_way, sent
-        if trip is None:
+        round_trip, self.under_way = self.under_way, sent
+        if round_trip is None:
             if sent is None:
-                return self._asking.ask_limits()
-            if self._asking.has_more:
+                return self._planner.ask_limits()
+            if self._planner.has_more:
                 return True
-            trip, self.under_way = sent, None
-        self.receive(trip)
+            round_trip, self.under_way = sent, None
+        self.receive(round_trip)
         # Not earlier: a message that has ended is in flight for all others until Redis has received that.
-        self._asking.ask_limits()
+        self._planner.ask_limits()
         return True
 
     def send(self, *, takes: bool = True) -> RoundTrip | None:
         """Send what is to be settled and, if it ``takes``, what is asked. None: nothing."""
         pipeline = self._broker.pipeline()
-        told, parts = self._settling.queue(pipeline)
+        told, parts = self._acks.queue(pipeline)
         coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
-        held = {place for place, _ in told_before if place.topic.is_strict}  # rule: asks_beside_a_commit
-        asked = self._asking.queue(pipeline, coming, held) if takes else self._asking.nothing()
+        held = {state for state, _ in told_before if state.topic.is_strict}  # rule: asks_beside_a_commit
+        asked = self._planner.queue(pipeline, coming, held) if takes else self._planner.nothing()
         if not len(pipeline):
             return None
-        trip = RoundTrip(pipeline, told, parts, asked, uptime())
-        for place in asked.places:
-            place.asked = True
+        round_trip = RoundTrip(pipeline, told, parts, asked, uptime())
+        for state in asked.states:
+            state.asked = True
         try:
             pipeline.send()
         except ServerTrouble:
-            self.lost(trip)
+            self.lost(round_trip)
             raise
-        return trip
+        return round_trip
 
-    def receive(self, trip: RoundTrip) -> None:
+    def receive(self, round_trip: RoundTrip) -> None:
         """Wait for the answer to a trip, and process it. Raises trouble that concerns more than one slot."""
         try:
-            trip.pipeline.receive()
+            round_trip.pipeline.receive()
         except ServerTrouble:
-            self.lost(trip)
+            self.lost(round_trip)
             raise
-        self._granted.answered(trip.asked.bytes)
-        trouble = self._settling.settled(trip.told, trip.parts)
-        for place, answer in trip.asked.places.items():
-            trouble = self._answering.prepared(place, answer.result(), trip.at) or trouble
+        self._granted.answered(round_trip.asked.bytes)
+        trouble = self._acks.settled(round_trip.told, round_trip.parts)
+        for state, answer in round_trip.asked.states.items():
+            trouble = self._replies.prepared(state, answer.result(), round_trip.at) or trouble
         if trouble is not None:
             raise trouble
 
     def receive_rest(self) -> None:
         """Wait for the trip that is under way."""
-        trip, self.under_way = self.under_way, None
-        if trip is not None:
-            self.receive(trip)
+        round_trip, self.under_way = self.under_way, None
+        if round_trip is not None:
+            self.receive(round_trip)
 
-    def lost(self, trip: RoundTrip) -> None:
+    def lost(self, round_trip: RoundTrip) -> None:
         """Send again what was sent, and ask what was handed out, because the answer to a trip was lost."""
-        self._granted.answered(trip.asked.bytes)
-        for place in trip.asked.places:
-            self._answering.lost(place)
-        self._settling.lost(trip.told)
+        self._granted.answered(round_trip.asked.bytes)
+        for state in round_trip.asked.states:
+            self._replies.lost(state)
+        self._acks.lost(round_trip.told)
 
 
 class FetchReplies:
@@ -441,111 +441,115 @@ class FetchReplies:
 
     def __init__(
         self,
-        room: Capacity,
+        capacity: Capacity,
         schedule: SlotSchedule,
-        settling: AckQueue,
-        feeding: BatchRouter,
-        acquiring: SlotAcquirer,
-        ending: ShutdownState,
+        acks: AckQueue,
+        router: BatchRouter,
+        acquirer: SlotAcquirer,
+        shutdown: ShutdownState,
         handed_out: Callable[[Topic, Sequence[Delivery], float], None],
         on_moved: Callable[[str], None] | None,
     ) -> None:
-        self._room = room
-        self._places = room.places
+        self._capacity = capacity
+        self._table = capacity.states
         self._schedule = schedule
-        self._settling = settling
-        self._feeding = feeding
-        self._acquiring = acquiring
-        self._ending = ending
+        self._acks = acks
+        self._router = router
+        self._acquirer = acquirer
+        self._shutdown = shutdown
         self._handed_out = handed_out
         self._on_moved = on_moved
 
-    def lost(self, place: SlotState) -> None:
+    def lost(self, state: SlotState) -> None:
         """Record that the answer for a slot was lost."""
-        place.asked = place.again = place.recalled = False
-        self._acquiring.doubt(place)
-        self._places.forget(place)
+        state.asked = state.again = state.recalled = False
+        self._acquirer.doubt(state)
+        self._table.forget(state)
 
-    def prepared(self, place: SlotState, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
+    def prepared(self, state: SlotState, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Process the answer of a prepare; return trouble that concerns more than this slot."""
-        recalled = place.recalled or not place.owned
-        place.asked = place.recalled = False
+        recalled = state.recalled or not state.owned
+        state.asked = state.recalled = False
         trouble = None
         if isinstance(reply, RmqError):
-            trouble = self._acquiring.failed(place, reply)
+            trouble = self._acquirer.failed(state, reply)
         else:
-            place.shut_until, place.away = 0.0, False
+            state.shut_until, state.away = 0.0, False
             has_more = reply.next_due is not None and reply.next_due <= self._schedule.clock.ms()
-            self._room.answered(place, len(reply.deliveries), has_more=has_more)
+            self._capacity.answered(state, len(reply.deliveries), has_more=has_more)
             if reply.status != "ok":
-                self._nothing(place, reply)
+                self._nothing(state, reply)
             elif recalled:
                 members = [delivery.member for delivery in reply.deliveries]
-                self._settling.release(place, reply.receipt, members)
-                self._schedule.ready(place)
+                self._acks.release(state, reply.receipt, members)
+                self._schedule.ready(state)
             else:
-                self._take(place, reply, at)
-        if place.again:
-            place.again = False
-            self._schedule.ready(place)
-        self._places.forget(place)
+                self._take(state, reply, at)
+        if state.again:
+            state.again = False
+            self._schedule.ready(state)
+        self._table.forget(state)
         return trouble
 
-    def _take(self, place: SlotState, reply: Prepared, at: float) -> None:
+    def _take(self, state: SlotState, reply: Prepared, at: float) -> None:
         """Process messages that were handed out."""
-        topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
+        topic, receipt, deliveries = state.topic, reply.receipt, reply.deliveries
         # rule: takes_the_time_out_of_the_topic
         start = partial(
-            self._feeding.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
+            self._router.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
         )
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
-        total = self._room.bytes.weigh(topic, deliveries)
+        total = self._capacity.bytes.weigh(topic, deliveries)
         if topic.serial:
-            start(place, receipt, deliveries, at, total)
-            self._schedule.look_at(place, reply.next_due)
+            start(state, receipt, deliveries, at, total)
+            self._schedule.look_at(state, reply.next_due)
             return
-        size = self._room.batch_size(topic)
+        size = self._capacity.batch_size(topic)
         # In the event loop each call is a batch, so that all of them overlap.
         parts = (
-            len(deliveries) if topic.name in self._room.overlap else 1 if topic.flow else self._room.threads
+            len(deliveries)
+            if topic.name in self._capacity.async_capacity
+            else 1
+            if topic.flow
+            else self._capacity.threads
         )
         share = -(-len(deliveries) // (size * parts)) * size
         for first in range(0, len(deliveries), share):
             part = deliveries[first : first + share]
-            start(place, receipt, part, at, total * len(part) // len(deliveries))
+            start(state, receipt, part, at, total * len(part) // len(deliveries))
         # Senders wake this worker only after a prepare that finds nothing, and other threads are free.
-        self._schedule.ready(place)
+        self._schedule.ready(state)
 
-    def _nothing(self, place: SlotState, reply: Prepared) -> None:
+    def _nothing(self, state: SlotState, reply: Prepared) -> None:
         """Continue with a slot that handed out nothing."""
         if reply.status == "more":
-            place.cursor = reply.cursor
-            self._schedule.ready(place)
+            state.cursor = reply.cursor
+            self._schedule.ready(state)
         elif reply.status in ("busy", "paused"):
-            self._schedule.pause(place, reply.next_due, is_paused=reply.status == "paused")
+            self._schedule.pause(state, reply.next_due, is_paused=reply.status == "paused")
         elif reply.status == "fenced":
-            self._acquiring.fenced(place)
-            self._feeding.give_back_slot(place)  # rule: keeps_what_it_was_fenced_from
+            self._acquirer.fenced(state)
+            self._router.give_back_slot(state)  # rule: keeps_what_it_was_fenced_from
         elif reply.status == "moved":
-            self._moved(place, reply.slots)
+            self._moved(state, reply.slots)
         else:
-            self._schedule.look_at(place, reply.next_due)
+            self._schedule.look_at(state, reply.next_due)
             # Keep as little as possible in memory for an empty slot.
-            if place.is_at_rest and not self._settling.concerns(place):
-                self._places.lull(place)
+            if state.is_at_rest and not self._acks.concerns(state):
+                self._table.lull(state)
 
-    def _moved(self, place: SlotState, slots: int | None) -> None:
+    def _moved(self, state: SlotState, slots: int | None) -> None:
         if self._on_moved is not None and slots:
             # Its messages may be moving. It answers busy until they have moved.
-            place.topic = replace(place.topic, slots=slots)
-            self._on_moved(place.topic.name)
-            self._schedule.ready(place)
+            state.topic = replace(state.topic, slots=slots)
+            self._on_moved(state.topic.name)
+            self._schedule.ready(state)
             return
-        self._ending.moved = SlotMoved(
-            f"topic {place.topic.name} no longer has {place.topic.slots} slots; restart the worker to "
+        self._shutdown.moved = SlotMoved(
+            f"topic {state.topic.name} no longer has {state.topic.slots} slots; restart the worker to "
             "load the current definition"
         )
-        self._ending.begun = True
+        self._shutdown.begun = True
 
 
 SWEEP_SECONDS = 10.0

@@ -156,20 +156,20 @@ class Heartbeat(threading.Thread):
         topics: Iterable[Topic],
         in_hand: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
-        unending: Callable[[Batch], None] = lambda batch: None,
+        hard_timeouts: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
-        self._unending = unending
+        self._hard_timeouts = hard_timeouts
         # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
         # also those of single messages.
         ends = (min(topic.timeout, topic.hard_timeout or topic.timeout) for topic in topics)
         self._pause = min([1.0, *(end / 12 for end in ends)])
         self._stopped = False
         self._woken = threading.Event()
-        self._news: dict[tuple[str, int], float] = {}
+        self._handlers: dict[tuple[str, int], float] = {}
         """Slots of which something in flight was cancelled, and the ``uptime`` of the latest news of it."""
         self._doubted_at = float("-inf")
         """The ``uptime`` at which such news may have been lost."""
@@ -182,7 +182,7 @@ class Heartbeat(threading.Thread):
 
     def look_again(self, topic: str, slot: int) -> None:
         """Extend what is in hand of a slot at once: the answer says what was cancelled."""
-        self._news[topic, slot] = uptime()
+        self._handlers[topic, slot] = uptime()
         self._woken.set()
 
     def look_everywhere(self) -> None:
@@ -204,9 +204,9 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """Extend what needs it, and abandon what has run too long."""
         now = uptime()
-        for told, at in list(self._news.items()):
+        for told, at in list(self._handlers.items()):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
-                del self._news[told]
+                del self._handlers[told]
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
@@ -231,19 +231,19 @@ class Heartbeat(threading.Thread):
     def _is_asked(self, batch: Batch) -> bool:
         """Return whether something of the batch may be cancelled that Redis did not know when it confirmed the batch."""
         # rule: asks_nothing_when_something_is_cancelled
-        told_at = self._news.get((batch.topic.name, batch.place.slot), 0.0)
+        told_at = self._handlers.get((batch.topic.name, batch.state.slot), 0.0)
         # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
 
     def _extend(self, due: list[Batch]) -> None:
         at = uptime()
         sent = [(batch, members) for batch in due if (members := batch.in_flight())]
-        calls = [ack.extend(batch.topic, batch.place.slot, batch.receipt, members) for batch, members in sent]
+        calls = [ack.extend(batch.topic, batch.state.slot, batch.receipt, members) for batch, members in sent]
         for (batch, members), words in zip(sent, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
                 self._complain(
                     batch.topic.name,
-                    f"Cannot extend the time-out in topic {batch.topic.name} slot {batch.place.slot}: %s",
+                    f"Cannot extend the time-out in topic {batch.topic.name} slot {batch.state.slot}: %s",
                     words,
                 )
                 continue
@@ -262,7 +262,7 @@ class Heartbeat(threading.Thread):
             stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
             if batch.steps is None:
-                self._unending(batch)  # rule: logs_before_it_ends_a_call
+                self._hard_timeouts(batch)  # rule: logs_before_it_ends_a_call
             else:
                 for message in batch.running():
                     message.stopped = message.stopped or "overran"
@@ -276,13 +276,13 @@ class Heartbeat(threading.Thread):
                 extra={
                     "rmq_event": "hard_timeout",
                     "rmq_topic": batch.topic.name,
-                    "rmq_slot": batch.place.slot,
+                    "rmq_slot": batch.state.slot,
                 },
             )
         # rule: waits_for_coroutines_that_do_not_end
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
-            self._unending(batch)
+            self._hard_timeouts(batch)
             logger.error(
                 "A listener of topic %s does not end though it was cancelled; its process is replaced",
                 batch.topic.name,
@@ -301,7 +301,7 @@ class Heartbeat(threading.Thread):
             batch.topic.name,
             seconds,
             stack,
-            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.place.slot},
+            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.state.slot},
         )
 
 
@@ -360,50 +360,55 @@ class WakeupSubscriber(threading.Thread):
 
 
 class BackgroundThreads:
-    """Both threads put what they find into ``inbox``. ``lookout`` replaces them."""
+    """Both threads put what they find into ``mailbox``. ``watchdog`` replaces them."""
 
     def __init__(
-        self, broker: Broker, topics: Iterable[Topic], hand: InFlight, inbox: Mailbox, lookout: Watchdog
+        self,
+        broker: Broker,
+        topics: Iterable[Topic],
+        in_flight: InFlight,
+        mailbox: Mailbox,
+        watchdog: Watchdog,
     ) -> None:
         self._broker = broker
         self._topics = list(topics)
-        self._hand = hand
-        self._inbox = inbox
-        self._listening = Watched(self._new_listening)
+        self._in_flight = in_flight
+        self._mailbox = mailbox
+        self._subscriber = Watched(self._new_listening)
         self._heartbeat = Watched(self._new_heartbeat)
-        lookout.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
-        lookout.add("wake-up", self._listening.is_alive, self._listening.replace)
+        watchdog.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        watchdog.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
 
     def start(self) -> None:
         """Start both."""
         self._heartbeat.thread.start()
-        self._listening.thread.start()
+        self._subscriber.thread.start()
 
     def wait_subscribed(self, seconds: float) -> None:
         """Wait until the subscription to wake-ups is active, for at most ``seconds``."""
-        self._listening.thread.subscribed.wait(seconds)
+        self._subscriber.thread.subscribed.wait(seconds)
 
     def renew(self) -> None:
         """Subscribe again, because the connection may be dead without an error."""
-        self._listening.thread.renew()
+        self._subscriber.thread.renew()
 
     def stop(self, *, keeps_beating: bool) -> list[threading.Thread]:
         """End both, and return them. ``keeps_beating``: the heartbeat ends with the process."""
-        self._listening.thread.stop()
+        self._subscriber.thread.stop()
         if keeps_beating:
-            return [self._listening.thread]
+            return [self._subscriber.thread]
         self._heartbeat.thread.stop()
-        return [self._heartbeat.thread, self._listening.thread]
+        return [self._heartbeat.thread, self._subscriber.thread]
 
     def _new_heartbeat(self) -> Heartbeat:
         def overrun(batch: Batch) -> None:
-            self._inbox.queue.put(Overrun(batch))
+            self._mailbox.queue.put(Overrun(batch))
 
-        def unending(batch: Batch) -> None:
-            self._inbox.queue.put(Unending(batch))
+        def hard_timeouts(batch: Batch) -> None:
+            self._mailbox.queue.put(Unending(batch))
 
-        in_hand = self._hand.batches
-        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
+        in_hand = self._in_flight.batches
+        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, hard_timeouts)
 
     def _new_listening(self) -> WakeupSubscriber:
         def woken(topic: str, told: int) -> None:
@@ -411,10 +416,10 @@ class BackgroundThreads:
             if what == "look_again":
                 self._heartbeat.thread.look_again(topic, slot)
             else:
-                self._inbox.queue.put(Wake(topic, told))
+                self._mailbox.queue.put(Wake(topic, told))
 
         def subscribed() -> None:
-            self._inbox.queue.put(Resubscribed())
+            self._mailbox.queue.put(Resubscribed())
             self._heartbeat.thread.look_everywhere()
 
         return WakeupSubscriber(self._broker, self._topics, woken, subscribed)

@@ -105,17 +105,17 @@ class ShutdownState:
 class HardTimeouts:
     """Makes the worker end, and records in ``notes`` which messages to charge for it."""
 
-    def __init__(self, inbox: Mailbox, ending: ShutdownState, notes: SharedProgress | None) -> None:
-        self._ending = ending
+    def __init__(self, mailbox: Mailbox, shutdown: ShutdownState, notes: SharedProgress | None) -> None:
+        self._shutdown = shutdown
         self._notes = notes
-        inbox.on(Unending, self._note)
+        mailbox.on(Unending, self._note)
 
     def _note(self, item: Unending) -> None:
         batch = item.batch
         if self._notes is not None:
-            topic, slot, receipt = batch.topic.name, batch.place.slot, batch.receipt
+            topic, slot, receipt = batch.topic.name, batch.state.slot, batch.receipt
             members = [message.delivery.member for message in batch.running()]
             # rule: forgives_what_ran_too_long
             self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
-        self._ending.overran.append(batch)
-        self._ending.begun = True
+        self._shutdown.overran.append(batch)
+        self._shutdown.begun = True

@@ -118,7 +118,7 @@ class _Retention:
         while True:
             begun, trimmed = time.monotonic(), 0
             slots = self._slots_of(self._topic)
-            trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
+            round_trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
             for number, part in enumerate(_parts(slots), 1):
                 found = self._trim_some(part)
                 trimmed += sum(found)
@@ -129,8 +129,8 @@ class _Retention:
                             operate.purge(self._topic, slot, "dead", self._up_to(), BATCH)
                         )
                         trimmed += gone
-                ahead = begun + self._round_seconds * number / trips - time.monotonic()
-                if number < trips:
+                ahead = begun + self._round_seconds * number / round_trips - time.monotonic()
+                if number < round_trips:
                     yield max(0.01, ahead)
             if trimmed:
                 logger.info(
@@ -152,12 +152,12 @@ class _Retention:
         up_to = self._up_to()
         calls = [operate.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE) for slot in slots]
         found = run_all(self._broker, calls)
-        troubles = [gone for gone in found if isinstance(gone, RmqError)]
-        if troubles:
+        slot_errors = [gone for gone in found if isinstance(gone, RmqError)]
+        if slot_errors:
             self._complain(
                 "trim",
-                f"Cannot discard old dead messages in {len(troubles)} slots of topic {self._topic.name}: %s",
-                troubles[0],
+                f"Cannot discard old dead messages in {len(slot_errors)} slots of topic {self._topic.name}: %s",
+                slot_errors[0],
             )
         return [0 if isinstance(gone, RmqError) else gone for gone in found]
 

@@ -163,14 +163,14 @@ class SlotTable:
 
     def get(self, topic: str, slot: int) -> SlotState | None:
         """Return a slot, and make it awake. None: it is not owned, or is to be acquired first."""
-        place = self.awake.get((topic, slot))
-        if place is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
+        state = self.awake.get((topic, slot))
+        if state is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
             self._sleeping -= 1
-            place = self.add(topic, slot)
-            place.acquired, place.due = True, float("inf")
+            state = self.add(topic, slot)
+            state.acquired, state.due = True, float("inf")
             epoch = self._epochs[topic][slot]
-            place.epoch = epoch if epoch >= 0 else None
-        return place
+            state.epoch = epoch if epoch >= 0 else None
+        return state
 
     def add(self, topic: str, slot: int) -> SlotState:
         """Return a new object for an owned slot."""
@@ -180,40 +180,40 @@ class SlotTable:
             len(self._threads) if is_in_loop else min(self._threads, key=self.slots_of_thread.__getitem__)
         )
         self.slots_of_thread[thread] += 1
-        place = self.awake[topic, slot] = SlotState(self.topics[topic], slot, thread)
-        return place
+        state = self.awake[topic, slot] = SlotState(self.topics[topic], slot, thread)
+        return state
 
-    def lull(self, place: SlotState) -> None:
+    def lull(self, state: SlotState) -> None:
         """Let a slot at rest fall asleep."""
-        if place.topic is self.topics[place.topic.name] and self.awake.get(place.key) is place:
-            self.drop(place)
-            self.sleep(place.topic.name, place.slot, place.epoch)
+        if state.topic is self.topics[state.topic.name] and self.awake.get(state.key) is state:
+            self.drop(state)
+            self.sleep(state.topic.name, state.slot, state.epoch)
 
-    def drop(self, place: SlotState) -> None:
+    def drop(self, state: SlotState) -> None:
         """Forget the object of a slot."""
-        if self.awake.pop(place.key, None) is not None:
-            self.slots_of_thread[place.home] -= 1
+        if self.awake.pop(state.key, None) is not None:
+            self.slots_of_thread[state.home] -= 1
 
-    def forget(self, place: SlotState) -> None:
+    def forget(self, state: SlotState) -> None:
         """Drop a slot that is no longer owned once nothing of it is in hand; until then its thread must not change."""
-        if not (place.owned or place.batches or place.uncertain or place.asked):
-            self.drop(place)
+        if not (state.owned or state.batches or state.uncertain or state.asked):
+            self.drop(state)
 
-    def move(self, place: SlotState, thread: int) -> None:
+    def move(self, state: SlotState, thread: int) -> None:
         """Give a slot to another thread for good."""
-        self.slots_of_thread[place.home] -= 1
+        self.slots_of_thread[state.home] -= 1
         self.slots_of_thread[thread] += 1
-        place.home = place.thread = thread
+        state.home = state.thread = thread
 
-    def block(self, place: SlotState, batch: Any) -> None:
+    def block(self, state: SlotState, batch: Any) -> None:
         """Shut a slot until the listener of ``batch`` returns."""
-        place.blocked_by = batch
-        self.blocked.add(place)
+        state.blocked_by = batch
+        self.blocked.add(state)
 
-    def unblock(self, place: SlotState) -> None:
+    def unblock(self, state: SlotState) -> None:
         """Open a slot again."""
-        place.blocked_by = None
-        self.blocked.discard(place)
+        state.blocked_by = None
+        self.blocked.discard(state)
 
     def sleep(self, topic: str, slot: int, epoch: int | None) -> None:
         """Record a slot that was acquired and is empty."""
@@ -233,9 +233,9 @@ class SlotTable:
         known: list[SlotState] = []
         fresh = array("q")
         for slot in slots:
-            place = self.awake.get((topic, slot)) if self.awake else None
-            if place is not None:
-                known.append(place)
+            state = self.awake.get((topic, slot)) if self.awake else None
+            if state is not None:
+                known.append(state)
             elif states[slot] == _AWAKE:
                 states[slot] = _TOLD
                 fresh.append(slot)
@@ -264,12 +264,12 @@ class SlotTable:
 
     def lose(self, topic: str, slot: int) -> SlotState | None:
         """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""
-        place = self.awake.get((topic, slot))
+        state = self.awake.get((topic, slot))
         states = self._states[topic]
-        if place is None and slot < len(states):
+        if state is None and slot < len(states):
             self._sleeping -= states[slot] == _ASLEEP
             states[slot] = _AWAKE
-        return place
+        return state
 
     def lose_all(self) -> list[SlotState]:
         """Record that no slot is owned any more; return the slots that have an object."""
@@ -282,9 +282,9 @@ class SlotTable:
     def round(self) -> Iterator[tuple[str, int, SlotState | None]]:
         """Yield every slot once, with its object if it has one at that moment."""
         for topic, slot in list(self.awake):
-            place = self.awake.get((topic, slot))
-            if place is not None:
-                yield topic, slot, place
+            state = self.awake.get((topic, slot))
+            if state is not None:
+                yield topic, slot, state
         for topic in self.topics:
             slot = self._states[topic].find(_ASLEEP)
             while slot >= 0:
@@ -300,46 +300,46 @@ milliseconds."""
 class SlotSchedule:
     """The schedule of one worker. ``depth`` returns how many batches of a slot may be in hand."""
 
-    def __init__(self, places: SlotTable, depth: Callable[[SlotState], int], poll_seconds: float) -> None:
+    def __init__(self, table: SlotTable, depth: Callable[[SlotState], int], poll_seconds: float) -> None:
         self.clock = ServerClock()
         self.waiting: dict[SlotState, None] = {}
         """Due slots, to be prepared as soon as their thread has room."""
         self.parked: defaultdict[str, dict[SlotState, None]] = defaultdict(dict)
         """Topic -> its due slots that wait until the topic's limits leave room."""
-        self._places = places
+        self._table = table
         self._depth = depth
         self._poll_seconds = poll_seconds
         self._heap: list[tuple[float, int, SlotState]] = []
         self._entries = count(1)
 
-    def ready(self, place: SlotState) -> None:
-        """Prepare ``place`` as soon as possible.
+    def ready(self, state: SlotState) -> None:
+        """Prepare ``state`` as soon as possible.
 
         A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
         ends.
         """
-        place.due = 0.0
-        place.entry = 0
-        if place.asked:
-            place.again = True
+        state.due = 0.0
+        state.entry = 0
+        if state.asked:
+            state.again = True
             return
-        if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
+        if not (state.owned and state.acquired) or state.blocked_by or state.batches >= self._depth(state):
             return
-        rest = max(place.not_before, place.shut_until)
+        rest = max(state.not_before, state.shut_until)
         if rest and rest > (now := time.monotonic()):
-            self.waiting.pop(place, None)
-            self.look_at(place, self.clock.ms() + (rest - now) * 1000)
+            self.waiting.pop(state, None)
+            self.look_at(state, self.clock.ms() + (rest - now) * 1000)
         else:
-            self.waiting[place] = None
+            self.waiting[state] = None
 
-    def look_at(self, place: SlotState, due: float | None) -> None:
-        """Check ``place`` when the server's clock shows ``due`` (None: nothing is waiting)."""
-        if due is None or not place.owned:
-            place.due, place.entry = float("inf"), 0
+    def look_at(self, state: SlotState, due: float | None) -> None:
+        """Check ``state`` when the server's clock shows ``due`` (None: nothing is waiting)."""
+        if due is None or not state.owned:
+            state.due, state.entry = float("inf"), 0
             return
-        place.due, place.entry = due, next(self._entries)
-        heapq.heappush(self._heap, (due, place.entry, place))
-        if len(self._heap) > 2 * len(self._places.awake) + 64:
+        state.due, state.entry = due, next(self._entries)
+        heapq.heappush(self._heap, (due, state.entry, state))
+        if len(self._heap) > 2 * len(self._table.awake) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
             heapq.heapify(self._heap)
 
@@ -347,9 +347,9 @@ class SlotSchedule:
         """Make those slots ready whose time has come."""
         now = self.clock.ms()
         while self._heap and self._heap[0][0] <= now:
-            _, entry, place = heapq.heappop(self._heap)
-            if entry == place.entry:
-                self.ready(place)
+            _, entry, state = heapq.heappop(self._heap)
+            if entry == state.entry:
+                self.ready(state)
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which the first slot of the heap is due."""
@@ -359,35 +359,35 @@ class SlotSchedule:
 
     # --- slots that must not be asked now
 
-    def pause(self, place: SlotState, due: float | None, *, is_paused: bool) -> None:
+    def pause(self, state: SlotState, due: float | None, *, is_paused: bool) -> None:
         """Ask a busy or paused slot later.
 
         A wake-up or a time-out ends the wait; if they are lost, the slow poll asks again.
         """
         if is_paused:
-            place.not_before = time.monotonic() + 10 * self._poll_seconds
+            state.not_before = time.monotonic() + 10 * self._poll_seconds
         elif due is None or due <= (now := self.clock.ms()):
             # What ends just now has ended by the local clock, but not yet by the server's.
             is_ending = due is not None and due > now - ENDING_MS
-            place.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
-        self.look_at(place, due)
+            state.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
+        self.look_at(state, due)
 
-    def shut(self, place: SlotState, seconds: float) -> None:
+    def shut(self, state: SlotState, seconds: float) -> None:
         """Leave a slot alone for a while."""
-        place.shut_until = time.monotonic() + seconds
-        self.waiting.pop(place, None)
-        self.look_at(place, self.clock.ms() + seconds * 1000)
+        state.shut_until = time.monotonic() + seconds
+        self.waiting.pop(state, None)
+        self.look_at(state, self.clock.ms() + seconds * 1000)
 
-    def park(self, place: SlotState) -> None:
+    def park(self, state: SlotState) -> None:
         """Set a waiting slot aside until its topic's limits leave room."""
-        del self.waiting[place]
-        self.parked[place.topic.name][place] = None
+        del self.waiting[state]
+        self.parked[state.topic.name][state] = None
 
-    def drop(self, place: SlotState) -> None:
+    def drop(self, state: SlotState) -> None:
         """Stop asking a slot."""
-        place.entry = 0
-        self.waiting.pop(place, None)
-        self.parked[place.topic.name].pop(place, None)
+        state.entry = 0
+        self.waiting.pop(state, None)
+        self.parked[state.topic.name].pop(state, None)
 
 
 LOOK_SECONDS = 0.25
@@ -407,25 +407,25 @@ class FencedSlots:
         self.confirmed = confirmed
         self._broker = broker
         self._owner = owner
-        self._places: set[SlotState] = set()
+        self._table: set[SlotState] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._table)
 
-    def add(self, place: SlotState) -> None:
+    def add(self, state: SlotState) -> None:
         """Record that a prepare of a slot was just answered ``fenced``."""
-        place.fenced_at, place.untaken_since = uptime(), None
-        self._places.add(place)
+        state.fenced_at, state.untaken_since = uptime(), None
+        self._table.add(state)
 
-    def remove(self, place: SlotState) -> None:
+    def remove(self, state: SlotState) -> None:
         """Record that a slot is no longer this worker's, or is to be acquired again."""
-        place.fenced_at = 0.0
-        self._places.discard(place)
+        state.fenced_at = 0.0
+        self._table.discard(state)
 
     def ours_at(self, confirmed: float) -> list[SlotState]:
         """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
         # rule: stays_away_from_its_own
-        return [place for place in self._places if place.fenced_at < confirmed]
+        return [state for state in self._table if state.fenced_at < confirmed]
 
     def left_alone(self, untaken: Sequence[SlotState]) -> Iterator[SlotState]:
         """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
@@ -433,12 +433,12 @@ class FencedSlots:
 
         It is used while the coordinator cannot say who owns what.
         """
-        calls = [fetch.held(place.topic, place.slot, self._owner, 0, 1) for place in untaken]
+        calls = [fetch.held(state.topic, state.slot, self._owner, 0, 1) for state in untaken]
         now = time.monotonic()
-        for place, held in zip(untaken, run_all(self._broker, calls), strict=True):
+        for state, held in zip(untaken, run_all(self._broker, calls), strict=True):
             if held != []:
-                place.untaken_since = None
-            elif place.untaken_since is None:
-                place.untaken_since = now
-            elif now - place.untaken_since > place.topic.timeout:
-                yield place
+                state.untaken_since = None
+            elif state.untaken_since is None:
+                state.untaken_since = now
+            elif now - state.untaken_since > state.topic.timeout:
+                yield state

@@ -71,43 +71,43 @@ class HealthServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         self._answer = answer
-        self._asking: dict[socket.socket, tuple[float, bytes]] = {}
+        self._planner: dict[socket.socket, tuple[float, bytes]] = {}
         self._selector: selectors.BaseSelector | None = None
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listening = socket.create_server((host, int(port)), family=family)
+            self._subscriber = socket.create_server((host, int(port)), family=family)
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigurationError(f"cannot serve health checks at {address}: {error}") from error
-        self._listening.setblocking(False)
+        self._subscriber.setblocking(False)
 
     @property
     def port(self) -> int:
         """The port on which it listens."""
-        return int(self._listening.getsockname()[1])
+        return int(self._subscriber.getsockname()[1])
 
     def join(self, selector: selectors.BaseSelector) -> None:
         """Register with ``selector``."""
         self._selector = selector
-        selector.register(self._listening, selectors.EVENT_READ)
+        selector.register(self._subscriber, selectors.EVENT_READ)
 
     def close(self) -> None:
         """Close every socket. In a forked child this closes only the child's copies."""
-        for connection in [*self._asking, self._listening]:
+        for connection in [*self._planner, self._subscriber]:
             connection.close()
-        self._asking.clear()
+        self._planner.clear()
 
     def serve(self) -> None:
         """Accept, read and answer what can be handled without waiting."""
         assert self._selector is not None
         with contextlib.suppress(BlockingIOError, OSError):
             while True:
-                connection, _ = self._listening.accept()
-                if len(self._asking) >= _MOST:
-                    self._end(next(iter(self._asking)))
+                connection, _ = self._subscriber.accept()
+                if len(self._planner) >= _MOST:
+                    self._end(next(iter(self._planner)))
                 connection.setblocking(False)
-                self._asking[connection] = (time.monotonic() + _SECONDS, b"")
+                self._planner[connection] = (time.monotonic() + _SECONDS, b"")
                 self._selector.register(connection, selectors.EVENT_READ)
-        for connection, (until, said) in list(self._asking.items()):
+        for connection, (until, said) in list(self._planner.items()):
             try:
                 more = connection.recv(_BYTES)
             except BlockingIOError:
@@ -125,10 +125,10 @@ class HealthServer:
             elif not more or len(said) > _BYTES:
                 self._end(connection)
             else:
-                self._asking[connection] = (until, said)
+                self._planner[connection] = (until, said)
 
     def _end(self, connection: socket.socket) -> None:
-        del self._asking[connection]
+        del self._planner[connection]
         assert self._selector is not None
         self._selector.unregister(connection)
         connection.close()

@@ -56,7 +56,7 @@ class ExecutorThread(threading.Thread):
     """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
     def __init__(
-        self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, marks: ThreadProgress | None = None
+        self, index: int, mailbox: SimpleQueue[Any], hooks: Hooks, marks: ThreadProgress | None = None
     ) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
         self.index = index
@@ -64,7 +64,7 @@ class ExecutorThread(threading.Thread):
         self.current: Batch | None = None
         self.hangs = False
         """Whether its listener exceeded MAX_RUNTIME; then it gets no more work."""
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._hooks = hooks
         self._queue: list[Batch] = []
         self._turn = 0
@@ -140,7 +140,7 @@ class ExecutorThread(threading.Thread):
             return batches[0]
         best = max(batches, key=lambda batch: batch.head)
         # rule: overtakes_receipts
-        return next(batch for batch in batches if batch.place is best.place) if topic.serial else best
+        return next(batch for batch in batches if batch.state is best.state) if topic.serial else best
 
     def run(self) -> None:
         try:
@@ -174,7 +174,7 @@ class ExecutorThread(threading.Thread):
             # This comes first: while the dispatcher waits for this report, the batch is extended. At least
             # one message counts as begun, so that one that fails again and again uses its retries in the end.
             rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-            self._inbox.put(
+            self._mailbox.put(
                 BatchReport(batch, [], [], rest, 0.0, True)
             )  # rule: does_not_report_what_it_failed_at
             logger.exception(
@@ -192,7 +192,7 @@ class ExecutorThread(threading.Thread):
         if self.marks is None:
             return bytearray(len(batch.messages))
         members = [message.delivery.member for message in batch.messages]
-        return self.marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+        return self.marks.take(batch.topic.name, batch.state.slot, batch.receipt, members)
 
     def _patience(self, batch: Batch) -> float:
         """Return until when (``uptime``) more messages of this batch may begin."""
@@ -276,9 +276,9 @@ class ExecutorThread(threading.Thread):
     def _report(self, tally: BatchResults, rest: list[Message] | None) -> None:
         """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
         batch, committed = tally.batch, tally.committed
-        self._inbox.put(tally.slice(rest))
+        self._mailbox.put(tally.slice(rest))
         tally.clear()
-        failures.done(batch.topic, batch.place.slot, committed)
+        failures.done(batch.topic, batch.state.slot, committed)
 
 
 invoke.watch(ExecutorThread)

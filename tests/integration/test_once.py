@@ -896,7 +896,8 @@ def test_databases_that_hang_are_asked_at_once_and_for_a_bounded_time(
     began_at = databases_of_outbox._begin
 
     def begin(question: Any, alias: str, end: float) -> Any:
-        waits.append(end)
+        if alias in silent:  # the project's database is asked in the same way, unless it is SQLite
+            waits.append(end)
         return began_at(question, alias, end)
 
     monkeypatch.setattr(databases_of_outbox, "_begin", begin)

@@ -1078,7 +1078,7 @@ def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_oth
     with Worker(broker, topic, listener, threads=4) as worker:
         assert set(heard.wait(4)) == {*suspects, fresh}
         worker.asleep()
-        assert not worker.dispatcher._router.poison_messages
+        assert not worker.dispatcher._router.suspects
     assert together == [1, 1, 1]
     assert total(broker, topic, "expired") == 6
 
@@ -1117,7 +1117,7 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
     time_out(broker, topic, [0, 1], times=2)
     with Worker(broker, topic, listener) as worker:
         assert begun.wait(LONG)
-        eventually(lambda: len(worker.dispatcher._router.poison_messages) == 2, "both being in hand")
+        eventually(lambda: len(worker.dispatcher._router.suspects) == 2, "both being in hand")
         worker.dispatcher.stop()
         eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
         go.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.executor_pool import PoisonMessages
+from django_rmq.core.consumer.executor_pool import Suspects
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
@@ -41,7 +41,7 @@ def suspect(failures: int, max_retries: int = 16) -> Batch:
 def test_suspects_run_together_unless_both_failed_repeatedly_or_one_has_no_retry_left(
     one: Batch, other: Batch, together: bool
 ) -> None:
-    suspects = PoisonMessages()
+    suspects = Suspects()
     assert suspects.add(one)
     assert suspects.add(other) is together
     assert suspects.remove(one) == ([] if together else [other])
@@ -49,7 +49,7 @@ def test_suspects_run_together_unless_both_failed_repeatedly_or_one_has_no_retry
 
 
 def test_who_waits_is_not_overtaken_by_one_that_it_is_kept_apart_from() -> None:
-    suspects = PoisonMessages()
+    suspects = Suspects()
     running, last, late = suspect(1), suspect(16), suspect(1)
     assert suspects.add(running)
     assert not suspects.add(last)
@@ -59,7 +59,7 @@ def test_who_waits_is_not_overtaken_by_one_that_it_is_kept_apart_from() -> None:
 
 
 def test_several_wait_and_run_in_their_order() -> None:
-    suspects = PoisonMessages()
+    suspects = Suspects()
     batches = [suspect(2) for _ in range(4)]
     assert [suspects.add(batch) for batch in batches] == [True, False, False, False]
     assert suspects.remove(batches[1]) == [], "it was given back, and the first still runs"

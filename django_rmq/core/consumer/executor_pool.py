@@ -140,7 +140,7 @@ class _Kind(NamedTuple):
     is_grave: bool
 
 
-class PoisonMessages:
+class Suspects:
     """The suspects in hand, in the order in which they came; each is a batch of one message."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class BatchRouter:
         shutdown: ShutdownState,
         took: Callable[[Topic, Sequence[float]], None],
     ) -> None:
-        self.poison_messages = PoisonMessages()
+        self.suspects = Suspects()
         self._holder = BrokerDeliveryControl(broker)
         self._pool = pool
         self._in_flight = in_flight
@@ -326,7 +326,7 @@ class BatchRouter:
         thread = self._capacity.thread_for(state, self._in_flight.load)
         self._in_flight.add(batch)
         self._capacity.started(batch)
-        if not is_suspect or self.poison_messages.add(batch):
+        if not is_suspect or self.suspects.add(batch):
             self._put(batch, thread)
 
     def _put(self, batch: Batch, thread: int) -> None:
@@ -339,7 +339,7 @@ class BatchRouter:
 
     def cleared(self, batch: Batch) -> None:
         """Run the suspects that waited for this one."""
-        for follower in self.poison_messages.remove(batch):
+        for follower in self.suspects.remove(batch):
             if not self._shutdown.begun:
                 self._put(follower, self._capacity.thread_for(follower.state, self._in_flight.load))
 
@@ -393,7 +393,7 @@ class BatchRouter:
         if batch not in self._in_flight:  # rule: gives_back_what_has_ended
             return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
-        waits = batch.thread is None and batch in self.poison_messages
+        waits = batch.thread is None and batch in self.suspects
         if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
             self.finished(BatchReport(batch, [], [], members_of(batch.messages), 0.0, True))
             return
@@ -426,7 +426,7 @@ class BatchRouter:
         ]
         again = 0
         for batch in late:
-            if batch.thread is None and batch in self.poison_messages:
+            if batch.thread is None and batch in self.suspects:
                 batch.state.not_before = now + SUSPECT_REST_SECONDS
             elif not self._keeps_waiting(batch):
                 again += 1

@@ -156,20 +156,20 @@ class Heartbeat(threading.Thread):
         topics: Iterable[Topic],
         in_hand: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
-        hard_timeouts: Callable[[Batch], None] = lambda batch: None,
+        unending: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
-        self._hard_timeouts = hard_timeouts
+        self._unending = unending
         # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
         # also those of single messages.
         ends = (min(topic.timeout, topic.hard_timeout or topic.timeout) for topic in topics)
         self._pause = min([1.0, *(end / 12 for end in ends)])
         self._stopped = False
         self._woken = threading.Event()
-        self._handlers: dict[tuple[str, int], float] = {}
+        self._news: dict[tuple[str, int], float] = {}
         """Slots of which something in flight was cancelled, and the ``uptime`` of the latest news of it."""
         self._doubted_at = float("-inf")
         """The ``uptime`` at which such news may have been lost."""
@@ -182,7 +182,7 @@ class Heartbeat(threading.Thread):
 
     def look_again(self, topic: str, slot: int) -> None:
         """Extend what is in hand of a slot at once: the answer says what was cancelled."""
-        self._handlers[topic, slot] = uptime()
+        self._news[topic, slot] = uptime()
         self._woken.set()
 
     def look_everywhere(self) -> None:
@@ -204,9 +204,9 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """Extend what needs it, and abandon what has run too long."""
         now = uptime()
-        for told, at in list(self._handlers.items()):
+        for told, at in list(self._news.items()):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
-                del self._handlers[told]
+                del self._news[told]
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
@@ -231,7 +231,7 @@ class Heartbeat(threading.Thread):
     def _is_asked(self, batch: Batch) -> bool:
         """Return whether something of the batch may be cancelled that Redis did not know when it confirmed the batch."""
         # rule: asks_nothing_when_something_is_cancelled
-        told_at = self._handlers.get((batch.topic.name, batch.state.slot), 0.0)
+        told_at = self._news.get((batch.topic.name, batch.state.slot), 0.0)
         # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
 
@@ -262,7 +262,7 @@ class Heartbeat(threading.Thread):
             stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
             if batch.steps is None:
-                self._hard_timeouts(batch)  # rule: logs_before_it_ends_a_call
+                self._unending(batch)  # rule: logs_before_it_ends_a_call
             else:
                 for message in batch.running():
                     message.stopped = message.stopped or "overran"
@@ -282,7 +282,7 @@ class Heartbeat(threading.Thread):
         # rule: waits_for_coroutines_that_do_not_end
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
-            self._hard_timeouts(batch)
+            self._unending(batch)
             logger.error(
                 "A listener of topic %s does not end though it was cancelled; its process is replaced",
                 batch.topic.name,
@@ -404,11 +404,11 @@ class BackgroundThreads:
         def overrun(batch: Batch) -> None:
             self._mailbox.queue.put(Overrun(batch))
 
-        def hard_timeouts(batch: Batch) -> None:
+        def unending(batch: Batch) -> None:
             self._mailbox.queue.put(Unending(batch))
 
         in_hand = self._in_flight.batches
-        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, hard_timeouts)
+        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
 
     def _new_listening(self) -> WakeupSubscriber:
         def woken(topic: str, told: int) -> None:

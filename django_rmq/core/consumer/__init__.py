@@ -1,4 +1,7 @@
-"""Consuming: a dispatcher, its executor threads and a heartbeat. It imports nothing from Django or ZooKeeper."""
+"""The worker without Django: a dispatcher fetches messages, executors call listeners, and a heartbeat extends deliveries.
+
+This package imports nothing from Django or ZooKeeper. Its users pass in topics, listeners, hooks and callbacks.
+"""
 
 from django_rmq.core.consumer.dispatcher import Dispatcher
 from django_rmq.core.consumer.options import AssignmentCallbacks, WorkerCallbacks, WorkerOptions

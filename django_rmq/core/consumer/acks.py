@@ -1,6 +1,7 @@
-"""What a worker settles in Redis after a listener has ended: commits and rollbacks, in slices of a batch.
+"""Acknowledgements: commits, rollbacks and releases wait here until the next round trip sends them to Redis.
 
-A slot that Redis refuses rests for a while.
+A slot that Redis refuses is left alone for a while, and so are the slots of a node that does not answer. The round trips
+are made by ``fetch``: one trip sends acknowledgements and asks for messages.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def concerns_all(error: RmqError) -> bool:
 
 
 class SlotErrors:
-    """Handles errors of slots. ``renew`` makes a new subscription to wake-ups, whose node may be the one that fails."""
+    """Handles errors of slots. ``renew`` subscribes to wake-ups again: the node that fails may be that of the subscription."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class SlotErrors:
 
     def of(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        # A stopping worker has no time to leave a node alone: it tries again until its shutdown time-out.
         if isinstance(error, NodeUnavailable) and not self._shutdown.begun:
             self._leave_node_alone(state, error)
             return None
@@ -72,11 +74,12 @@ class SlotErrors:
         return None
 
     def _leave_node_alone(self, state: SlotState, error: NodeUnavailable) -> None:
-        """Ask a slot later whose node does not answer, while the slots of other nodes go on."""
+        """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
         self._schedule.shut(state, NODE_REST_SECONDS)
         state.away = True
         now = time.monotonic()
+        # The node may be the one of the subscription. All of its slots report the same failure, so one renewal serves them all.
         if now >= self._next_renewal:
             self._next_renewal = now + RENEWAL_SECONDS
             self._renew()
@@ -86,7 +89,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class Watcher(Protocol):
-    """Receives what Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
+    """Receives the ends of deliveries that Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
 
     def wants(self, topic: str) -> bool:
         """Return whether the ends of deliveries of a topic are wanted; called once per report of a thread."""
@@ -94,12 +97,12 @@ class Watcher(Protocol):
     def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
         """Receive deliveries of one slot that this worker ended with its own receipt.
 
-        ``began_ns``: when it told Redis so, in ns since the epoch.
+        ``began_ns``: when the worker sent the acknowledgement, in ns since the epoch.
         """
 
 
 class PendingAcks:
-    """What is still to be sent to Redis about one delivery of one slot."""
+    """The acknowledgements of one delivery of one slot that Redis does not have yet."""
 
     __slots__ = ("began_ns", "committed", "failures", "is_whole", "messages", "released", "repeated")
 
@@ -108,9 +111,9 @@ class PendingAcks:
         self.failures: list[Failure] = []
         self.released: list[bytes] = []
         self.is_whole = False
-        """Whether ``committed`` is all that its slot has in flight, so that it need not be named."""
+        """Whether ``committed`` is everything in flight in its slot; then ``commit_all`` sends a count instead of a list."""
         self.repeated = False
-        """Whether it has been sent before, and the answer was lost."""
+        """Whether they have been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
         """The messages of ``committed`` and ``failures``, if there is a watcher."""
         self.began_ns = 0
@@ -126,7 +129,7 @@ _CALLS: dict[str, Callable[..., Call[list[str]]]] = {
     "failures": ack.rollback,
     "released": ack.release,
 }
-"""How the parts of a settlement are sent."""
+"""The call that sends each part of a settlement."""
 
 
 class AckCall(NamedTuple):
@@ -142,7 +145,7 @@ class AckCall(NamedTuple):
 
 
 class AckQueue:
-    """Everything that is to be sent to Redis, and what Redis has confirmed."""
+    """The acknowledgements of one worker: those to be sent, those under way, and the number that Redis has confirmed."""
 
     def __init__(self, slot_errors: SlotErrors, shutdown: ShutdownState, watcher: Watcher | None) -> None:
         self.processed = 0
@@ -155,12 +158,13 @@ class AckQueue:
         self._watcher = watcher
 
     def note(self, report: BatchReport, released: list[bytes]) -> None:
-        """Add a thread's report, and give back ``released``."""
+        """Queue the outcomes of an executor's report, and the members to give back (``released``)."""
         if not (report.committed or report.failures or released):
             return
         batch = report.batch
         pending = self.pending[batch.state, batch.receipt]
         pending.committed += report.committed
+        # `commit_all` ends everything in flight in the slot, so only a report of the whole delivery may use it.
         # rule: takes_each_report_for_a_whole_delivery
         pending.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
         pending.failures += report.failures
@@ -185,7 +189,7 @@ class AckQueue:
         return any(state is other for other, _ in chain(self.pending, *self._under_way))
 
     def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
-        """Queue what is to be sent, except for slots that are left alone; return it, and the calls in their order."""
+        """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""
         told: Settlements = {}
         kept: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
@@ -193,6 +197,7 @@ class AckQueue:
         for (state, receipt), pending in self.pending.items():
             if state.shut_until:
                 now = now or time.monotonic()
+                # Redis has refused this slot a moment ago. A stopping worker tries it all the same, because it ends soon.
                 if state.shut_until > now and not self._shutdown.begun:
                     kept[state, receipt] = pending
                     continue
@@ -216,7 +221,7 @@ class AckQueue:
         return told, parts
 
     def lost(self, told: Settlements) -> None:
-        """Send again what was sent, because the answer was lost."""
+        """Queue settlements again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
         self._answered(told)
         for key, pending in told.items():
             kept = self.pending[key]
@@ -224,12 +229,13 @@ class AckQueue:
             kept.failures += pending.failures
             kept.released += pending.released
             kept.messages |= pending.messages
+            # Redis may have executed the calls. Then they are stale the next time, which is no reason for a warning.
             kept.repeated = True  # rule: forgets_what_it_told_before
 
     def settled(self, told: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
-        """Record what Redis confirmed. The rest is sent again, since sending twice is harmless.
+        """Record the answers of Redis, and queue failed calls again, since sending twice is harmless.
 
-        Returns trouble that concerns more than one slot.
+        Return an error that concerns more than one slot, if there is one.
         """
         self._answered(told)
         trouble: ServerTrouble | None = None
@@ -239,7 +245,8 @@ class AckQueue:
             pending = told[state, receipt]
             messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
-                # Not whole: what was not ended as a whole is named.
+                # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
+                # mark. The next call names the members.
                 kept = self.pending[state, receipt]
                 getattr(kept, verb).extend(items)
                 kept.messages |= messages
@@ -263,6 +270,7 @@ class AckQueue:
         messages, began_ns = pending.messages, pending.began_ns
         if self._watcher is None or not messages:
             return
+        # A stale delivery had ended before: it timed out, or an earlier call ended it whose answer was lost.
         ours = [(item, word) for item, word in zip(items, words, strict=False) if word != "stale"]
         if verb == "committed":
             self._watcher.ended([messages[member] for member, _ in ours if member in messages], [], began_ns)
@@ -273,6 +281,7 @@ class AckQueue:
 
 def _log_stale(part: AckCall, stale: int) -> None:
     logger.log(
+        # A repeated call is stale if Redis executed the first one and only its answer was lost.
         logging.INFO if part.repeated else logging.WARNING,
         "%d %s of topic %s slot %s came too late: the delivery had ended already",
         stale,

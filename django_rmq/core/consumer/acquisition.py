@@ -1,6 +1,7 @@
-"""Acquires slots: a worker registers as the owner of a slot in Redis, before it prepares anything there.
+"""Acquisition: a worker registers in Redis as the owner of its slots, which fences their earlier owners, before it fetches.
 
-In a slot where the reply of a prepare was lost, what Redis handed out is found first, and continued.
+If the reply of a fetch was lost, Redis is first asked which messages this worker holds in the slot, and these are processed
+instead of waiting for their time-out. Which slots a worker owns is decided by the coordinator, not here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class LostFetch(NamedTuple):
-    """The messages that one prepare handed out of one slot in a reply that was lost."""
+    """The messages that one prepare delivered from one slot in a reply that was lost."""
 
     state: SlotState
     receipt: int
@@ -45,7 +46,7 @@ class LostFetch(NamedTuple):
 
 
 class LostReplyRecovery:
-    """Finds what was handed out to ``owner``."""
+    """Finds deliveries to the worker ``owner`` that it has never received, and continues with them."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class LostReplyRecovery:
         self._slot_errors = slot_errors
 
     def unknown(self, state: SlotState, held: list[HeldReply]) -> list[LostFetch]:
-        """Return what Redis handed out in lost replies; ``held`` is the first page of what this worker holds.
+        """Return the deliveries of lost replies. ``held`` is the first page of the deliveries that Redis has for this worker.
 
         Raises ``RmqError``.
         """
@@ -74,6 +75,7 @@ class LostReplyRecovery:
         if not held:
             return []
         known = {batch.receipt for batch in self._in_flight.batches.values() if batch.state.key == state.key}
+        # A batch that has ended here is in flight in Redis until its acknowledgement arrives. It must not run again.
         known |= {receipt for other, receipt in self._acks.pending if other.key == state.key}
         lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
         for thing in held:
@@ -82,9 +84,9 @@ class LostReplyRecovery:
         return [LostFetch(state, receipt, things) for receipt, things in lost.items()]
 
     def adopt(self, lost: list[LostFetch], at: float) -> tuple[set[SlotState], ServerTrouble | None]:
-        """Continue with deliveries of a prepare whose reply was lost; give them back if nothing may begin.
+        """Continue with deliveries whose reply was lost; give them back if they may not begin.
 
-        Return the slots of which nothing is lost any more, and trouble that concerns more than one slot.
+        Return the slots in which nothing is uncertain any more, and an error that concerns more than one slot.
         """
         # It is unknown when their time-out began, so it is extended before anything starts.
         calls = [
@@ -95,9 +97,11 @@ class LostReplyRecovery:
         refused: set[SlotState] = set()
         for one, words in zip(lost, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
+                # The slot stays uncertain, and Redis is asked again.
                 refused.add(one.state)
                 trouble = self._slot_errors.of(one.state, words) or trouble
                 continue
+            # The message timed out or was cancelled since Redis delivered it, so it must not begin.
             # rule: forgets_what_was_cancelled_with_a_lost_answer
             ours = [thing for thing, word in zip(one.things, words, strict=True) if word != "stale"]
             self._go_on(LostFetch(one.state, one.receipt, ours), at)
@@ -105,6 +109,8 @@ class LostReplyRecovery:
 
     def _go_on(self, ours: LostFetch, at: float) -> None:
         state, receipt, things = ours
+        # The slot may have been lost since. A marked delivery was buried or removed by a person: it is given back, which ends
+        # it.
         begin = [thing.delivery for thing in things if state.owned and not thing.marked]
         back = [thing.delivery.member for thing in things if not state.owned or thing.marked]
         if state.topic.is_priority:
@@ -144,7 +150,7 @@ class SlotAcquirer:
         fenced_slots: FencedSlots,
     ) -> None:
         self.unacquired: dict[SlotState, None] = {}
-        """Slots to acquire again, or to ask what a lost reply handed out."""
+        """Slots to acquire again, or to ask for the deliveries of a lost reply."""
         self._next_look = 0.0
         """When to check again the slots that another worker has acquired."""
         self._broker = broker
@@ -166,13 +172,15 @@ class SlotAcquirer:
         """Record slots that this worker owns from now on."""
         for state in self._table.tell(topic, slots):
             if not state.owned:
+                # The slot returns while something of it is in flight here. Meanwhile its epoch may have become another
+                # worker's.
                 state.owned, state.acquired = True, False
                 state.due = state.not_before = state.shut_until = 0.0
                 state.away = False
                 self.unacquired[state] = None
 
     def disown(self, state: SlotState) -> None:
-        """Stop taking from a slot. What is uncertain there is still asked for."""
+        """Stop taking from a slot. Redis is still asked for the deliveries of a lost reply, so that they can be given back."""
         state.owned = state.acquired = False
         self.fenced_slots.remove(state)
         self._schedule.drop(state)
@@ -180,17 +188,20 @@ class SlotAcquirer:
             self.unacquired.pop(state, None)
 
     def doubt(self, state: SlotState) -> None:
-        """Ask what Redis handed out before anything more is taken, because a reply was lost."""
+        """Record that the reply of a prepare was lost: Redis is asked for its deliveries before anything more is taken."""
         if state.topic.serial:
             state.uncertain, state.acquired = True, False
             self.unacquired[state] = None
             state.due, state.entry = 0.0, 0
         else:
+            # Redis does not record who holds a message of a topic without a gate, so lost deliveries are left to their time-
+            # out.
             self._schedule.ready(state)
 
     def failed(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
-        """Record a failed prepare, which may have handed out messages; return trouble that concerns the whole server."""
+        """Record a failed prepare, which may have delivered messages; return an error that concerns the whole server."""
         trouble = self._slot_errors.of(state, error)
+        # After these errors the script may have run, and its answer was lost or cannot be read.
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
             self.doubt(state)
         return trouble
@@ -202,6 +213,7 @@ class SlotAcquirer:
             f"Topic {state.topic.name} slot {state.slot}: %s",
             LostRace("another worker has acquired it"),
         )
+        # The worker that fenced this one may have acted on an old assignment, so the slot may still belong to this worker.
         if state.owned:
             self.fenced_slots.add(state)
         state.acquired, state.epoch = False, None
@@ -217,6 +229,7 @@ class SlotAcquirer:
             return
         self._next_look = now + LOOK_SECONDS
         confirmed = self.fenced_slots.confirmed()
+        # The coordinator confirms the assignments that it has put into the mailbox. One of them may take such a slot away.
         hear()
         for state in self.fenced_slots.ours_at(confirmed):
             self.acquire_fenced(state)
@@ -241,6 +254,7 @@ class SlotAcquirer:
         try:
             answers = run_all(self._broker, (fetch.acquire_all(topics[name], part) for name, part in asked))
         except ServerTrouble:
+            # It is unknown which of them Redis has acquired, so all of them are acquired again.
             self._table.put_back(taken)
             raise
         for name, slots in taken:
@@ -266,6 +280,7 @@ class SlotAcquirer:
             self.unacquired[state] = None
             if isinstance(one, RmqError):
                 trouble = self._slot_errors.of(state, one) or trouble
+            # Without an epoch the slot has a foreign key, so it is not prepared and is tried again.
             elif one.epoch is not None:
                 state.epoch = one.epoch
                 self._acquired(state)
@@ -274,9 +289,9 @@ class SlotAcquirer:
     # --- again
 
     def acquire_again(self) -> bool:
-        """Acquire what is not acquired, and continue with what a prepare handed out whose reply was lost.
+        """Acquire slots again, and continue with the deliveries of lost replies in them.
 
-        Return whether there is more to do. It is done in parts, so that work goes on meanwhile.
+        Return whether there is more to do. Slots are acquired in parts, so that other slots are served meanwhile.
         """
         local = time.monotonic()
         rested = list(islice((state for state in self.unacquired if state.shut_until <= local), ACQUIRED + 1))
@@ -293,6 +308,7 @@ class SlotAcquirer:
                 epochs[state] = pipeline.add(fetch.acquire(state.topic, state.slot))
             if state.uncertain:
                 helds[state] = pipeline.add(fetch.held(state.topic, state.slot, self._owner, 0, BATCH))
+        # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
         pipeline.execute()
         trouble: ServerTrouble | None = None
@@ -303,6 +319,7 @@ class SlotAcquirer:
                 held = helds[state].get() if state in helds else None
                 found = self._recovery.unknown(state, held or [])
             except RmqError as error:
+                # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
                 trouble = self._slot_errors.of(state, error) or trouble
                 continue
             state.epoch = epoch

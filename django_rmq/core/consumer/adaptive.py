@@ -82,6 +82,7 @@ class AdaptiveConcurrency:
         spread = sqrt(max(0.0, self._squares / self._messages - latency * latency))
         used = self._used / self._messages
         if self._probed_from:
+            # The probe has halved the limit, so the queue has drained, and this window shows the latency without a queue.
             self.base, self._spread = latency, spread / latency
             self.limit, self._probed_from = min(self._probed_from, self.most), 0
             return

@@ -1,7 +1,8 @@
-"""Batches: the messages that one prepare handed out of one slot, and the reports of the threads about them.
+"""Batches: the messages that one prepare delivered from one slot, and the reports of executors about them.
 
-Threads get whole batches, never single messages, and report outcomes in slices, so that a slow listener's work is
-committed while it goes on. The batches that are not yet settled are in flight.
+Executors get whole batches, never single messages. They report outcomes in slices, so that the work of a slow listener is
+committed while its batch runs. A batch is in flight until its executor has reported the last message; acknowledging the
+outcomes is the part of ``acks``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 
 Outcome = tuple[Message, Failure | None]
-"""The outcome of a message. None: commit it."""
+"""A message, and how it failed; a message without a failure is committed."""
 
 
 class ListenerLike(Protocol):
@@ -33,7 +34,7 @@ class ListenerLike(Protocol):
 
 
 class Batch:
-    """The messages that one prepare handed out of one slot, until the last of them is settled."""
+    """The messages that one prepare delivered from one slot, until the last of them is reported."""
 
     __slots__ = (
         "abandoned",
@@ -83,7 +84,7 @@ class Batch:
         self.overran_at: float | None = None
         """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
         self.steps: Any = None
-        """The calls of an async listener, which can be stopped. None: it runs in a thread."""
+        """The calls of an async listener, which can be stopped; None in an executor thread."""
         self.halted = False
         """Whether no more messages of the batch may begin."""
         self.dropped = False
@@ -93,7 +94,7 @@ class Batch:
         self.abandoned = False
         """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
         self.thread: Any = None
-        """The executor or event loop that has the batch. None: it waits for one, or its thread was given up."""
+        """The executor that has the batch; None while it waits for one, and after its thread was given up."""
         self.size, self.cost = 0, 0.0
         """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
         self.timeout: float = messages[0].topic.timeout
@@ -130,12 +131,13 @@ class Batch:
 
     def in_flight(self) -> list[bytes]:
         """Return the members that the heartbeat must extend: neither reported nor given back."""
+        # The dispatcher gives back what a halted batch has not begun, so these messages must not be extended.
         end = self.begun if self.halted else None
         return [message.delivery.member for message in self.messages[self.reported : end]]
 
 
 class BatchReport(NamedTuple):
-    """A thread's report: the outcomes of some messages of a batch."""
+    """An executor's report: the outcomes of some messages of a batch."""
 
     batch: Batch
     committed: list[bytes]
@@ -144,13 +146,13 @@ class BatchReport(NamedTuple):
     seconds: float
     """Seconds spent in listeners for these messages."""
     last: bool
-    """Whether nothing of the batch is left with the thread."""
+    """Whether the executor has no message of the batch left."""
     times: Sequence[float] = ()
     """Seconds that each call of the listener took."""
 
 
 class BatchResults:
-    """The outcomes that a thread has not yet reported of the batch that it runs."""
+    """The outcomes of a running batch that its executor has not reported yet."""
 
     __slots__ = ("batch", "begun", "committed", "failures", "times")
 
@@ -172,7 +174,7 @@ class BatchResults:
         self.failures += [failure for _, failure in outcomes if failure is not None]
 
     def slice(self, rest: list[Message] | None) -> BatchReport:
-        """Return the report. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        """Return the report. ``rest`` are the messages that will not begin; None if the batch continues."""
         released = [message.delivery.member for message in rest or ()]
         seconds = time.monotonic() - self.begun
         return BatchReport(
@@ -196,7 +198,7 @@ class InFlight:
         self.messages = 0
         """The number of messages in the batches."""
         self.load = [0.0] * threads
-        """The estimated seconds of work in hand of each thread."""
+        """The estimated seconds of work that each thread has."""
         self._ran = [0.0] * threads
         """For how many seconds the present call of each thread has run, or has blocked the event loop."""
         self.last_work = time.monotonic()
@@ -210,7 +212,7 @@ class InFlight:
         return [batch for batch in self.batches.values() if batch.state is state] if state.batches else []
 
     def add(self, batch: Batch) -> None:
-        """Add a batch that Redis has handed out."""
+        """Add a batch that Redis has delivered."""
         self.batches[id(batch)] = batch
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
@@ -249,6 +251,7 @@ class InFlight:
 
     def remove(self, batch: Batch) -> bool:
         """Remove a batch that has ended; return whether it was there."""
+        # An executor that fails after the last report of a batch reports its end a second time.
         if self.batches.pop(id(batch), None) is None:
             return False
         batch.state.batches -= 1

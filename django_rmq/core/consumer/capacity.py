@@ -1,7 +1,8 @@
-"""How much a worker may take: free threads, places in the event loop, lanes of topics, and bytes.
+"""Capacity: how many more messages a worker can take now, given its threads, its event loop, its lanes and its memory.
 
 A topic with FLOW has as many lanes as its flow allows, but never all threads if there are other topics. Topics without a
-flow use the other threads. So a listener that becomes slow delays only its own topic.
+flow use the other threads. So a listener that becomes slow delays only its own topic. Limits over all workers
+are in ``rate_limits``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 
 MOST = 67_108_864
-"""The maximum number of bytes in hand of one process."""
+"""The maximum number of bytes in flight in one process."""
 
 MOST_AT_ONCE = 4_194_304
-"""The maximum number of bytes that one prepare hands out, unless its first message alone is larger."""
+"""The maximum number of bytes that one prepare returns, unless its first message alone is larger."""
 
 LEAST_AT_ONCE = 65_536
 """The minimum number of bytes granted to one prepare, so that messages which grow do not come one by one."""
@@ -42,8 +43,9 @@ class MemoryBudget:
         """Topic -> bytes per message: MAX_BODY at first, then the largest seen recently."""
 
     def grant(self, topic: Topic, limit: int) -> int:
-        """Return how many bytes a prepare of ``limit`` messages may return. 0: there is no room now."""
+        """Return how many bytes a prepare of ``limit`` messages may return, or 0 if the process has too many in flight."""
         wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
+        # Grants of prepares that are under way count in full, because nobody knows yet how much they return.
         if self.held + self._granted + wanted > MOST:  # rule: takes_all_bytes
             return 0
         self._granted += wanted
@@ -64,23 +66,23 @@ class MemoryBudget:
 
 
 WORK_SECONDS = 0.05
-"""Seconds of work that one prepare should hand out, unless there would be too many prepares."""
+"""Seconds of work that one prepare should return, unless there would be too many prepares."""
 
 AHEAD_SECONDS = 0.05
-"""Seconds for which the event loop has work in hand beside what it runs, so that it need not wait for Redis."""
+"""Seconds of work that wait in the worker for its event loop, so that the loop need not wait for Redis."""
 
 FIRST_PACE = 0.05
 """Seconds that a call is thought to take before one was measured."""
 
 MESSAGES = 16_000
-"""The number of messages of a topic that its running batches may have, which one prepare may hand out a share of."""
+"""The number of messages that all running batches of a topic may have; one prepare may return a share of them."""
 
 PREPARES = 1_000
-"""The number of prepares per second and topic above which each of them should hand out more work."""
+"""The number of prepares per second and topic above which each of them should return more work."""
 
 
 class AsyncCapacity:
-    """The topics of one worker with async listeners, and the batches of each that are in hand."""
+    """The topics of one worker with async listeners, and the batches of each that are in flight."""
 
     def __init__(self, topics: Iterable[Topic], listeners: Mapping[str, ListenerLike]) -> None:
         found = [topic for topic in topics if listeners[topic.name].coroutine is not None]
@@ -89,7 +91,7 @@ class AsyncCapacity:
             topic.name: AdaptiveConcurrency(topic.concurrency) for topic in found if topic.flow == "auto"
         }
         self._held: Counter[str] = Counter()
-        """Topic -> the batches in hand that can run beside each other: of a serial slot only one counts."""
+        """Topic -> the batches in flight that can run beside each other: of a serial slot only one counts."""
         self.slow: Counter[str] = Counter()
         """Topic -> the calls of which nobody knows when they end, so that nothing is taken ahead for them."""
 
@@ -114,7 +116,7 @@ class AsyncCapacity:
         return most - self._held[topic]  # rule: takes_more_than_it_can_run
 
     def seconds(self, topic: str) -> float:
-        """Return how many seconds of work one prepare should hand out."""
+        """Return how many seconds of work one prepare should return."""
         return max(WORK_SECONDS, self.most(topic) / PREPARES)
 
     def share(self, topic: str) -> int:
@@ -122,16 +124,16 @@ class AsyncCapacity:
         return max(1, MESSAGES // self.most(topic))
 
     def needs_room(self, state: SlotState) -> bool:
-        """Return whether another batch of a slot could run beside those in hand."""
+        """Return whether another batch of a slot could run beside those in flight."""
         return not (state.topic.serial and state.batches)
 
     def started(self, state: SlotState) -> None:
-        """Record a batch that is in hand from now on."""
+        """Record a batch that is in flight from now on."""
         if state.topic.name in self.concurrency and (not state.topic.serial or state.batches == 1):
             self._held[state.topic.name] += 1
 
     def ended(self, state: SlotState) -> None:
-        """Record a batch that is no longer in hand."""
+        """Record a batch that is no longer in flight."""
         if state.topic.name in self.concurrency and self.needs_room(state):
             self._held[state.topic.name] -= 1
 
@@ -160,7 +162,7 @@ class ThreadPartitions:
         self._open = range(first, threads)
         """Threads that may be lanes."""
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """Topic -> thread -> number of batches in hand."""
+        """Topic -> thread -> number of batches in flight."""
         self._batches: dict[int, tuple[str, int]] = {}
         self._left_at = [float("-inf")] * threads
 
@@ -179,7 +181,7 @@ class ThreadPartitions:
     def choose(self, topic: str, present: int, load: Sequence[float], now: float) -> int:
         """Return the thread for the next batch of ``topic``.
 
-        ``present``: the thread of the previous one. ``load``: seconds of work in hand of each thread.
+        ``present``: the thread of the previous one. ``load``: seconds of work of each thread.
         """
         flow = self.flows.get(topic)
         if flow is not None:
@@ -205,7 +207,7 @@ class ThreadPartitions:
             flow.note(seconds, messages, len(+self._held[topic]), now)
 
     def ended(self, batch: int, now: float) -> None:
-        """Record that a batch is no longer in hand."""
+        """Record that a batch is no longer in flight."""
         topic, thread = self._batches.pop(batch, ("", 0))
         if topic:
             self._held[topic][thread] -= 1
@@ -213,10 +215,10 @@ class ThreadPartitions:
 
 
 QUICK_SECONDS = 0.005
-"""Seconds per message above which a priority slot has only one batch in hand, without a second one behind it."""
+"""Seconds per message above which a priority slot has only one batch in flight, without a second one behind it."""
 
 LEAST_EXPECTED = 16
-"""How many messages a slot is expected to hand out after it had none."""
+"""How many messages a slot is expected to have after it had none."""
 
 
 class Throughput:
@@ -234,7 +236,7 @@ class Throughput:
 
 
 class Capacity:
-    """The room of one worker. ``owner`` is the name under which it requests its share of the limits."""
+    """The capacity of one worker. ``owner`` is the name under which it requests its share of the limits."""
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class Capacity:
         self._slow: set[SlotState] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
         self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
-        """Topic -> what its slots were expected to hand out next, smoothed."""
+        """Topic -> the number of messages that its next prepares are expected to return, smoothed."""
 
     @property
     def is_limited(self) -> bool:
@@ -274,7 +276,7 @@ class Capacity:
         return self.async_capacity.most(topic.name) if topic.name in self.async_capacity else self.threads
 
     def depth(self, state: SlotState) -> int:
-        """Return how many batches of a slot may be in hand: one runs, the next is ready."""
+        """Return how many batches of a slot may be in flight: one runs, the next is ready."""
         if state.topic.is_strict or (state.topic.serial and state in self._slow):
             return 1
         if not state.topic.serial:
@@ -291,7 +293,7 @@ class Capacity:
         return 1 if has_one and self.paces[state.topic.name].seconds > QUICK_SECONDS else 2
 
     def thread_for(self, state: SlotState, load: list[float]) -> int:
-        """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each thread."""
+        """Return the thread for the next batch of a slot. ``load``: seconds of work of each thread."""
         topic = state.topic
         if topic.name in self.async_capacity:
             return self.threads  # behind the executor threads
@@ -336,25 +338,25 @@ class Capacity:
         return max(0, min(self.limits.room(topic), self.of_lanes(topic)))
 
     def _capacity(self, topic: Topic) -> int:
-        """Return how many messages of a topic all threads together can have in hand."""
+        """Return how many messages of a topic all executors together can have in flight."""
         flow = self.partitions.flows.get(topic.name)
         return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
     # --- what is asked
 
     def expected(self, state: SlotState) -> int:
-        """Return how many messages the next prepare of a slot may hand out: one not asked yet is as full as the others."""
+        """Return how many messages the next prepare of a slot may return. A slot not asked yet counts as full as the others."""
         return int(self._expected[state.topic.name]) if state.expected is None else state.expected
 
     def answered(self, state: SlotState, messages: int, *, has_more: bool) -> None:
-        """Record how many messages a prepare has handed out, and whether it left others that are due."""
+        """Record how many messages a prepare has returned, and whether it left others that are due."""
         state.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
         self._expected[state.topic.name] += (state.expected - self._expected[state.topic.name]) * 0.1
 
     # --- what takes room
 
     def note_slow(self, slow: Sequence[Batch]) -> None:
-        """Record the batches in hand whose present call has run for so long that nobody knows when it ends."""
+        """Record the batches in flight whose present call has run for so long that nobody knows when it ends."""
         self._slow = {batch.state for batch in slow}
         self.async_capacity.slow = Counter(batch.topic.name for batch in slow)
 
@@ -365,13 +367,13 @@ class Capacity:
         self.paces[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
-        """Record a batch that is in hand from now on."""
+        """Record a batch that is in flight from now on."""
         self.bytes.held += batch.size
         self.async_capacity.started(batch.state)
         self.limits.started(batch.state.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
-        """Record a batch that is no longer in hand."""
+        """Record a batch that is no longer in flight."""
         now = time.monotonic()
         self.bytes.held -= batch.size
         self.async_capacity.ended(batch.state)

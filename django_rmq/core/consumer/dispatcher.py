@@ -1,8 +1,9 @@
-"""The dispatcher: one thread that moves messages between Redis and the threads that run listeners.
+"""The dispatcher: one thread that moves messages between Redis and the executors that call listeners.
 
-Each turn is one round trip: one pipeline commits or rolls back what listeners finished, and prepares slots
+Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
-the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four.
+the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four. This module
+puts the parts of a worker together and runs the loop; what each turn does is decided by the parts.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ SETTLING_SECONDS = 0.05
 
 
 class IdleCheck:
-    """Knows when a worker is done. ``owns_all`` returns whether all slots assigned to this worker have been
-    put into ``mailbox``."""
+    """Decides when a worker ends by itself: in a burst, or after its maximum idle time.
+
+    ``owns_all`` returns whether all slots assigned to this worker have been put into ``mailbox``.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class IdleCheck:
         return due if idle is None else min(due, self._in_flight.last_work + idle)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is in hand, except what Redis refuses to settle."""
+        """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""
         return not self._in_flight.messages and all(
             state.shut_until and not state.away for state, _ in self._acks.pending
         )
@@ -101,7 +104,7 @@ class IdleCheck:
     def _burst_is_over(self) -> bool:
         if not self._owns_all():
             return False
-        # Items that were put into the inbox until then may not have been read yet.
+        # Slots that were put into the mailbox before ``owns_all`` returned may not have been read yet.
         self._mailbox.hear()
         return self._is_idle() and self._drained()
 
@@ -117,7 +120,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class MailboxHandlers:
-    """Passes items of ``mailbox`` to the parts that handle them. ``on_moved`` is called for topics that may have moved."""
+    """Passes items of ``mailbox`` to the parts that handle them. ``on_moved`` is called for topics that may be re-slotted."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class MailboxHandlers:
 
     def _woken(self, item: Wake) -> None:
         if item.slot < 0:
-            # The slot was paused: nothing more of what is in hand begins.
+            # The slot was paused, so messages that this worker holds and has not begun are given back.
             paused = self._table.awake.get((item.topic, -1 - item.slot))
             if paused is not None:
                 self._router.give_back_slot(paused)
@@ -186,18 +189,18 @@ class MailboxHandlers:
 
 
 UNCERTAIN_SECONDS = 5.0
-"""Seconds for which a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
+"""Seconds for which a stopping worker waits for Redis only to give back the deliveries of a lost reply."""
 
 
 class Dispatcher:
-    """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that feeds
-    them.
+    """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that fetches
+    messages for them.
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
     everything is settled, or, in a burst, when nothing can be taken any more. Threads record in ``notes``
-    what they run, for the process that settles it after a sudden death. ``watchdog`` watches these threads,
-    and those that are added to it.
+    which messages they run, so that the parent can settle these if the process dies. ``watchdog`` watches
+    these threads, and those that are added to it.
     """
 
     def __init__(
@@ -267,7 +270,7 @@ class Dispatcher:
         return bool(self._shutdown.overran)
 
     def full_topics(self, seconds: float) -> frozenset[str]:
-        """Return the topics for which all threads, or all that may overlap of their calls, have been taken for so long."""
+        """Return the topics whose listeners have had no free thread or place in the event loop for this many seconds."""
         return self._router.full_topics(seconds)
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
@@ -297,6 +300,7 @@ class Dispatcher:
             try:
                 self._work()
             except Exception as error:
+                # The worker stops as on request, so that other workers need not wait for the time-outs of its messages.
                 logger.exception("The dispatcher failed; the worker gives back its messages and ends")
                 trouble = error
             self._shut_down()
@@ -348,7 +352,7 @@ class Dispatcher:
         """Acquire owned slots that are not acquired; return whether there are more."""
         more = False
         if self._acquirer.unacquired:
-            # What is on its way is recorded before Redis is asked what this worker holds.
+            # The trip under way may return deliveries. Recorded too late, they would look like those of a lost reply.
             self._round_trips.receive_rest()
             more = self._acquirer.acquire_again()
         if self._table.is_told_more:
@@ -374,7 +378,7 @@ class Dispatcher:
             self._mailbox.read(left)
 
     def _look(self) -> None:
-        """Replace threads that have died, about once a second."""
+        """Replace threads that have died or hang, about once a second."""
         if time.monotonic() >= self.watchdog.due:
             self._replacer.clear_dead()
             self.watchdog.look()
@@ -394,11 +398,14 @@ class Dispatcher:
             is_refused = self._settle_rest()
             spent = time.monotonic() - begun
             if self._shutdown.is_over(self._in_flight.batches.values()):
+                # After a lost reply Redis may stay unavailable. Then its deliveries are left to their time-out.
                 is_done = not self._acquirer.unacquired or spent > UNCERTAIN_SECONDS
                 if is_done and not self._acks.pending:
+                    # If Redis does not answer, the permits end with their lease.
                     with contextlib.suppress(RmqError):
                         self._capacity.limits.leave()
                     return
+                # Redis answers and refuses some acknowledgements, so waiting for longer would not help.
                 if is_refused:
                     break
             if spent >= self._options.shutdown_timeout:
@@ -429,9 +436,13 @@ class Dispatcher:
             return False
 
     def _end_threads(self) -> None:
+        # A listener that exceeded HARD_TIMEOUT runs until the process ends. Until then its message must not go to another
+        # worker.
         # rule: leaves_to_others_what_still_runs
         background = self._background.stop(keeps_beating=self.overran)
         for batch in self._in_flight.batches.values():
+            # The shutdown time-out is over. A listener that returns from now on must not begin another message.
             batch.halted = batch.dropped = True
+        # A thread may hang in a call to a server; it is a daemon and ends with the process.
         for thread in (*background, *self._pool.stop()):
             thread.join(2.0)

@@ -1,6 +1,7 @@
-"""The threads of a worker: batches are passed to them, their reports are read, and what has not begun is given back.
+"""The executors of a worker: batches are passed to them, their reports are processed, and unbegun messages given back.
 
-A thread that died or hangs gets a successor. A message under whose listener a process died is run alone from then on.
+A thread that died or hangs gets a successor. A suspect, which may have killed its process, runs in a batch of its own, and
+repeated suspects do not run beside each other. How an executor runs a batch is the subject of the two executor modules.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ExecutorPool:
         return [batch for thread in members if (batch := thread.current) is not None]
 
     def blocked_seconds(self) -> float:
-        """Return for how long something has blocked the event loop. 0: nothing does, or there is none."""
+        """Return for how long something has blocked the event loop, or 0."""
         last = self.threads[-1]
         return last.blocked_seconds() if isinstance(last, AsyncExecutor) else 0.0
 
@@ -103,9 +104,11 @@ class ExecutorPool:
             fresh.start()
         except BaseException:
             if lives and marks is not None:
+                # No thread could be started. The watchdog tries again, and uses the same marks.
                 self._free.append(marks)
             raise
         self.threads[index] = fresh
+        # If the listener returns after all, its thread ends: the successor has its place.
         before.stop()
         if lives:
             self._hanging.append((before, batches))
@@ -126,6 +129,7 @@ class ExecutorPool:
         for hung in ended:
             self._hanging.remove(hung)
             if hung[0].marks is not None:
+                # A thread that has ended writes no more, so a later successor may use its marks.
                 self._free.append(hung[0].marks)
         return [batch for _, batches in ended for batch in batches]
 
@@ -141,7 +145,7 @@ class _Kind(NamedTuple):
 
 
 class Suspects:
-    """The suspects in hand, in the order in which they came; each is a batch of one message."""
+    """The suspects in flight, in the order in which they came; each is a batch of one message."""
 
     def __init__(self) -> None:
         self._kinds: dict[Batch, _Kind] = {}
@@ -156,9 +160,12 @@ class Suspects:
     def add(self, batch: Batch) -> bool:
         """Add a suspect; return whether it may run now. If not, a later ``remove`` returns it."""
         left = batch.messages[0].retries_left
+        # Which of several running messages killed a process is unknown, and all of them are charged. A
+        # message on its last try could be dead by the fault of another.
         # rule: the_last_try_has_company
         kind = _Kind(left == 0, batch.messages[0].max_retries - left >= GRAVE)
         waits = kind.is_last and bool(self._kinds)
+        # Two messages that have failed repeatedly might use up each other's retries.
         # rule: repeated_suspects_run_together
         waits = waits or any(one.is_last or (one.is_grave and kind.is_grave) for one in self._kinds.values())
         self._kinds[batch] = kind
@@ -185,7 +192,7 @@ class Suspects:
 
 
 class ThreadReplacer:
-    """Watches the threads of ``pool`` with ``watchdog``. Their reports are in ``mailbox``."""
+    """Replaces threads of ``pool`` that ``watchdog`` finds dead or hung, and gives back the messages that they have not begun."""
 
     def __init__(
         self,
@@ -214,7 +221,7 @@ class ThreadReplacer:
         dead = [batch for batch in self._in_flight.batches.values() if batch.thread and batch.thread.is_dead]
         dead += self._pool.returned()
         if dead:
-            # Everything that they reported before they died has arrived by now.
+            # A dead thread reports nothing more, so all of its reports are in the mailbox; the outcomes in them count.
             self._mailbox.hear()
         for batch in dead:
             if batch in self._in_flight:
@@ -228,8 +235,10 @@ class ThreadReplacer:
         self._router.give_back(batch)
         self._router.cleared(batch)
         thread = batch.thread
+        # The listener may have returned, or its thread been replaced, since the heartbeat put this item into the mailbox.
         if thread is None or batch not in thread.batches():
             return
+        # A coroutine that waits keeps only its own slot from working.
         if not thread.overran(batch):
             self._shut(batch)
             return
@@ -237,6 +246,7 @@ class ThreadReplacer:
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._shut(running)
         batch.thread = None
+        # The watchdog looks in the next turn instead of within a second, so that the thread's other slots do not wait.
         self._watchdog.due = 0.0
 
     def _shut(self, batch: Batch) -> None:
@@ -259,8 +269,8 @@ class ThreadReplacer:
 
 
 REFRESH_SECONDS = 1.0
-"""Seconds for which messages wait in hand. Those that have not begun by then are given back, so that they count as due,
-and others can have them; they are taken again when a thread has room."""
+"""Seconds for which delivered messages wait for their executor. After that they are given back, so that they count as due
+and other workers can take them; this worker takes them again when a thread is free."""
 
 REFRESHED = 128
 """The maximum number of batches given back at once that will be taken again soon."""
@@ -270,7 +280,10 @@ SUSPECT_REST_SECONDS = 5.0
 
 
 class BatchRouter:
-    """Feeds the threads of ``pool``. ``took`` is called with the seconds that each call of a listener took."""
+    """Passes batches to the executors of ``pool``, and processes their reports.
+
+    ``took`` is called with the seconds that each call of a listener took.
+    """
 
     def __init__(
         self,
@@ -311,7 +324,7 @@ class BatchRouter:
     ) -> None:
         """Pass ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
 
-        They were handed out by a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
+        Redis delivered them in answer to a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
         if state.blocked_by:  # rule: starts_in_a_slot_that_is_shut
             # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
@@ -340,16 +353,18 @@ class BatchRouter:
     def cleared(self, batch: Batch) -> None:
         """Run the suspects that waited for this one."""
         for follower in self.suspects.remove(batch):
+            # A stopping worker begins nothing more: it gives back the suspects that wait.
             if not self._shutdown.begun:
                 self._put(follower, self._capacity.thread_for(follower.state, self._in_flight.load))
 
     # --- from the threads
 
     def finished(self, report: BatchReport) -> None:
-        """Process a thread's report."""
+        """Process an executor's report: queue its acknowledgements, and make the slot ready if the batch has ended."""
         batch = report.batch
         state: SlotState = batch.state
         released = report.released
+        # The report may be late: the dispatcher has given these members back itself, or this worker no longer holds them.
         if released and (batch.cut or batch.stale):
             released = [m for m in released if m not in batch.cut and m not in batch.stale]
         self._acks.note(report, released)
@@ -372,6 +387,7 @@ class BatchRouter:
 
     def _ended(self, batch: Batch, state: SlotState) -> None:
         self._capacity.ended(batch)
+        # The listener that exceeded MAX_RUNTIME has returned, or its thread has ended.
         if state.blocked_by is batch:
             self._table.unblock(state)
         self.cleared(batch)
@@ -379,7 +395,7 @@ class BatchRouter:
     # --- what is taken back
 
     def give_back_slot(self, state: SlotState, *, drops: bool = True) -> None:
-        """Give back all messages of a slot that have not begun, and those on their way."""
+        """Give back all messages of a slot that have not begun, and those that a prepare under way returns."""
         state.recalled = state.asked
         for batch in self._in_flight.of(state):
             self.give_back(batch, drops=drops)
@@ -397,6 +413,8 @@ class BatchRouter:
         if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
             self.finished(BatchReport(batch, [], [], members_of(batch.messages), 0.0, True))
             return
+        # ``halted`` was set before ``begun`` is read, and the thread does the reverse: it begins none of these messages any
+        # more.
         rest = members_of(batch.messages[batch.begun :])
         released = [member for member in rest if member not in batch.cut and member not in batch.stale]
         if released:
@@ -427,6 +445,7 @@ class BatchRouter:
         again = 0
         for batch in late:
             if batch.thread is None and batch in self.suspects:
+                # Otherwise the suspect would be taken again at once, and wait again.
                 batch.state.not_before = now + SUSPECT_REST_SECONDS
             elif not self._keeps_waiting(batch):
                 again += 1
@@ -434,7 +453,7 @@ class BatchRouter:
                 self.give_back(batch, drops=False)  # rule: stops_lists_that_it_refreshes
 
     def full_topics(self, seconds: float) -> frozenset[str]:
-        """Return the topics for which all that could run their listeners has been taken for so long."""
+        """Return the topics whose listeners have had no free thread or place in the event loop for ``seconds``."""
         capacity, in_flight = self._capacity, self._in_flight
         full = set[str]()
         if min(map(in_flight.ran, range(capacity.threads))) >= seconds:
@@ -450,7 +469,7 @@ class BatchRouter:
         return frozenset(full)
 
     def _keeps_waiting(self, batch: Batch) -> bool:
-        """Return whether what a batch waits for does not end soon, so that its messages will not be taken again at once."""
+        """Return whether a batch waits for a call that does not end soon, so that its messages are not taken again at once."""
         thread = batch.thread
         return (
             batch.topic.name in self._capacity.async_capacity

@@ -24,7 +24,7 @@ _repeated = LogThrottle(logger)
 
 
 def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
-    """Log that a message failed, and what follows. ``error``: what its listener raised. None: it returned False."""
+    """Log that a message failed, and what follows. ``error``: what its listener raised; None if it returned False."""
     topic = message.topic
     if failure.kind == "cancelled":
         _cancelled(message)
@@ -241,7 +241,7 @@ def ran_too_long(topic: Topic) -> str:
 
 
 def chosen_delay(message: Message) -> int | None:
-    """Return the result of the topic's own back-off function in ms. None: the registered exponential back-off applies."""
+    """Return the result of the topic's own back-off function in ms; None if the registered exponential back-off applies."""
     function = message.topic.backoff.function
     if function is None:
         return None

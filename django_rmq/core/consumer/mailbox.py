@@ -1,6 +1,7 @@
-"""What other threads report to the dispatcher's thread: slots that come and go, wake-ups, reports of batches, and its end.
+"""The mailbox of a dispatcher: other threads report slots that come and go, wake-ups, outcomes of batches, and the end.
 
-Any thread may put an item into the mailbox; the dispatcher's thread reads them.
+Any thread may put an item into the mailbox, and only the dispatcher's thread reads it. So the state of the dispatcher needs
+no locks. What an item means is decided by the part that registers a handler for its type.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Mailbox:
     """Any thread may put an item into ``queue``; the dispatcher's thread reads it."""
 
     def __init__(self) -> None:
+        # ``put`` of a SimpleQueue is reentrant, so a signal handler may call it while its own thread is in the queue.
         self.queue: SimpleQueue[Any] = SimpleQueue()
         self._handlers: dict[type, Callable[[Any], None]] = {}
 
@@ -98,12 +100,13 @@ class ShutdownState:
         """The error to raise at the end, if a slot was given another slot count."""
 
     def is_over(self, batches: Iterable[Batch]) -> bool:
-        """Return whether nothing is left to wait for among the ``batches`` in hand."""
+        """Return whether nothing is left to wait for among the ``batches`` in flight."""
+        # A listener that exceeded HARD_TIMEOUT ends only with the process, so nothing waits for it.
         return all(batch in self.overran for batch in batches)
 
 
 class HardTimeouts:
-    """Makes the worker end, and records in ``notes`` which messages to charge for it."""
+    """Ends the worker when a listener exceeded HARD_TIMEOUT, and records in ``notes`` which messages the parent charges."""
 
     def __init__(self, mailbox: Mailbox, shutdown: ShutdownState, notes: SharedProgress | None) -> None:
         self._shutdown = shutdown
@@ -115,6 +118,8 @@ class HardTimeouts:
         if self._notes is not None:
             topic, slot, receipt = batch.topic.name, batch.state.slot, batch.receipt
             members = [message.delivery.member for message in batch.running()]
+            # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
+            # retry.
             # rule: forgives_what_ran_too_long
             self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
         self._shutdown.overran.append(batch)

@@ -1,6 +1,7 @@
-"""Brokers and producers as configured in the settings, for each process and purpose.
+"""The brokers and producers of this process, as the settings configure them.
 
-Each process and each purpose has its own connections; after a fork nothing is shared with the parent.
+Each process and each purpose has its own connections. A child process shares none with its parent: two processes that
+read from one socket would get each other's answers.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 Purpose = Literal["web", "worker", "coordinator"]
 
 SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0, "coordinator": 1.0}
-"""Seconds for which a purpose waits for Redis. A page must come soon, a worker can wait longer, and a session
-is short."""
+"""Seconds for which a purpose waits for Redis. A page must load soon, a worker can wait longer, and a session is
+short."""
 
 PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
 """Seconds for which a purpose repeats a call that no node of a cluster has run. A worker has other slots to serve."""
@@ -61,8 +62,8 @@ class ProcessState:
     """For topics that were re-slotted: the slot counts by which their messages are placed, whatever the
     settings say."""
     followed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The fields of topics that are as Redis has them, because the settings of this process differ. Only consumers need
-    these."""
+    """The fields of topics that Redis has with other values than the settings of this process. Only consumers need these
+    fields."""
     events: EventStream | None = None
     survey: tuple[float, ZooKeeperSurvey] | None = None
     """The last answer of ZooKeeper, and until when (monotonic) it is used."""
@@ -74,10 +75,11 @@ _replacement: Broker | None = None
 
 
 def current() -> ProcessState:
-    """Return the objects built from the current settings by this process, or start over."""
+    """Return the state of this process for the current settings; make a new one after a change or a fork."""
     global _built  # noqa: PLW0603 - one per process
     config, built, pid = get_config(), _built, os.getpid()
     test = running_test() if config.broker == "memory" and _replacement is None else None
+    # A child process must not use the sockets of its parent, and other settings may name another server.
     if (
         built is None
         or built.config is not config
@@ -100,6 +102,7 @@ def get_broker(purpose: Purpose = "web") -> Broker:
         purpose = "web"  # one memory for all purposes
     broker = built.brokers.get(purpose)
     if broker is None:
+        # Two threads may build a broker at the same time, and both use the one that was stored first.
         broker = built.brokers.setdefault(purpose, _build(built.config, purpose))
     return broker
 
@@ -110,15 +113,17 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     producer = built.producers.get(purpose)
     if producer is None:
         made = Producer(get_broker(purpose), built.slot_counts, built.followed)
+        # As in ``get_broker``: two threads may build a producer at the same time.
         producer = built.producers.setdefault(purpose, made)
     return producer
 
 
 def events() -> EventStream | None:
-    """Return this process's stream of events. None: EVENTS is off."""
+    """Return this process's stream of events, or None if EVENTS is off."""
     if not get_config().events:
         return None
     built = current()
+    # Two threads that send at the same time must not make two streams.
     with _building:
         if built.events is None:
             built.events = EventStream(get_broker("coordinator"), _told_id)
@@ -139,6 +144,7 @@ def close() -> None:
     built, _built = _built, None
     if built is not None and built.events is not None:
         built.events.close()
+    # The child of a fork has copies of its parent's sockets, and leaves them to the parent.
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         broker.close()
 

@@ -1,4 +1,7 @@
-"""Clients of the server configured in the settings."""
+"""Clients of redis-py for the server that the settings name: one server, one behind Sentinels, or a Redis Cluster.
+
+Errors of the options become ``ConfigurationError`` here, without the passwords in them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from django_rmq.exceptions import ConfigurationError
 @sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
-    # A node that is down must not delay the others.
+    # A node that is down must not delay the calls to the other nodes, so a connection has less time than a call.
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout, min(socket_timeout, 1.0))}
     options: dict[str, Any] = {}
     try:

@@ -1,4 +1,4 @@
-"""Coordinators as configured in the settings, and the check that workers could use them."""
+"""The coordinator that the settings name: how a worker makes it, and the check that workers could use it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def end_session(worker: str, token: str) -> None:
 
 
 def survey_zookeeper() -> ZooKeeperSurvey | None:
-    """Return the workers and the assignment from ZooKeeper. None: Redis' roster has them. Raises ``ServerTrouble``.
+    """Return the workers and the assignment from ZooKeeper, or None if the roster in Redis has them. Raises ``ServerTrouble``.
 
     The answer may be ``SURVEY_SECONDS`` old, because it needs a session, and pages are loaded often.
     """
@@ -129,5 +129,5 @@ def survey_zookeeper() -> ZooKeeperSurvey | None:
 
 
 def _coordinator() -> str:
-    """Return the name of the coordinator in use. With a broker in memory there is none to ask."""
+    """Return the name of the coordinator in use, or an empty text with a broker in memory, which has none."""
     return "" if in_memory() else get_config().coordinator

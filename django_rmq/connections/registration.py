@@ -1,4 +1,7 @@
-"""Checks that this process and Redis agree on the definitions of topics and on the slot counts of their messages."""
+"""The registration of topic definitions: this process and Redis agree on them, and on the slot counts of messages.
+
+A sender compares the definition of a topic once in its process. Re-slottings are noticed by a look every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def agree(topic: Topic) -> None:
         followed = consumer_fields(topic, registered)
         if followed:
             built.followed[topic.name] = followed
+        # The topic has been re-slotted, or is being: the settings of this process may still have the former count.
         if followed or "reslot" in registered:
             built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)
@@ -42,8 +46,8 @@ def agree(topic: Topic) -> None:
 def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
     """Return ``topic`` with all slots that may currently hold its messages, whatever the settings say.
 
-    It asks Redis every few seconds (each time if a ``broker`` is given, or ``at_once``); while Redis is
-    unavailable, nothing changes.
+    It asks Redis every few seconds (each time if a ``broker`` is given, or ``at_once``). While Redis is unavailable, the
+    last known slots are used.
     """
     if broker is not None:
         return as_registered(topic, broker.definitions().get(topic.name, {}))
@@ -52,10 +56,13 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
         try:
             definitions = get_broker().definitions()
         except WrongType as error:
+            # Another program has put a value of another type in place of the definitions, so none of them can be
+            # read.
             built.unreadable = dict.fromkeys(built.config.topics, str(error))
         except ServerTrouble:
             pass
         else:
+            # A server that was flushed, or restarted without its data, has lost the definitions that it had.
             if built.registered and not definitions and not definitions.unreadable:
                 definitions = _register_again(built.registered)
             built.registered.update(
@@ -88,6 +95,7 @@ def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:
 
 
 def _or_else(definition: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    # Another process may have registered a definition meanwhile. That one stays.
     return found or definition
 
 
@@ -98,7 +106,7 @@ def slots_now(topic: Topic) -> tuple[int, ...]:
 
 
 def unreadable(topic: Topic) -> str:
-    """Return why the registered definition of ``topic`` could not be read at the last check. Empty: it could."""
+    """Return why the definition of ``topic`` could not be read at the last check, or an empty text if it could."""
     return current().unreadable.get(topic.name, "")
 
 

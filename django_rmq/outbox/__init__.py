@@ -1,7 +1,7 @@
-"""The outbox: sends of a transaction as rows of its database, until Redis has them; and the relay of what was left.
+"""The outbox: messages of committed transactions as rows of their database, until Redis has them; and their relay.
 
-A row is written in the transaction, and deleted after the commit by the process that sent its message. What
-that process leaves behind, because it died or Redis did not answer, the relay sends.
+The sender writes a row in its transaction, and deletes it after the commit, when Redis has the message. If that process
+dies, or Redis does not answer, the relay of a worker sends the message and deletes the row.
 """
 
 from django_rmq.outbox.storage import DirectSend, OutboxSend, StoredSend, write

@@ -1,4 +1,7 @@
-"""What is in the outbox of each database, for people and monitoring; and their retries and deletions."""
+"""The rows of the outbox for people and monitoring: counts, lists, and their retries and deletions.
+
+Neither the sender nor the relay needs this module. ``operations.outbox`` decides who may use it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Waiting:
     refused: int = 0
     """The number of rows that the relay leaves out, because their messages cannot be sent."""
     oldest_ms: int | None = None
-    """How long ago the oldest of ``messages`` was sent, in ms. None: there are none."""
+    """How long ago the oldest of ``messages`` was sent, in ms, or None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def rows(
             left -= values["size"]
             fitting.add(values["id"])
     contents = read_contents(alias, fitting)
-    # What has gone meanwhile was sent or deleted.
+    # A row whose contents are missing was deleted after the list was read: its message was sent, or a person deleted it.
     return [
         _found(alias, values, contents.get(values["id"]))
         for values in found
@@ -115,7 +118,8 @@ def rows(
 
 
 def topic_of(database: str, number: int) -> str | None:
-    """Return the topic of a row. None: there is no such row."""
+    """Return the topic of a row, or None if there is no such row."""
+    # The name may come from a URL. ``using`` raises for a database that the settings do not have.
     if database not in aliases():
         return None
     found: str | None = (
@@ -156,7 +160,7 @@ def missing() -> list[tuple[str, str]]:
 
 
 def _problem(alias: str) -> str:
-    """Return why the table of a database cannot be used. Empty: it can. Raises ``DatabaseError``."""
+    """Return why the table of a database cannot be used, or an empty text if it can. Raises ``DatabaseError``."""
     try:
         list(model().objects.using(alias).filter(pk=0))
     except DatabaseError as error:
@@ -172,6 +176,8 @@ def _asked(alias: str, query: Iterable[T]) -> list[T]:
     try:
         return list(query)
     except DatabaseError:
+        # Before its migration a database has no outbox, which is no error. With the table, the error has another
+        # cause.
         if has_table(alias):
             raise
         return []

@@ -1,11 +1,11 @@
-"""The relay: it sends what the processes that sent a message have left in the outbox, oldest first.
+"""The relay: it sends the messages of rows that a process left in the outbox, oldest first, and deletes the rows.
 
-Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a
-row is sent after every older row of its message that anybody holds. A step goes on behind the rows that others
-hold, so relays share the work, and one that stands still stops nobody. Where the database cannot skip locked
-rows, a step holds what its first write locks: the rows, or with SQLite the file.
+Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a row is sent
+after every older row of its message that another relay holds. A step passes over the rows that others hold, so relays
+share the work, and one that stands still stops none of the others. Where the database cannot skip locked rows, a step
+holds what its first write locks: the rows, or with SQLite the file.
 
-What the relay sends of the rows of one message, and what becomes of them. Pure: no database, no server.
+``folded`` and ``outgoing`` decide what is sent of the rows of one message. They need neither a database nor Redis.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from django_rmq.outbox.storage import (
 )
 
 REFUSALS = 5
-"""How often a message that cannot be sent as it is, is tried before the relay leaves it out. Other processes may
-have other settings while a new version is deployed."""
+"""Attempts at a message that cannot be sent as it is, until the relay leaves it out. While a new version is deployed,
+other processes may have other settings."""
 
 LONGEST_REST_MS = 600_000
 """The longest time between two attempts at one message."""
@@ -106,14 +106,18 @@ def folded(rows: Sequence[Stored], *, debounces: bool = False, keeps: bool = Fal
     last: Stored | None = None
     for row in rows:
         if row.act in _REMOVALS:
+            # A removal after a cancel takes nothing back: the listener of the running message must still be notified.
             cancels = removal is not None and removal.act == "cancel"
             removal, last = row._replace(act="cancel") if cancels else row, None
         elif last is None:
             last = row
         elif row.act == "send" and keeps:
+            # The message keeps its first body. A send queues a message that rests or is in flight, an ensure does
+            # not.
             last = last._replace(act="send")
         elif row.act == "send":
             merges = row.type == TopicType.FIFO or (row.type == TopicType.RANGE_MERGE and not debounces)
+            # If the topic had another type at the first row, the score of that row means something else.
             has_time = merges and row.type == last.type
             last = row._replace(sent_ms=last.sent_ms, score=last.score) if has_time else row
     return [row for row in (removal, last) if row is not None]
@@ -122,8 +126,8 @@ def folded(rows: Sequence[Stored], *, debounces: bool = False, keeps: bool = Fal
 def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
     """Return the message of a row, not yet placed, as its sender would have sent it.
 
-    A message that waits for a time from its send is due when it would have been, and at once if that time has passed. Raises
-    ``InvalidMessage`` if it is none of ``topic`` any more.
+    A message that waits for a time from its send is due when it would have been, and at once if that time has passed.
+    Raises ``InvalidMessage`` if ``topic`` no longer takes such messages.
     """
     _check(row, topic)
     score = row.score
@@ -133,7 +137,7 @@ def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
 
 
 def envelope_in(row: Stored) -> bytes | None:
-    """Return the envelope of a message, which a member of a fifo topic may hold. None: it has none."""
+    """Return the envelope of a message, which a member of a fifo topic may hold, or None if it has none."""
     if row.type != TopicType.FIFO:
         return row.envelope
     return envelope_of(Topic(row.topic, TopicType.FIFO, identity="key"), row.member, row.envelope)
@@ -158,9 +162,10 @@ def _check(row: Stored, topic: Topic) -> None:
 
 
 def next_attempt(error: Exception, attempts: int, now_ms: int, grace_ms: int) -> int | None:
-    """Return when to try again after ``attempts`` attempts failed. None: the relay leaves the message out."""
+    """Return when to try again after ``attempts`` failed attempts, or None if the relay leaves the message out."""
     if isinstance(error, CallerError) and attempts >= REFUSALS:
         return None
+    # A row may have thousands of attempts, and a shift by that many bits would build a huge number.
     return now_ms + min(grace_ms << min(attempts, 20), LONGEST_REST_MS)
 
 
@@ -171,11 +176,11 @@ BATCH = 500
 
 STEP_BYTES = 4_194_304
 """The number of bytes that a step sends, at most; a larger message has a step of its own. So a step takes little
-memory, and what does not pass within its time does not stop what is behind it."""
+memory, and a message that does not pass within the time-out does not stop the messages behind it."""
 
 HELD_SECONDS = 30
-"""Seconds after which PostgreSQL and MariaDB end the transaction of a step that stands still. A step that waits for
-Redis takes a few."""
+"""Seconds after which PostgreSQL and MariaDB end the transaction of a step that stands still. A step that waits for Redis
+takes a few seconds."""
 
 
 class _Unconfirmed(LostRace):
@@ -195,14 +200,14 @@ class RelayStep:
     is_full: bool = False
     """Whether more rows may be due."""
     trouble: ServerTrouble | None = None
-    """Why some messages could not be tried."""
+    """The error because of which some messages could not be tried."""
     results: defaultdict[str, list[SendResult]] = field(default_factory=lambda: defaultdict(list))
-    """For each topic, what was sent."""
+    """The results of the messages that were sent, by topic."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What a step sends, in order, and what it cannot send."""
+    """The messages that a step sends, in order, and the errors of those that it cannot send."""
 
     messages: list[tuple[Stored, Outgoing]] = field(default_factory=list)
     refused: dict[UUID, RmqError] = field(default_factory=dict)
@@ -226,16 +231,17 @@ def relay(alias: str) -> RelayStep:
     due = model().objects.using(alias).filter(due_ms__lte=now).order_by("id").values_list("id", "identity")
     while found := list(due.filter(id__gt=last)[:BATCH]):
         if not last:
-            # A step that waited for an unavailable server would keep others from these rows.
+            # A step that waited for an unavailable server would lock these rows for as long, and keep others from them.
             connections.get_broker("coordinator").ping()
         with _bounded_transaction(alias):
             held = _hold(alias, {identity for _, identity in found})
             if held.rows:
                 step.is_full = _send(alias, held, now, step) or len(found) == BATCH
-        # What others hold, they send.
+        # Other relays hold all rows of this page, and send them. This step then looks at the rows behind them.
         if held.rows or len(found) < BATCH:
             break
         last = found[-1][0]
+    # If the step sent and refused nothing, Redis does not take these messages now, and the next step can wait.
     step.is_full = step.is_full and bool(step.rows or step.failed)
     for topic, results in step.results.items():
         announcements.sent(topic, results)
@@ -250,6 +256,7 @@ def _bounded_transaction(alias: str) -> Iterator[None]:
     """Run a transaction that the database ends, so that others get its rows, if this process stands still in it."""
     connection = databases[alias]
     has_session_limit = is_mariadb(connection)
+    # PostgreSQL has a limit for one transaction. MariaDB has one for the session, so its former value is put back.
     if has_session_limit:
         with connection.cursor() as cursor:
             cursor.execute("SET @rmq_idle = @@SESSION.idle_transaction_timeout")
@@ -264,7 +271,7 @@ def _bounded_transaction(alias: str) -> Iterator[None]:
             yield
     finally:
         if has_session_limit:
-            # If the connection has broken, its session is over as well.
+            # If the connection has broken, the session and its setting have ended with it.
             with suppress(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SET SESSION idle_transaction_timeout = @rmq_idle")
 
@@ -275,8 +282,8 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
     features = connection.features
     rows = model().objects.using(alias).filter(identity__in=identities)
     if not features.has_select_for_update:
-        # A write takes the lock that a SELECT cannot take. With SQLite it locks the file even if it changes no row,
-        # and would else write the large ones again.
+        # SQLite and old MariaDB cannot lock by a SELECT, but by a write. With SQLite an UPDATE of no row locks the file, and
+        # does not write large rows again.
         (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
     held: defaultdict[UUID, list[Stored]] = defaultdict(list)
@@ -285,6 +292,8 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
         sizes[values["id"]] = values.pop("size")
         row = Stored(**values, member=b"", envelope=None)
         held[row.identity].append(row)
+    # The second query finds the rows that the first one skipped as locked, or that were committed meanwhile. Another
+    # relay may be sending one of them, so this step leaves the whole message out.
     for number, identity in rows.values_list("id", "identity"):
         if number not in sizes:
             held.pop(identity, None)
@@ -313,6 +322,7 @@ def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
         elif not out.removes:
             step.results[out.topic.name].append(results[index])
     gone = [row.id for identity, some in rows.items() if identity not in troubles for row in some]
+    # If this process dies before the deletion is committed, the next step sends these messages a second time.
     delete(alias, gone)
     step.rows, step.sent = len(gone), len(rows) - len(troubles)
     _postpone(alias, rows, troubles, step)
@@ -395,12 +405,13 @@ def _postpone(
     for identity, error in troubles.items():
         rows = held[identity]
         if isinstance(error, ServerTrouble):
-            # Redis has answered before this step. One node of several does not, or the message is too large for the
-            # time-out of the link; what is due behind it goes first.
+            # Redis has answered before this step. One node of a cluster does not answer, or the message is too large for the
+            # time-out of the link. The messages that are due behind it go first.
             step.trouble = error
             changes["", 0, now + grace_ms] += [row.id for row in rows]
             continue
         step.failed += 1
+        # The column of attempts holds numbers up to 32,767.
         attempts = min(1 + max(row.attempts for row in rows), 30_000)
         text = f"{type(error).__name__.lstrip('_')}: {error}"[:1000]
         due_ms = next_attempt(error, attempts, now, grace_ms)
@@ -440,10 +451,11 @@ def relay_all(chosen: Iterable[str] | None = None) -> Generator[RelayStep, None,
 
 
 def _relayed(alias: str) -> RelayStep | None:
-    """Return what a step did. None: the database has no table."""
+    """Return what a step did, or None if the database has no table."""
     try:
         return relay(alias)
     except DatabaseError:
+        # Before its migration a database has no table, and its relay has nothing to do.
         if has_table(alias):
             raise
         return None
@@ -458,10 +470,11 @@ def _duty(alias: str) -> Generator[float, None, None]:
     """Relay at short intervals; while nothing is due, with one query."""
     pause = get_config().outbox.grace / 4
     while True:
-        reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+        reset_queries()  # With DEBUG, Django keeps all queries of a thread until they are reset.
         try:
             for _ in relay_all([alias]):
                 yield 0.0
         finally:
+            # Django closes broken and old connections around requests, and this thread serves none.
             close_old_connections()
         yield pause

@@ -1,21 +1,17 @@
-"""One trip of sends to Redis beside the outbox: what is looked up before it, and deleted after it.
+"""The rows of the outbox as senders handle them: written in their transaction, deleted when Redis has the message.
 
-Databases with an outbox, the errors of those without, the threads of what is done for databases again and again,
-and questions to databases that may hang.
-
-Rows of the outbox as the sender handles them: written in its transaction, and deleted when Redis has the message.
+``OutboxSend`` and ``DirectSend`` go with one trip to Redis: they read rows before it, and delete rows after it. The
+relay is in ``outbox.relay``; here are also the databases that have an outbox, and how to ask those that may hang.
 
 A message is sent only if its row is still there: otherwise a newer send of the same message, the relay or a person
-has dealt with it. Which rows a successful send replaces is decided here. It deletes its own, and the older rows of
-the same message that were visible before it was sent: what they stood for is older than what Redis has now. A row
-that became visible later may belong to a transaction that was committed later, so it stays. If the process or the
-relay of an older row may be sending it at the same time, and so after this one, the own row stays as well, and the
+has dealt with it. Which rows a successful send replaces is decided here. The send deletes its own row, and the older
+rows of the same message that were visible before it was sent: their state is older than the state that Redis has now.
+A row that became visible later may belong to a transaction that committed later, so it stays. If the process or the
+relay of an older row may be sending it at the same time, and so after this send, the own row stays as well, and the
 relay sends the newest state once more.
 
-The SQL of a send with the outbox: insert rows, find those of a message, delete rows.
-
-The ORM computes several times as long as all the rest of a send (`docs/explanation/performance.md`), so these
-statements are written here, for the databases whose tests run. All others use the ORM.
+The ORM computes several times as long as all the rest of a send (`docs/explanation/performance.md`), so the SQL is
+written here, for the databases whose tests run. All others use the ORM.
 """
 
 from __future__ import annotations
@@ -71,10 +67,10 @@ ANSWER_SECONDS = 5.0
 """Seconds for which a worker that starts, and a system check, wait for the answers of databases."""
 
 LOOK_SECONDS = 60.0
-"""Seconds between two checks whether a database without the table has it by now."""
+"""Seconds between two checks whether a database without the table has been migrated."""
 
 ENDED_IN_TRANSACTION = "25P03"
-"""What PostgreSQL calls the end of a connection whose transaction stood still for longer than it may."""
+"""The SQLSTATE with which PostgreSQL ends a connection whose transaction was idle for longer than it may."""
 
 _missing: dict[str, float] = {}
 """Alias of a database without the table -> when to check again (monotonic)."""
@@ -112,6 +108,7 @@ def explained(alias: str, error: DatabaseError) -> Exception:
     """Return what to raise for an error of the table: how to make it, if it is missing or out of date."""
     table = model()._meta.db_table
     is_of_table = isinstance(error, ProgrammingError) or (
+        # SQLite reports a missing table as an OperationalError, and a locked file as well. The text tells them apart.
         isinstance(error, OperationalError) and table in str(error)
     )
     if not is_of_table:
@@ -160,7 +157,7 @@ class Answers(NamedTuple, Generic[T]):
 
 
 def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]:
-    """Ask all these databases at once; return what they answer within ``ANSWER_SECONDS``.
+    """Ask all these databases at once; return the answers that come within ``ANSWER_SECONDS``.
 
     Each is asked by a process of its own. A thread that waits for a database that hangs cannot be ended, and the
     parent of workers must have no other thread when it forks them. ``question`` raises ``django.db.Error``, and what
@@ -188,9 +185,11 @@ def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]
             else:
                 problems[alias] = f"it does not answer within {ANSWER_SECONDS:g} s"
         except (EOFError, OSError):
+            # The child was killed, for example for lack of memory, and its end of the pipe closed with it.
             problems[alias] = "the process that asked it has ended without an answer"
         finally:
             answers.close()
+            # A child that waits for a hung database ends by a signal only.
             process.kill()
             process.join()
     return Answers(given, problems)
@@ -201,16 +200,18 @@ def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Co
     answers, answer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
     process.start()
+    # Without this copy of the writing end, ``recv`` raises EOFError as soon as the child has ended.
     answer.close()
     return process, answers
 
 
 def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
-    """Ask a database, as a process that ends then. Its parent may be that of workers, whose signals are none of its."""
+    """Ask a database in a child process, which then ends. Its parent may be a supervisor, whose signals are not for it."""
+    # The fork has inherited the handlers of its parent, and the pipe by which the parent's loop hears of signals.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    # If its parent is killed, nobody else ends it.
+    # A parent that was killed cannot end this process, so an alarm does.
     signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
     # Two processes must share neither a connection nor a pool of them.
     connections[alias] = connections[alias].copy()
@@ -223,7 +224,7 @@ def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: fl
 
 
 def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Maintenance]:
-    """Return a thread for each database that runs its duties, so that one that hangs delays those of no other."""
+    """Return one maintenance thread for each database, so that a database that hangs delays only its own duties."""
     of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
     for alias, duty in duties:
         of_databases[alias].append(_naming(alias, duty))
@@ -237,7 +238,7 @@ def _naming(alias: str, duty: Duty) -> Duty:
         try:
             yield from duty()
         except (OperationalError, InterfaceError, InternalError) as error:
-            # PostgreSQL ends a transaction that stands still by an error of this class, and the connection with it.
+            # PostgreSQL ends a transaction that is idle for too long by an error of this class, and the connection with it.
             if (
                 isinstance(error, InternalError)
                 and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
@@ -264,6 +265,8 @@ class StoredSend(NamedTuple):
 
     def is_kept_by(self, result: SendResult) -> bool:
         """Return whether Redis has the message as durably as the row requires."""
+        # Redis has accepted the message, but a failover before its replicas have it would lose it. The row stays
+        # until then.
         # rule: forgets_rows_without_replicas
         return (
             result.status not in ("failed", "refused", "pending")
@@ -276,10 +279,10 @@ class DeliveredSend(NamedTuple):
     """A message that Redis has accepted."""
 
     row: int | None
-    """The id of its row. None: it has none."""
+    """The id of its row, or None if it has none."""
     identity: UUID
     is_last: bool
-    """Whether it decides the state of its message. What found the message present does not."""
+    """Whether it decides the state of its message. A send that found the message present decides nothing."""
     is_removal: bool
 
 
@@ -315,6 +318,7 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
     alias = connection.alias
     check_allowed(messages[0].topic.name, alias)
     now, needed = now_ms(), wanted_of(wanted)
+    # Until then the relay leaves the row alone, because this process sends the message after the commit.
     due_ms = now + get_config().outbox.grace_ms
     identities = [identity_of(out) for out in messages]
     made = [
@@ -337,6 +341,7 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
         for out, identity in zip(messages, identities, strict=True)
     ]
     try:
+        # A caller may catch the error of the INSERT. Its transaction must not commit without the row even then.
         with transaction.mark_for_rollback_on_error(using=alias):  # rule: goes_on_without_its_row
             ids = insert(connection, made)
     except DatabaseError as error:
@@ -358,6 +363,8 @@ def look(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] |
     if len(found) > most:
         return existing(alias, [row.id for row in own]), None
     there = {row.id for row in found}
+    # An id above the first own one may belong to a transaction that commits later, so its row does not count as
+    # older.
     return {row.id for row in own if row.id in there}, [row for row in found if row.id < first[row.identity]]
 
 
@@ -369,8 +376,8 @@ def conclude(
     ``own``: the rows of the transaction that were there before the send. ``replaced``: the older rows of then.
     """
     last = {one.identity: one for one in landed if one.is_last}
-    # An ensure that found its message present has done nothing. Before an older send or removal that is still
-    # to come it stays, so that the relay does both in order. An older ensure would find the same.
+    # An ensure that found its message present has changed nothing. If an older send or removal has yet to be relayed, its
+    # row stays, so that the relay does both in order. An older ensure would find the same message.
     arrived = {one.row for one in landed}
     sends = {row.identity for row in replaced if row.act != "ensure"}
     sends |= {row.identity for row in own if row.act != "ensure" and row.id not in arrived}
@@ -385,19 +392,19 @@ def conclude(
     limit = now_ms() + get_config().outbox.grace_ms // 2
     relayed = [row for row in beneath if row.due_ms is None or row.due_ms <= limit]
     removed = {one.identity for one in landed if one.is_removal}
-    # The process of a row that is not due may be sending it, and after us. An ensure then changes nothing,
-    # unless the message was removed.
+    # The process that wrote a row that is not due yet may be sending it now, after this send. An ensure then changes
+    # nothing, unless this send has removed the message.
     doubtful = {
         row.identity
         for row in beneath
         if row.due_ms is not None and row.due_ms > limit and (row.act != "ensure" or row.identity in removed)
     }
-    # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
+    # A relay may be sending the rows that are due, after this send. If this process deletes all of them, no relay does.
     if relayed and delete_free(alias, [row.id for row in relayed]) < len(relayed):
         doubtful |= {row.identity for row in relayed}
     gone -= {row.id for row in own if row.identity in doubtful}  # rule: trusts_a_relay_that_is_under_way
     gone |= {row.id for row in beneath} - {row.id for row in relayed}
-    # What a relay holds, it deletes itself. A commit does not wait for it.
+    # A relay deletes the rows that it holds itself, so the commit does not wait for its locks.
     delete_free(alias, gone)
 
 
@@ -434,6 +441,7 @@ class Older(NamedTuple):
 
 def insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
     """Insert rows, each of the same fields, and return their ids."""
+    # MySQL, and SQLite before 3.35, cannot return the ids of inserted rows; other vendors have SQL of their own.
     if not _is_written_here(connection) or not connection.features.can_return_rows_from_bulk_insert:
         saved = [model()(**row) for row in made]
         for row in saved:
@@ -475,13 +483,14 @@ def visible(alias: str, identities: Collection[UUID], most: int | None = None) -
         with connection.cursor() as cursor:
             cursor.execute(f"{head}({_places(some)}){limit}", [ready(one, connection) for one in some])
             for number, identity, act, due_ms in cursor.fetchall():
+                # A database without a type for UUIDs returns text.
                 known = identity if isinstance(identity, UUID) else UUID(identity)
                 found.append(Older(number, known, act, due_ms))
     return found
 
 
 def existing(alias: str, ids: Iterable[int]) -> set[int]:
-    """Return which of these rows there are."""
+    """Return the ids of these rows that still exist."""
     rows = model().objects.using(alias)
     return {
         number
@@ -492,6 +501,7 @@ def existing(alias: str, ids: Iterable[int]) -> set[int]:
 
 def with_sizes(rows: Any) -> Any:
     """Return the query with ``size``: the bytes of the member and the envelope of each row, which are not read."""
+    # Oracle has no LENGTH of a BLOB, and measures it by a function of a package.
     of_oracle = databases[rows.db].vendor == "oracle"
     member, envelope = (
         Func(
@@ -515,15 +525,15 @@ def read_contents(alias: str, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 
 def delete(alias: str, ids: Iterable[int]) -> int:
-    """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
+    """Delete rows and return how many there were; ``QuerySet.delete`` would open a transaction for it."""
     connection = databases[alias]
     return sum(_delete(connection, "{column} IN ({places})", some) for some in parts(sorted(ids)))
 
 
 def delete_free(alias: str, ids: Iterable[int]) -> int:
-    """Delete the rows that nobody else has locked, without waiting for anybody, and return how many these were.
+    """Delete the rows that no other transaction has locked, without waiting, and return how many these were.
 
-    Where the database cannot skip locked rows, this waits for them as ``delete`` does.
+    Where the database cannot skip locked rows, this waits for their locks as ``delete`` does.
     """
     connection, chosen = databases[alias], sorted(ids)
     if connection.vendor == "postgresql":
@@ -540,6 +550,8 @@ def delete_free(alias: str, ids: Iterable[int]) -> int:
                 _delete(connection, "{column} IN ({places})", some, _AT_ONCE) for some in parts(chosen)
             )
         except OperationalError as error:
+            # Error 1205: another transaction holds one of the rows. The statements below skip that row and delete the
+            # others.
             if error.args[0] != _LOCKED:
                 raise
     rows, deleted = model().objects.using(alias), 0
@@ -552,16 +564,16 @@ def delete_free(alias: str, ids: Iterable[int]) -> int:
 
 def _delete(connection: Any, where: str, ids: list[int], before: str = "") -> int:
     table, column = _quoted(connection, "id")
-    # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
-    # Within a transaction that is not for us to say.
+    # If a crash of the database undoes a deletion, the relay sends the message again. So the commit of the deletion need
+    # not wait for the disk. In a transaction of the caller the setting would also hold for the caller's commit.
     hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
     also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
     which = where.format(table=table, column=column, places=_places(ids))
     values: Sequence[Any] = ids
     statement = f"DELETE FROM {table} WHERE {which}{also}"  # noqa: S608 - names of Django
     if connection.vendor == "mysql" and connection.features.has_select_for_update_skip_locked:
-        # In a table that is small, or was when it was last counted, MySQL and MariaDB would look at all rows, and
-        # wait for those that others have locked. A join by the primary key looks at no other row.
+        # MySQL and MariaDB scan a small table, or one that was small when its statistics were made, and wait for rows that
+        # other transactions have locked. A join by the primary key reads no other row.
         given = "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) given"
         join = f"{given} STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {table}.{column} = given.id"
         statement, values = f"DELETE {table} FROM {join}", [json.dumps(ids)]
@@ -610,7 +622,7 @@ _complain = LogThrottle(logger)
 
 
 class OutboxSend:
-    """Sends of a transaction and their rows; made before the trip. ``kept`` has a row or None for each message."""
+    """Sends of a transaction with their rows; made before the trip. ``kept`` has a row or None for each message."""
 
     def __init__(self, alias: str, kept: Sequence[StoredSend | None]) -> None:
         self._alias = alias
@@ -635,10 +647,10 @@ class OutboxSend:
     def attempt(
         self, messages: Sequence[Outgoing], attempt: Callable[[Sequence[Outgoing]], Outcomes]
     ) -> Outcomes:
-        """Send by ``attempt`` what is not ``outdated``, and return the outcomes of all ``messages``.
+        """Send the messages that are not ``outdated`` by ``attempt``, and return the outcomes of all ``messages``.
 
-        The row of an outdated message is gone: the relay or a newer send has dealt with it, and its state is no
-        longer the last one.
+        The row of an outdated message was deleted: the relay or a newer send has dealt with it, and its state is no longer
+        the last one.
         """
         current = [index for index, row in enumerate(self._kept) if self._is_current(row)]
         if len(current) == len(messages):
@@ -650,7 +662,9 @@ class OutboxSend:
         return results, {current[at]: error for at, error in failed.items()}
 
     def conclude(self, messages: Sequence[Outgoing], outcomes: Sequence[SendResult]) -> None:
-        """Delete the rows of what Redis has, and those that it replaces. A row that stays is sent again."""
+        """Delete the rows of messages that Redis has, and the rows that they replace. The relay sends the rows that stay."""
+        # If the older rows are not known, one of them may be sent after this message. The own rows stay for the
+        # relay.
         if not self._own or self._older is None:
             return
         landed = [
@@ -699,12 +713,12 @@ class DirectSend:
         try:
             with _apart(self._alias):
                 conclude(self._alias, landed, (), self._older)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
             _complain_of_rows(error)
 
 
 def _apart(alias: str) -> AbstractContextManager[Any]:
-    """Return a savepoint within a transaction of the caller, which an error of ours must not break."""
+    """Return a savepoint within a transaction of the caller, which an error of the outbox must not break."""
     is_in_block = databases[alias].in_atomic_block
     return transaction.atomic(using=alias) if is_in_block else nullcontext()
 

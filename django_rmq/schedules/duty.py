@@ -1,4 +1,8 @@
-"""Schedules in a worker: declared in Redis at its start, and kept one tick ahead by a duty while it runs."""
+"""The duty of schedules in a worker: it declares schedules in Redis, and keeps each one tick ahead.
+
+``declare`` runs once when workers start, and the duty while they run. The steps themselves are those of
+``core.schedules``, and the schedules of a project are in ``schedules.registry``.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ def declare() -> None:
     """
     declared = registry.schedules()
     broker = connections.get_broker("worker")
+    # Redis may still hold schedules that the project no longer declares, so both have to be empty.
     if not declared and not broker.run(calls.read_schedules()):
         return
     config = get_config()
@@ -73,12 +78,12 @@ def _register(broker: Broker, topics: Iterable[str]) -> None:
 def duties() -> list[Duty]:
     """Return the duty of a worker that keeps schedules. It ends at once in a project without schedules."""
     broker = connections.get_broker("coordinator")
-    # What it has seen outlasts a step that fails.
+    # The declarations outlive a step that fails, and with them what they have seen of other workers.
     return [partial(_duty, broker, Declarations(broker, registry.schedules(), get_config().topics))]
 
 
 def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, None]:
-    """Keep the schedules of Redis those of the live workers, and take the steps that are due.
+    """Keep the schedules in Redis those of the live workers, and take the steps that are due.
 
     While nothing is due, with two requests each 5 s.
     """
@@ -87,7 +92,7 @@ def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, 
         while True:
             now_ms, records = broker.now_ms(), broker.run(calls.read_schedules())
             if declarations.reconcile(records, now_ms):
-                # What lost the schedules may have lost the definitions of their topics as well.
+                # A server that has lost the schedules may have lost the definitions of their topics as well.
                 _register(broker, declarations.topics)
                 yield 0.0
             elif declarations.is_idle:
@@ -95,5 +100,6 @@ def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, 
             else:
                 yield steps.step_each(records, now_ms)
     except GeneratorExit:
+        # The worker ends in good order and reports it, so that schedules that only it declared are removed soon.
         declarations.end()
         raise

@@ -1,4 +1,7 @@
-"""The registry of schedules: those of ``RMQ["SCHEDULES"]``, and those that ``@schedule`` declares."""
+"""The registry of schedules: those of ``RMQ["SCHEDULES"]``, and those that ``@schedule`` declares.
+
+It lives in the memory of one process. ``schedules.duty`` declares its schedules in Redis.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _schedules: dict[str, Schedule] = {}
 
 
 def parsed(name: object, topic: str | None, options: Mapping[str, Any]) -> Schedule:
-    """Return the schedule that a decorator declares. ``topic``: None for one that has the name of the schedule.
+    """Return the schedule that a decorator declares. Without a ``topic`` it sends to the topic of its own name.
 
     ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
     """
@@ -29,7 +32,7 @@ def parsed(name: object, topic: str | None, options: Mapping[str, Any]) -> Sched
 def register(found: Schedule) -> None:
     """Register a schedule of a decorator. Raises ``ConfigurationError`` for a second one of its name."""
     other = _schedules.get(found.name)
-    # After a reload the same schedule is registered again.
+    # A reload imports a module again, and registers the same schedule a second time.
     if other is not None and other != found:
         raise ConfigurationError(f'there are two schedules of the name "{found.name}"')
     _schedules[found.name] = found

@@ -1,4 +1,7 @@
-"""What a schedule needs of its topic and of the packages that are installed."""
+"""The requirements of a schedule: what its topic and the installed packages need to have.
+
+The system checks and the start of workers report each ``ScheduleProblem``.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def _place(schedule: Schedule) -> str:
 
 
 def of_timing(schedule: Schedule) -> Iterator[ScheduleProblem]:
-    """Yield why it cannot be said when ``schedule`` ticks."""
+    """Yield why the ticks of ``schedule`` cannot be computed."""
     place = _place(schedule)
     if not schedule.is_sound:
         has = "both CRON and EVERY" if schedule.every is not None else "neither CRON nor EVERY"

@@ -1,14 +1,10 @@
 """Sending from Django: the single path of every message, whether from a view, the admin, REST or a command.
 
-A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False); ``on_commit`` has the rest. Outside a transaction it is sent at
-once.
+The functions validate a message at the call. Inside a database transaction the message then waits for the commit
+(unless ``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False): ``sending.on_commit`` has that part. Outside a
+transaction the producer sends it at once. ``remove_message`` and ``cancel_message`` take the same path.
 
-The path of every message from its call: to Redis at once, or at the commit; and the observers of sends.
-
-Sending many messages of one topic, chunk by chunk: the part of ``send_messages`` that is the same for each chunk.
-
-Taking messages back: waiting messages are removed, and the listeners of running ones can be notified.
+Tests see every send through ``observers``. This module ends at ``Producer.attempt``, which talks to Redis.
 """
 
 from __future__ import annotations
@@ -69,7 +65,7 @@ observers: list[Observer] = []
 
 
 def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
-    """Return the database connection whose commit to wait for. None: send at once.
+    """Return the database connection whose commit a message waits for, or None if it is sent at once.
 
     Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
     """
@@ -80,6 +76,7 @@ def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
     connection = transaction.get_connection(using)
     if connection.in_atomic_block:
         return connection
+    # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
     if connection.connection is not None and not connection.autocommit:
         raise ConfigurationError(
             f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
@@ -99,8 +96,8 @@ def dispatch(
 ) -> list[SendResult]:
     """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
 
-    ``seen``: what observers are shown of each, its body and its options. ``using``: the database whose outbox
-    may have older states of messages that are sent at once.
+    ``seen``: the body and the options of each message, for observers. ``using``: the database whose outbox may have
+    older states of the messages that are sent at once.
     """
     watching = list(observers)
     delivers = all(observer.delivers for observer in watching)
@@ -124,7 +121,7 @@ def dispatch(
 
 
 _NOT_SHARED = {"slot_basis", "headers", "expires", "max_retries", "timeout"}
-"""Options that need a look at each message."""
+"""Options for which each message is checked, so the fast path for equal options does not take them."""
 
 
 class ChunkedSend:
@@ -160,6 +157,7 @@ class ChunkedSend:
 
     def count_in(self, error: Exception) -> None:
         """Let an exception say how many messages were sent before it."""
+        # The messages of a transaction have not been sent yet, so none was sent before the error.
         if self._connection is not None or not self.results:
             return
         if isinstance(error, RmqError):
@@ -193,8 +191,10 @@ class ChunkedSend:
         try:
             self._producer.send_bodies(self._topic, bodies, results=self.results, **self._times)
         except CallerError as error:
+            # Earlier chunks have been sent, and the error says how many messages that were.
             raise error.reworded(f"{error}{self._so_far()}") from None
         except SlotMoved as error:
+            # The slots refuse the slot count of this process. The explanation names both counts.
             raise explained(self._topic, error) from error
         if announcements.are_sends_watched(self._topic.name):
             announcements.sent(self._topic.name, self.results[before:])
@@ -294,11 +294,12 @@ def _take_back(
     if not delivers:
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
+    # ``present`` reads the slot counts of a re-slotting that has begun; the producer places the removal by them.
     connections.present(declared)
     kept = outbox.DirectSend(declared, [out], using, rows_waiting(using))
     (found_at,), errors = producer.attempt([out], removes=True)
     if found_nothing(found_at) and identity is not None:
-        # The message is not where its member places it. It may have a basis of its own, and have been moved.
+        # The message is not where its member places it. The send may have named a basis, and a re-slotting moved it.
         moved = find_moved(connections.get_broker(), declared, [identity], rounds=ALL_ROUNDS).messages
         if identity in moved:
             out = _outgoing_at(connections.present(declared), moved[identity])._replace(act=act)
@@ -310,13 +311,13 @@ def _take_back(
 
 
 def _outgoing_of_id(topic: Topic, identity: MessageIdentity) -> Outgoing | None:
-    """Return what takes the message with this id back. None: a sealed id of a message that is not there."""
+    """Return what takes the message with this id back, or None if no slot holds the message of a sealed id."""
     at: MessageIdentity | None = identity
     if identity.member is None or not _is_placed_by_member(topic, identity):
         # The id does not contain the basis that has placed the message, and a re-slotting may have moved it.
         at = find_held(connections.get_broker(), topic, identity)
         if at is None and identity.member is not None:
-            # A message that only its transaction knows yet will be in the slot of its id.
+            # The id names a message whose transaction has not committed yet; it will be in the slot of its id.
             at = identity
     return None if at is None else _outgoing_at(topic, at)
 
@@ -333,7 +334,7 @@ def _is_placed_by_member(topic: Topic, at: MessageIdentity) -> bool:
 
 
 class _NoOthers(TypedDict):
-    """Options that no send has, so that a type checker refuses them. At run time their error names the right one."""
+    """Options that no send has. A type checker refuses them, and at run time the error names the right option."""
 
 
 def send_message(
@@ -567,6 +568,7 @@ def _named_by(
     """Return the slot and the member of an id, and the options with which its message is sent again."""
     if "key" in options:
         raise InvalidMessage("give key= or id=, not both")
+    # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
     identity = identify_for_program(connections.present(topic), name)
     if identity.member is None:
         held = find_held(connections.get_broker(), topic, identity)
@@ -591,6 +593,7 @@ def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
     crc, topic = outgoing.crc or 0, outgoing.topic
     if crc & (topic.slots - 1) == identity.slot:
         return
+    # The id may be of before a re-slotting, so the slot counts count that the topic had at any time.
     definition = connections.get_broker().definitions().get(topic.name)
     counts = (*slot_counts(definition), *former_slot_counts(definition)) if definition else (topic.slots,)
     if not any(crc & (count - 1) == identity.slot for count in counts):

@@ -1,4 +1,7 @@
-"""The coroutine functions of the public names: the same calls, in the thread that has the database connections."""
+"""Coroutine functions made of the public functions: the same calls, in the thread that has the database connections.
+
+A transaction belongs to a thread, so a send from a coroutine has to run in the thread of Django's ORM.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ R = TypeVar("R")
 def coroutine_of(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Return a coroutine function that does the same as ``function``.
 
-    It has the signature of ``function``, so that each parameter is declared once, and type checkers and hovers know all.
+    It has the signature of ``function``. So each parameter is declared once, and type checkers and editors know them all.
     """
     called = sync_to_async(function)
 

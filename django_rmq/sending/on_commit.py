@@ -1,18 +1,15 @@
 """Sends and removals that wait for the commit of a database: those of a transaction run in one pipeline, in order.
 
-Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages.
-Django drops the callbacks of a transaction or savepoint that is rolled back, and with them everything that
-waited: no body stays in memory, and from then on the results say ``discarded`` (see ``deferred_results``).
+Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages. Django
+drops the callbacks of a transaction or savepoint that is rolled back, and with them the messages: no body stays in
+memory.
 
-Results of calls that wait for a commit; their ``status`` is current whenever it is read.
+The results that the callers have detect a rollback by a weak reference to their call. The reference is dead as soon
+as Django has dropped the callback, and the status is then ``discarded``. A connection has no public attribute for
+this: ``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled
+back, and Django has no callback for a rollback.
 
-How a rollback is detected: each result holds a weak reference to its call, and only Django holds the call, as
-the callback given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at
-the rollback, and the reference is dead from then on. A connection has no public attribute for this:
-``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled
-back, and there is no callback for a rollback.
-
-Messages that were not sent or not removed: the reason, and the reports after a commit.
+After a commit the module reports the messages that were not sent or not removed: in the log, and by signal.
 """
 
 from __future__ import annotations
@@ -59,10 +56,11 @@ class DeferredResult(SendResult):
         self._call = call
 
     def __getattr__(self, name: str) -> Any:
+        # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
         return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process is not updated.
+        # A copy in another process does not see the commit, so it holds the status of now.
         told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
         return SendResult, (*told, self.wanted)
 
@@ -120,7 +118,7 @@ class RemoveResult(str):
         return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As in DeferredResult.
+        # As in DeferredResult: a copy in another process does not see the commit.
         return RemoveResult, (self.status, self.topic, self.member)
 
     def complete(self, outcome: SendResult) -> None:
@@ -129,9 +127,10 @@ class RemoveResult(str):
 
 
 def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
-    """Return the status of a result that is not yet final; it is set as soon as it cannot change any more."""
+    """Return the status of a result that is not final. ``complete`` sets the attribute, and Python then reads that."""
     if name != "status":
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
+    # Only Django holds the call, so a dead reference means that a rollback has dropped the callback.
     return "discarded" if call is None or call() is None else "pending"
 
 
@@ -150,11 +149,13 @@ _counting = threading.Lock()
 def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
     """Report that a commit did not do what ``results`` waited for: in the results, in the log and by signal."""
     for result in results:
+        # A full slot has refused this message: its result keeps that status, and only the error is reported.
         if result.status != "refused":
             result.status = "failed"
     sends = [result for result in results if isinstance(result, DeferredResult)]
     removals = [result for result in results if isinstance(result, RemoveResult)]
     if sends:
+        # Threads that commit at the same time add to the same counter, and ``+=`` is not atomic.
         with _counting:
             failed_sends[topic] += len(sends)
         _log("sent", error, extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(sends)})
@@ -221,10 +222,12 @@ def explained(topic: Topic, error: RmqError) -> RmqError:
     """Return ``error``; if the topic was re-slotted, with both counts and what to do."""
     if not isinstance(error, SlotMoved):
         return error
+    # The next send compares the definition again, because a process may have registered another one meanwhile.
     connections.forget(topic)
     try:
         registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
     except ServerTrouble:
+        # Redis became unavailable after it refused the send: the text then lacks the registered count.
         registered = None
     now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
     explanation = SlotMoved(
@@ -240,7 +243,7 @@ class DeferredSend:
     """The messages of one call that waits for a commit; ``flush`` is its callback."""
 
     producer: Producer | None
-    """The producer. None: the messages are not sent."""
+    """The producer, or None in a test whose observers deliver nothing."""
     topic: Topic
     messages: Sequence[Outgoing]
     wanted: Durability
@@ -256,6 +259,7 @@ class DeferredSend:
 
     def flush(self) -> None:
         """Send, unless an earlier callback has done so; the first callback of a commit sends everything that follows it."""
+        # An earlier callback of the same commit has sent the messages of this call.
         if self.others.pop(self.number, None) is None:
             return
         together = [self]
@@ -263,27 +267,33 @@ class DeferredSend:
         # which.
         if not self.connection.in_atomic_block:
             later = [number for number in self.others if number > self.number]
+            # A rollback of a savepoint drops calls, and the garbage collector may remove one between these two lines.
             together += [call for number in later if (call := self.others.pop(number, None)) is not None]
         try:
             _flush(together)
         except BaseException:
+            # A thread may be interrupted here, by a time-out or Ctrl-C. After a commit no result may stay
+            # ``pending``.
             for call in together:
                 for result in call.results:
                     if result.status == "pending":
+                        # Rows are committed, so the relay sends their messages. Without a row the message is lost.
                         result.status = "in_outbox" if call.rows else "failed"
             raise
         finally:
             for call in together:
+                # Django holds the later callbacks until it has run them. The bodies that they would keep are freed
+                # now.
                 call.messages = call.results = call.rows = ()
 
 
 _waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, DeferredSend]] = WeakKeyDictionary()
-"""For each connection the waiting calls, in order. Only Django holds them, as the callbacks that it has to run."""
+"""For each connection the waiting calls, in order. Only Django holds a call, by its callback."""
 
 _numbers = count()
 
 WAITED_SECONDS = 0.1
-"""Seconds after which a failure counts as one that was waited for. One that came sooner costs nobody anything."""
+"""Seconds from which on a failure counts as a time-out. A sooner failure hardly delays a commit."""
 
 OUTAGE_SECONDS = 1.0
 """Seconds for which a time-out of one topic answers for all topics."""
@@ -294,12 +304,12 @@ class _Outage(NamedTuple):
 
     config: Config
     until: float
-    """The time (monotonic) from which it is asked again."""
+    """The time (monotonic) from which the server is asked again."""
     error: ServerTrouble
 
 
 _outage: _Outage | None = None
-"""The last one, of all threads: a transaction with many topics, or a process of many threads, waits once."""
+"""The last outage that any thread saw. So a commit with many topics, or a process of many threads, waits once."""
 
 
 def defer(
@@ -307,9 +317,10 @@ def defer(
 ) -> list[DeferredResult]:
     """Send ``messages`` to Redis when ``connection`` commits; return their results, which are completed then.
 
-    Without a producer nothing is sent, and the results are those of an empty queue.
+    Without a producer nothing is sent, and the results are those that an empty queue would give.
     """
     call = _register(producer, topic, messages, wanted, connection)
+    # A result must not keep its call alive: its dead reference is how it detects a rollback.
     here = ref(call)
     call.context = telemetry.creation_context()
     call.results = results = [DeferredResult(out, wanted, here) for out in messages]
@@ -338,13 +349,15 @@ def _register(
         try:
             _agree(topic)
         except ServerTrouble:
-            pass  # Redis may be available again at the commit
+            pass  # Redis may be available again at the commit.
     others = _waiting.setdefault(connection, WeakValueDictionary())
     call = DeferredSend(producer, topic, messages, wanted, connection, next(_numbers), others)
     # Without a block, which autocommit switched off by hand does not open, Django refuses the callback.
     if topic.outbox and producer is not None and connection.in_atomic_block:
         call.rows = outbox.write(connection, messages, wanted)
+    # An error in this callback must not keep Django from running the callbacks of the project, so it is ``robust``.
     transaction.on_commit(call.flush, using=connection.alias, robust=True)
+    # Django may have refused the callback. Only a call that it accepted is listed, because only that one is flushed.
     others[call.number] = call
     return call
 
@@ -355,12 +368,15 @@ def _agree(topic: Topic) -> None:
     if connections.is_agreed(topic):
         return
     began, config = time.monotonic(), get_config()
+    # Other settings, as in a test, may name another server, which has not failed.
     if _outage is not None and _outage.config is config and began < _outage.until:
         raise type(_outage.error)(*_outage.error.args)
     try:
         connections.agree(topic)
     except ServerTrouble as error:
         now = time.monotonic()
+        # A refused connection fails at once, so the next topic may try again. After a time-out the next one would
+        # wait, too.
         if now - began >= WAITED_SECONDS:
             _outage = _Outage(config, now + OUTAGE_SECONDS, error)
         raise
@@ -375,6 +391,7 @@ def _flush(together: Sequence[DeferredSend]) -> None:
         producer = sendable[-1].producer
         assert producer is not None
         messages = [out for call in sendable for out in call.messages]
+        # The older rows are read before the send: a row that becomes visible later may belong to a later commit.
         kept = outbox.OutboxSend(
             sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
         )
@@ -415,6 +432,7 @@ def _is_sendable(call: DeferredSend, commit: telemetry.Commit) -> bool:
         _agree(call.topic)
     except RmqError as error:
         commit.fail(error)
+        # The rows are committed, so the relay sends the messages as soon as Redis answers.
         if call.rows:
             report_waiting(call.topic.name, call.results, error)
             return False
@@ -438,6 +456,7 @@ def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors:
         if isinstance(result, DeferredResult):
             if outcome.status == "refused":
                 failure = too_full(topic, result)
+            # An outdated message was not sent: the relay or a newer send has dealt with its row.
             if failure is None and outcome.status != OUTDATED:
                 sent[topic.name].append(result)
         if failure is not None and call.rows:
@@ -457,7 +476,7 @@ def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors:
 
 
 def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
-    """Return the result of a message that was not sent anywhere, or of its removal."""
+    """Return the result of a message that an observer kept from being sent, or of its removal."""
     status = cast("SendStatus", "not_found" if out.removes else "stored")
     reached = wanted.replicas or None, wanted.fsync or None
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)

@@ -17,7 +17,7 @@ RMQBackend: Any = backend_of(framework())
 
 
 def __getattr__(name: str) -> Any:
-    # Its package need not be installed.
+    # The import is deferred, because the package django-tasks need not be installed.
     if name == "PackageBackend":
         found = globals()[name] = backend_of(framework(PACKAGE))
         return found

@@ -1,6 +1,7 @@
-"""The backend: it enqueues tasks as messages, and returns what became of them.
+"""The backend: it enqueues tasks as messages, and finds the results of tasks.
 
-A result comes from the task's message while it has one, and then from what was kept of its attempts.
+Until a task has ended, its result comes from its message. Then it comes from the record that its last attempt kept.
+Execution is in ``tasks.execution``.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from django_rmq.tasks.result_records import FAILED, READY, RUNNING, Error, TaskR
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 RELEASED = 1
-"""The stamp of what is kept of a task that no attempt has begun. Those of attempts are twice a receipt, or more."""
+"""The stamp of the record of a task that no attempt has begun. The stamps of attempts are twice a receipt, or more."""
 
 LEAST_KEPT_MS = 604_800_000
-"""How long what is kept of a task that is not finished stays at least: a week."""
+"""How long the record of a task that is not finished is kept at least, in ms: a week."""
 
 _GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
 
@@ -53,14 +54,14 @@ _CLASSES = {
 
 
 class FoundTask(NamedTuple):
-    """What became of a task."""
+    """A task and its record."""
 
     job: Job
     record: TaskRecord
 
 
 def find(backend: TaskBackend, key: str) -> FoundTask | None:
-    """Return what became of the task with this id. None: there is no such task, or its result has expired."""
+    """Return the task with this id and its record, or None if there is no such task, or its result has expired."""
     if not _ID.fullmatch(key):
         return None
     broker = connections.get_broker()
@@ -69,22 +70,24 @@ def find(backend: TaskBackend, key: str) -> FoundTask | None:
         return found
     looked = look(broker, backend, key.encode())
     if looked is None or _is_over(looked):
-        # Attempts may have ended between the two requests. What became of each was kept before its message went on.
+        # An attempt may have ended between the two requests. A worker keeps its record before it acknowledges the message,
+        # so the second read finds it.
         found = known(broker, key)
         if found is not None and found.record.is_finished:
             return found
     if looked is not None:
         return _of_message(looked, found)
     if found is not None:
+        # No topic has the message, and no attempt has recorded its end: the message was cancelled or removed.
         found.record.status = FAILED
-        # When it was removed is not known. It was alive when its last attempt began.
+        # The time of the removal is not known. The message still existed when its last attempt began.
         found.record.finished_at = found.record.last_attempted_at
         found.record.add(_GONE)
     return found
 
 
 def known(broker: Broker, key: str) -> FoundTask | None:
-    """Return what was kept of a task's attempts. None: none has begun that anybody knows of."""
+    """Return the record of a task's attempts, or None if none is known to have begun."""
     kept = broker.run(registry.result(key))
     if kept is None or kept.stamp <= RELEASED:
         return None
@@ -97,7 +100,7 @@ def is_released(broker: Broker, key: str) -> bool:
 
 
 def note_release(key: str) -> Call[str]:
-    """Return what notes that a task that waited for its time was sent to its queue."""
+    """Return the call that records that a task was sent from the topic where it waited to its queue."""
     return registry.keep_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
@@ -121,15 +124,16 @@ def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | No
 
 
 def _is_over(looked: DescribeReply) -> bool:
-    """Return whether the message is dead, and was not sent again."""
+    """Return whether the message is dead, and was not replayed."""
     return looked.dead is not None and looked.store is looked.prepare is looked.retry is None
 
 
 def _runs(looked: DescribeReply, record: TaskRecord) -> bool:
-    """Return whether the delivery that is in flight has begun: what was handed out may still wait in its worker."""
+    """Return whether the delivery in flight has begun: a delivered message may still wait in its worker."""
     if looked.prepare is None or looked.in_flight is None:
         return False
     receipt = looked.in_flight.split(b" ", 1)[0]
+    # The record of a start has twice the receipt of its delivery as its stamp.
     return receipt.isdigit() and record.stamp == 2 * int(receipt)
 
 
@@ -140,7 +144,7 @@ def _error(death: Death) -> Error:
 
 
 def _path(name: str) -> str:
-    """Return the path of a class by which an error text begins. It names the module only if that is another one.
+    """Return the path of the class by which an error text begins; the text names no module for builtins and RMQ's own.
 
     The path is only shown: ``records`` finds the class, without an import.
     """
@@ -163,7 +167,7 @@ logger = logging.getLogger("django_rmq.tasks")
 
 
 class Tasks:
-    """What a backend does, whichever framework it serves. ``backend_of`` makes the class."""
+    """What a backend does with either framework. ``backend_of`` makes the class."""
 
     framework: Framework
     alias: str
@@ -194,9 +198,11 @@ class Tasks:
             iscoroutinefunction(task.func),
         )
         result = result_of(self.framework, task, new_origin(), job, TaskRecord())
-        # The result has them as JSON can hold them.
+        # The result has the arguments as JSON holds them, and the message must carry the same.
         sent = _send(mine, job._replace(args=result.args, kwargs=result.kwargs), result.id, now)
         if sent.status == "pending":
+            # Django runs callbacks in order. This one follows that of the send, so the status of ``sent`` is then
+            # final.
             transaction.on_commit(
                 lambda: self._announce(result, sent), using=mine.options.database, robust=True
             )
@@ -217,7 +223,7 @@ class Tasks:
         return result_of(self.framework, job.task(self.framework), result_id, job, record)
 
     def _declared(self) -> TaskBackend:
-        """Return what the settings say of this backend. Raises ``ConfigurationError`` if it is a subclass of ours."""
+        """Return the settings of this backend. Raises ``ConfigurationError`` if it is a subclass of ``RMQBackend``."""
         try:
             return get_config().tasks[self.alias]
         except KeyError:
@@ -240,7 +246,7 @@ def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
         try:
             return send_message(mine.later.name, job.body, fixed_time=_aware(after), **how)
         except InvalidMessage:
-            # Its time may have come just now.
+            # The time of the task may have come after ``now`` was read. The task then goes to its queue at once.
             if _is_later(after, timezone.now()):
                 raise
     queue = mine.queue(job.queue)

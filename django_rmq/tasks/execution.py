@@ -1,8 +1,11 @@
-"""Runs tasks: the listeners of their topics, and one delivery of a task's message from its start to the record of its end.
+"""Execution of tasks: the listeners of their topics, and the records of their attempts.
 
-The number of attempts must survive the death of a worker, and a program may ask for the state of a task that takes long.
-So a task that runs is recorded in Redis, unless it ends within milliseconds: its end has a record in any case. Several
-threads write their records in one round trip.
+The number of attempts must survive the death of a worker, and a program may ask for the state of a long task. So a
+running task is recorded in Redis, unless it ends within milliseconds; its end is recorded in any case. Threads that
+write records at the same time share a round trip.
+
+``release`` is the listener of tasks that wait for their time: it sends them to their queue. The backend, which enqueues
+tasks and reads the records, is in ``tasks.backend``.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class _Waiting:
 
 
 class WriteBatching:
-    """Calls that come while a round trip is under way are run together in the next one. Safe to share between threads."""
+    """Runs the calls that come during a round trip together in the next one. Safe to share between threads."""
 
     def __init__(self, broker: Callable[[], Broker]) -> None:
         self._broker = broker
@@ -83,11 +86,14 @@ class WriteBatching:
         """Return the answer of ``call``, or raise its error."""
         own = _Waiting(call)
         with self._lock:
+            # A thread that finds no round trip under way leads the next one. The others sleep until a leader wakes
+            # them.
             own.leads = not self._is_busy
             self._is_busy = True
             self._waiting.append(own)
         if not own.leads:
             own.woken.acquire()
+        # The leader of the last round trip has either answered this call, or has made this thread the next leader.
         if own.leads:
             self._lead()
         if isinstance(own.answer, BaseException):
@@ -95,9 +101,11 @@ class WriteBatching:
         return own.answer
 
     def _lead(self) -> None:
-        """Run what waits in one round trip; then wake those who waited, and the one who leads the next."""
+        """Run the waiting calls in one round trip; then wake their threads, and the thread that leads the next one."""
         with self._lock:
             together, self._waiting = self._waiting, []
+        # An interrupt may leave this method before Redis has answered. The other threads then get this error, and do
+        # not hang.
         answers: list[Any] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
             together
         )
@@ -114,6 +122,7 @@ class WriteBatching:
                 following.woken.release()
             for each, answer in zip(together, answers, strict=True):
                 each.answer = answer
+                # The leader is this thread, and does not sleep.
                 if not each.leads:
                     each.woken.release()
 
@@ -140,11 +149,13 @@ class StartRecords:
         self._begun.append((time.monotonic(), attempt))
         if not self._wanted.is_set():
             self._wanted.set()
+        # A fork copies no threads, so each process starts one at its first task.
         if self._pid != os.getpid():
             self._start()
 
     def _start(self) -> None:
         with self._starting:
+            # Two executor threads may begin the first tasks of a process at the same time.
             if self._pid != os.getpid():
                 self._pid = os.getpid()
                 threading.Thread(target=self._run, name="rmq-task-starts", daemon=True).start()
@@ -152,6 +163,7 @@ class StartRecords:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
+            # The event is cleared before the queue is read: an attempt that begins meanwhile sets it again.
             self._wanted.clear()
             while self._begun:
                 time.sleep(max(0.0, self._begun[0][0] + SECONDS - time.monotonic()))
@@ -165,6 +177,7 @@ class StartRecords:
         until, due = time.monotonic() - SECONDS, []
         while self._begun and self._begun[0][0] <= until:
             _, attempt = self._begun.popleft()
+            # A task that ended within ``SECONDS`` needs no record of its start, because its end has one.
             if not attempt.ended:
                 due.append(attempt.start())
         for answer in run_all(self._broker(), due) if due else ():
@@ -191,7 +204,7 @@ _REASONS: dict[str, type[BaseException]] = {"cancelled": Cancelled, "overran": T
 
 
 class Attempt:
-    """One attempt at a task. ``is_over``: it needs none, because it has succeeded before."""
+    """One attempt at a task. ``is_over``: the attempt is not needed, because an earlier one has succeeded."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -199,10 +212,12 @@ class Attempt:
         self.ended = False
         """Whether the end of the attempt is known. A record of its start is then too late."""
         self.key = message.key or ""
-        # A key that somebody else chose may be content.
+        # A key that ``new_origin`` has not drawn is the choice of a sender, and may be private. Log lines do not show it.
         message.labels = {"result": self.key} if _OWN_ID.fullmatch(self.key) else {}
         self.job = Job.of(message.body)
         self.record = self._earlier()
+        # A worker may have died after it recorded the success, and before it committed the message. The task is not
+        # run again.
         self.is_over = self.record.status == SUCCESSFUL
         self.backend: TaskBackend
         self.framework: Framework
@@ -214,10 +229,12 @@ class Attempt:
     def _earlier(self) -> TaskRecord:
         """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
         begun = self.message.max_retries - self.message.retries_left
+        # A replayed message has all its retries again, and the record of its earlier life does not count.
         if begun <= 0:
             return TaskRecord()
         kept = known(self._broker, self.key)
         record = TaskRecord() if kept is None else kept.record
+        # A worker that died within ``SECONDS`` has left no record of the start of its attempt.
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 
@@ -234,7 +251,7 @@ class Attempt:
         self.backend = get_config().tasks[self.job.backend]
         self.framework = framework(self.backend.package)
         self.task = self.job.task(self.framework)
-        # The path of an unknown task is whatever its sender wrote.
+        # Only the path of a known task is a label: any other one is text that a sender wrote.
         self.message.labels = {"task": self.job.path, **self.message.labels}
         self.sender = type(self.task.get_backend())
         self.result = result_of(self.framework, self.task, self.key, self.job, record)
@@ -248,11 +265,11 @@ class Attempt:
         return self._kept(2 * self.message.receipt, self.record.written())
 
     def succeed(self, returned: Any) -> Callable[[], None]:
-        """Note that the function has returned; return what keeps the result.
+        """Record that the function has returned; return the function that writes the record.
 
         Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.
         """
-        # As the framework itself does it.
+        # The frameworks' own backends convert a value in the same way.
         value = self.framework.base.normalize_json(returned)
         record = self.record
         status, now = record.status, timezone.now()
@@ -260,13 +277,14 @@ class Attempt:
         try:
             call = self._kept(2 * self.message.receipt + 1, record.written())
         except ValueError:
+            # JSON has no NaN and no infinity. The attempt then fails, so its record must not say that it succeeded.
             record.status, record.value, record.finished_at = status, None, None
             raise
         self._end()
         return lambda: self._keep(call)
 
     def fail(self, error: BaseException) -> Callable[[], None]:
-        """Note that the attempt has failed with ``error``; return what keeps this."""
+        """Record that the attempt has failed with ``error``; return the function that writes the record."""
         record, message = self.record, self.message
         is_last = message.cancelled or isinstance(error, Reject) or message.retries_left <= 0
         record.status = FAILED if is_last else READY
@@ -280,13 +298,14 @@ class Attempt:
             try:
                 self._keep(call)
             except RmqError as trouble:
+                # The message is rolled back in any case; only the error is missing from the result.
                 _complain("kept", "The error of a task is not in its result: %s", trouble)
 
         return keep
 
     @property
     def has_ended(self) -> bool:
-        """Whether there will be no further attempt of a task that is known."""
+        """Whether the task is known and has no further attempt."""
         return self.result is not None and self.record.is_finished
 
     def _end(self) -> None:
@@ -295,28 +314,30 @@ class Attempt:
             update(self.framework, self.result, self.record)
 
     def _kept(self, stamp: int, record: bytes) -> Call[str]:
+        # The settings may no longer have the backend of an old message. Its failure is recorded all the same.
         backend = get_config().tasks.get(self.job.backend)
         keep_ms = round(backend.options.result_retention * 1000) if backend else LEAST_KEPT_MS
+        # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
         return registry.keep_result(self.key, stamp, keep_ms, self.message.raw, record)
 
     def _keep(self, call: Call[str]) -> None:
-        """Write to Redis, and wait for it for a while if it is unavailable."""
+        """Write to Redis, and repeat it for ``PATIENCE`` seconds while Redis is unavailable."""
         until = time.monotonic() + PATIENCE
         while True:
             try:
                 together.run(call)
                 return
             except ServerTrouble:
-                # A repeated write changes nothing.
+                # Redis may have run the write whose answer was lost. A second write of the same record changes nothing.
                 if time.monotonic() > until:
                     raise
             time.sleep(PAUSE)
 
 
 def _described(error: BaseException, stopped: str = "") -> Error:
-    """Return what is kept of ``error``. ``stopped``: why the function had to stop, which is then the reason."""
+    """Return the record of ``error``. ``stopped``: why the function was stopped, which then counts as the reason."""
     kind = _REASONS.get(stopped, type(error))
     try:
         text = "".join(format_exception(error))
@@ -356,7 +377,8 @@ def run(message: Message) -> None:
         if failed is not None:
             raise failed
     finally:
-        # The error refers to this frame.
+        # The traceback of the error refers to this frame, and the frame to the error. Without this, the arguments of the
+        # task would stay in memory until a garbage collection.
         failed = None
 
 
@@ -368,6 +390,8 @@ async def arun(message: Message) -> None:
     failed: BaseException | None = None
     try:
         arguments = attempt.begin()
+        # The task may have been stopped while a thread read its record. ``_whole`` has then used up the
+        # CancelledError.
         if message.stopped:
             raise asyncio.CancelledError
         signals = attempt.framework.signals
@@ -386,19 +410,18 @@ async def arun(message: Message) -> None:
         if failed is not None:
             raise failed
     finally:
+        # As in ``run``: the error and this frame refer to each other.
         failed = None
 
 
 async def _whole(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread. If the task is stopped meanwhile, it does not end before the work has."""
+    """Do ``work`` in a thread. If the task is stopped meanwhile, this returns only after ``work`` has."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
+        # A thread cannot be cancelled, and the message must not be acknowledged before its record is complete.
         return await working
-
-
-# --- what the frameworks log
 
 
 _announced: ContextVar[tuple[Attempt, BaseException | None] | None] = ContextVar(
@@ -414,6 +437,7 @@ def _announcing(attempt: Attempt, error: BaseException | None = None) -> Iterato
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
+        # ``send_robust`` catches only an Exception. Neither of these may end the worker.
         logger.exception(
             "A receiver of a signal of tasks asked the process to exit", extra={"rmq_event": "trouble"}
         )
@@ -452,14 +476,12 @@ for _package in (NATIVE, PACKAGE):
     logging.getLogger(_package).addFilter(_agree)
 
 
-# --- tasks that wait for their time
-
-
 def release(message: Message) -> None:
     """Send a task whose time has come to its queue."""
     job, key = Job.of(message.body), message.key or ""
     backend = get_config().tasks[job.backend]
-    # It may have been sent, and have run or been cancelled, before a worker that died could commit this message.
+    # A worker may have died after it sent the task to its queue, and before it committed this message. The task may have
+    # run or been cancelled since then, so it is not sent again.
     is_again = message.retries_left < message.max_retries
     if is_again and result_lookup.is_released(connections.get_broker("worker"), key):
         return
@@ -468,7 +490,9 @@ def release(message: Message) -> None:
     try:
         ensure_message(topic.name, message.body, key=key, priority=job.place, on_commit=False)
     except TopicFull as error:
+        # The queue is full. The message rests, and the task is sent later.
         raise Retry(str(error)) from None
+    # The release is recorded after the send. A worker that dies between the two sends the task again, and loses none.
     together.run(result_lookup.note_release(key))
 
 

@@ -33,7 +33,7 @@ class Framework:
 
 @cache
 def framework(package: str = "") -> Framework:
-    """Return a framework by its package. Empty: Django's own, or that of django-tasks where Django has none.
+    """Return a framework by its package; without one Django's own, or that of django-tasks where Django has none.
 
     Raises ``ImportError`` where neither is installed.
     """
@@ -42,6 +42,7 @@ def framework(package: str = "") -> Framework:
         root = import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
+            # The package is installed, and a module that it imports is missing: this error must not hide that one.
             raise
         raise ModuleNotFoundError(
             "tasks need Django 6.0 or newer, or the package django-tasks: pip install "

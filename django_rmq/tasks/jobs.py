@@ -1,4 +1,8 @@
-"""What a message says of its task, and where that message is, also while the topics of its queue are being re-slotted."""
+"""A task as its message carries it (``Job``), and the search for that message in the topics of its backend.
+
+The search finds the message also while one of these topics is re-slotted. The records of attempts are in
+``result_records``.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,18 @@ from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import Framework
 
 _LOWEST = 1_024
-"""Above all that priority topics may read as a retry."""
+"""Larger than any score that a priority topic interprets as a retry."""
 
 _LEVEL = 1 << 35
-"""How many places a priority has."""
+"""The number of places that a priority has."""
 
 _STEP_MS = 20
 _SINCE_MS = 1_767_225_600_000
-"""2026-01-01. The places of a priority last until 2047; tasks of later days have the last one."""
+"""2026-01-01. The places of a priority last until 2047; later tasks share the last place."""
 
 
 def place(priority: int, since: datetime) -> int:
-    """Return a topic's priority for a task's: first the higher one, then what has waited longer, in steps of 20 ms."""
+    """Return the priority in the topic for that of a task: higher ones first, then longer waits, in steps of 20 ms."""
     steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
     return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
 
@@ -103,7 +107,7 @@ class Job(NamedTuple):
         """
         found = task_modules.imported(self.path)
         if found is None:
-            # Web processes import the tasks of all apps only if they have to.
+            # Web processes import the tasks of all apps only if a result needs them.
             task_modules.import_tasks()
             found = task_modules.imported(self.path)
         if found is None:
@@ -123,8 +127,10 @@ class Job(NamedTuple):
 
 
 def look(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
-    """Return what is known of the task's message, in whichever topic it is. None: it is nowhere. Raises ``RmqError``."""
+    """Return what the topic that has the task's message knows of it, or None if none has it. Raises ``RmqError``."""
     counts = {topic.name: connections.slots_now(topic) for topic in backend.topics}
+    # A re-slotting that this process has not seen may have moved the message, so the second search asks for the
+    # counts.
     return _first(broker, backend, member, counts) or _again(broker, backend, member)
 
 
@@ -132,8 +138,8 @@ def _first(
     broker: Broker, backend: TaskBackend, member: bytes, counts: Mapping[str, tuple[int, ...]]
 ) -> DescribeReply | None:
     """Look once, where these slot counts place it."""
-    # In the order of its way. A task that is about to leave the topic of those that wait is in both; the last one is
-    # where it waits.
+    # The topics are read in the order in which a task passes them. While a task is sent from the topic where it waits for
+    # its time to its queue, both have its message, and the later topic counts.
     return _found(
         broker,
         [
@@ -145,7 +151,7 @@ def _first(
 
 
 def _again(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
-    """Look where Redis says now. Since this process asked last, a topic may have been re-slotted."""
+    """Search the slots that Redis names now: a topic may have been re-slotted since this process asked last."""
     definitions = broker.definitions()
     counts = {
         topic.name: slot_counts(definitions.get(topic.name) or topic.definition()) for topic in backend.topics
@@ -157,18 +163,19 @@ def _again(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply
 
 
 def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: bytes) -> DescribeReply | None:
-    """Look in the order of its way: in the old slot, in what has left it, in the new slot."""
+    """Search the slots in the order in which a mover takes the message through them: old slot, on its way, new slot."""
     source, target = (slot_of(member, slots) for slots in counts)
     found = _found(broker, [inspect.look(topic, source, [member])])
+    # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
     if found is None and (slot := broker.run(reshard.survey(topic, source))).ticket:
-        # With no members to move it only repeats what has left.
+        # Without members to move, ``move_out`` only repeats the batch that has left the slot.
         left = broker.run(reshard.move_out(topic, source, slot.reslot, source))
         found = next((_leaving(row) for row in left.rows if row.member == member), None)
     return found or _found(broker, [inspect.look(topic, target, [member])])
 
 
 def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:
-    """Return what the last of the slots knows that knows anything."""
+    """Return the description of the last slot that knows the message."""
     found: DescribeReply | None = None
     for answer in run_all(broker, calls):
         if isinstance(answer, RmqError):
@@ -180,7 +187,7 @@ def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeRe
 
 
 def _leaving(row: CopyReply) -> DescribeReply:
-    """Return what a slot would know of the message if it were still there."""
+    """Return the description that a slot would give if the message were still there."""
     scores: dict[str, Any] = dict.fromkeys(("store", "prepare", "retry", "dead"))
     scores[row.state] = float(row.score)
     rest = row.rest or None

@@ -1,4 +1,7 @@
-"""Records: what became of a task so far, as it is kept in Redis, and as the result that programs get."""
+"""The record of a task, as Redis keeps it, and the result that programs get, which is made of it.
+
+A record is written by ``tasks.execution`` and read by ``tasks.backend``.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from django_rmq.tasks.task_modules import imported
 READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
 
 MOST_ERRORS = 20
-"""How many errors of a task are kept: the last ones."""
+"""The number of errors of a task that are kept: the last ones."""
 
 MOST_TRACEBACK = 16_384
-"""How many bytes of a traceback are kept."""
+"""The number of bytes of a traceback that are kept."""
 
 
-# Escaped, because texts of errors need not be valid Unicode.
+# Texts of errors need not be valid Unicode, so every character beyond ASCII is escaped.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -48,7 +51,7 @@ class TaskRecord:
     """The worker of each attempt."""
     value: Any = None
     stamp: int = 0
-    """Of the attempt that wrote it: twice its receipt, and one more at its end."""
+    """The number of the attempt that wrote the record: twice its receipt, and one more at its end."""
 
     @property
     def is_finished(self) -> bool:
@@ -60,7 +63,7 @@ class TaskRecord:
         self.errors = [*self.errors, error._replace(traceback=cut)][-MOST_ERRORS:]
 
     def written(self) -> bytes:
-        """Return the form that is kept. Raises ``ValueError`` for a value that JSON cannot hold."""
+        """Return the form that Redis keeps. Raises ``ValueError`` for a value that JSON cannot hold."""
         found = {
             "status": self.status,
             "started_at": _text(self.started_at),
@@ -74,7 +77,7 @@ class TaskRecord:
 
     @classmethod
     def read(cls, raw: bytes, stamp: int) -> TaskRecord:
-        """Return the record from the form that is kept. Raises ``ValueError`` for what is none."""
+        """Return the record from the form that Redis keeps. Raises ``ValueError`` if ``raw`` is not a record."""
         try:
             found = json.loads(raw)
             return cls(
@@ -138,7 +141,7 @@ def update(framework: Framework, result: Any, record: TaskRecord) -> None:
         ("errors", _errors(framework, record)),
         ("_return_value", record.value),
     ):
-        # The class is frozen.
+        # The class is a frozen dataclass.
         object.__setattr__(result, name, value)
 
 

@@ -1,8 +1,9 @@
-"""Modules: what this process knows by a dotted path that comes from Redis, and which modules it imports for its tasks.
+"""Modules of tasks: which ones this process imports, and the lookup of a dotted path among those that it has imported.
 
-Anyone who may send to a topic of tasks chooses the path of a task, and any consumer the text of an error. So such a path
-never leads to an import: it is looked up in what the process has imported already. What it imports follows from the
-project alone: the ``tasks`` modules of the installed apps, and ``OPTIONS["MODULES"]`` of the backends.
+Anyone who may send to a topic of tasks chooses the path of a task, and any consumer the text of an error. So a path
+that comes from Redis never leads to an import: it is looked up in the modules that the process has imported. Which
+modules it imports follows from the project alone: the ``tasks`` modules of the installed apps, and
+``OPTIONS["MODULES"]`` of the backends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _imported: set[tuple[str, ...]] = set()
 
 
 def imported(path: object) -> Any:
-    """Return the object at a dotted path, if its module has been imported. None: there is none. Imports nothing."""
+    """Return the object at a dotted path if its module has been imported, or None. This imports nothing."""
     if not isinstance(path, str) or len(path) > LONGEST_PATH:
         return None
     parts = path.split(".")
@@ -45,7 +46,7 @@ def imported(path: object) -> Any:
 def _member(found: Any, names: list[str]) -> Any:
     for name in names:
         try:
-            # The attribute itself would call a ``__getattr__`` of the module, which may import what it is asked for.
+            # ``getattr`` would call the ``__getattr__`` of a module, which may import the module that the path names.
             held = object.__getattribute__(found, "__dict__")
         except AttributeError:
             return None

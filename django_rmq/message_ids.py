@@ -1,6 +1,6 @@
-"""The ids by which people and programs name messages, and how the message of an id is found.
+"""The ids by which people and programs name messages, and the search for the message of an id.
 
-Everything that takes an id reads it here: the operations, and with them commands, REST and the admin; ``message_status``,
+The operations, and with them commands, REST and the admin, read every id here, and so do ``message_status``,
 ``remove_message`` and ``cancel_message``.
 
 A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
@@ -8,7 +8,7 @@ A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is th
 ``<slot>.<queue>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
 message with a sealed id is searched at its place first, then among the last of every queue of its slot.
 
-An id names its message also after the topic was re-slotted. ``Whereabouts`` are where its message may be.
+An id names its message also after the topic was re-slotted: ``Whereabouts`` yields the places where it may be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id, unsealed_digest
 ID_IS_WHOLE = "id= is the whole name of a message: give no body, key or slot_basis"
 
 ROUNDS = 2
-"""How often a message is searched, with one script each time; reading the message afterwards makes three."""
+"""The number of times that a message is searched, with one script each; reading the message makes one more."""
 
 ALL_ROUNDS = 1_000
 """The same for a command: the search goes through the whole slot, up to two million entries."""
@@ -48,7 +48,7 @@ SOUGHT_AT_ONCE = 12
 """The number of messages that one script searches; with the longest bodies they are about what it may read."""
 
 MOST_SLOTS = 256
-"""The number of slots in which a message is sought that is not in the slot of its id, because of a re-slotting."""
+"""The number of slots in which a message is searched that a re-slotting has moved from the slot of its id."""
 
 MOST_SLOTS_OF_REQUEST = 16
 """The same for a sealed id in ``ROUNDS`` rounds: each slot is a search, for which a request has to wait."""
@@ -64,7 +64,7 @@ class MessageIdentity:
     slot: int
     member: bytes | None
     digest: bytes = b""
-    """The digest of an unknown member. Empty: this actor may not know whether the message is there."""
+    """The digest of an unknown member; empty if this actor may not know whether the message exists."""
     place: Area | None = None
 
 
@@ -148,6 +148,7 @@ def _place(text: str, place: str) -> Area:
         score = float(match[2]) if match else math.nan
     except ValueError:
         score = math.nan
+    # ``float`` also reads 'nan', which is not a score.
     if match is None or math.isnan(score):
         raise InvalidRequest(
             f"{_shown(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
@@ -162,7 +163,7 @@ class FoundMessages:
     messages: dict[MessageIdentity, MessageIdentity] = field(default_factory=dict)
     """Id -> slot and member of its message."""
     unseen: set[MessageIdentity] = field(default_factory=set)
-    """Not found, although not everything was searched where they should be."""
+    """The ids that were not found, although not everything was searched where their messages should be."""
 
 
 def find_messages(
@@ -173,14 +174,16 @@ def find_messages(
     rounds: int = ROUNDS,
     queues: Sequence[str] = tuple(QUEUES.values()),
 ) -> FoundMessages:
-    """Find the messages of sealed ids in the slots of these, in up to ``rounds`` round trips with a script for every 12
-    of a slot. A plain id is taken for its message, which is not looked for.
+    """Find the messages of sealed ids in the slots of these, in up to ``rounds`` round trips.
+
+    There is a script for every 12 messages of a slot. A plain id contains its message, which is not searched.
     """
     found = FoundMessages()
     sealed: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
     for one in identities:
         if one.member is not None:
             found.messages[one] = one
+        # An id without a digest is one whose message this actor may not know of, so it is not searched.
         elif one.digest:
             sealed[one.slot].append(one)
     searches = [
@@ -206,14 +209,14 @@ def find_moved(
 ) -> FoundMessages:
     """Find messages that are no longer in the slots of their ids, because the topic was re-slotted since.
 
-    While the topic is being re-slotted, a message may be on its way between two slots: what is not found is ``unseen``.
+    While the topic is being re-slotted, a message may be on its way between two slots: an id that is not found is ``unseen``.
     """
     found = FoundMessages()
     definition = broker.definitions().get(topic.name, {})
     if "reslot" not in definition:
         return found
     named = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
-    # What is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
+    # A message that is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
     staying = set(_held(broker, topic, [one for one in named if one.member is not None]))
     is_under_way = len(slot_counts(definition)) > 1
     candidates: defaultdict[MessageIdentity, list[MessageIdentity]] = defaultdict(list)
@@ -222,6 +225,7 @@ def find_moved(
         if one in staying:
             continue
         slots = _later_slots(one, definition)
+        # A request waits for every search of a sealed id, so it searches fewer slots than a command.
         most = MOST_SLOTS_OF_REQUEST if one.member is None and rounds <= ROUNDS else MOST_SLOTS
         if len(slots) > most or is_under_way:
             found.unseen.add(one)
@@ -233,7 +237,7 @@ def find_moved(
     held = _held(broker, topic, [one for one in candidates if one.member is not None])
     for one, at in (*sought.messages.items(), *((one, one) for one in held)):
         for given in candidates[one]:
-            # The likely slots come first.
+            # ``_later_slots`` lists the likely slots first, so the first find counts.
             found.messages.setdefault(given, at)
     found.unseen -= found.messages.keys()
     return found
@@ -255,31 +259,32 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
 
 
 def slots_of(broker: Broker, topic: Topic, identity: MessageIdentity) -> list[int]:
-    """Return the slots that may hold what is noted of a message: that of its id, and those to which re-slottings move it."""
+    """Return the slots that may hold the outcome of a message: that of its id, and those to which re-slottings move it."""
     definition = broker.definitions().get(topic.name, {})
     others = _later_slots(identity, definition) if "reslot" in definition else []
     return [identity.slot, *others[:MOST_SLOTS]]
 
 
 def _later_slots(identity: MessageIdentity, definition: Mapping[str, Any]) -> list[int]:
-    """Return where re-slottings may have moved a message, the likely slots first."""
+    """Return the slots to which re-slottings may have moved a message, the likely ones first."""
     counts = slot_counts(definition)
+    # The id does not say for which slot count it was made. The smallest count that has its slot assumes the least.
     known = min((n for n in (*counts, *former_slot_counts(definition)) if n > identity.slot), default=None)
     if known is None:
         return []
-    # The last bits of its CRC stay the same, whatever the number of slots is.
+    # The last bits of a message's CRC stay the same for every number of slots.
     others = {one for count in counts for one in range(identity.slot % count, count, known)}
     own: dict[int, None] = {}
     if identity.member is not None:
-        # Most messages are where their member places them; others have a basis that the id does not tell.
+        # Most messages are where their member places them. Others have a slot basis that the id does not contain.
         own = dict.fromkeys(slot_of(identity.member, count) for count in counts)
     return [one for one in (*own, *sorted(others - own.keys())) if one != identity.slot]
 
 
 class Whereabouts:
-    """Where the message of an id may be: in the slot of the id, then where re-slottings have moved it.
+    """The places where the message of an id may be: the slot of the id, then those to which re-slottings have moved it.
 
-    The second place is looked for only if the iteration goes on after the first one.
+    The second search begins only if the iteration continues after the first one.
     """
 
     def __init__(
@@ -290,7 +295,7 @@ class Whereabouts:
         self._identity = identity
         self._rounds = rounds
         self.is_unseen = False
-        """Whether the message may be where nothing was searched so far."""
+        """Whether the message may be where nothing has been searched."""
 
     def __iter__(self) -> Iterator[MessageIdentity]:
         """Yield slot and member."""
@@ -301,7 +306,7 @@ class Whereabouts:
 
 
 def find_held(broker: Broker, topic: Topic, identity: MessageIdentity) -> MessageIdentity | None:
-    """Return the slot and the member of a message that some slot holds; every slot is searched wholly. None: none does."""
+    """Return the slot and the member of a message that some slot holds, or None; every slot is searched wholly."""
     places = Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS)
     return next((at for at in places if any(_held(broker, topic, [at]))), None)
 

@@ -1,4 +1,7 @@
-"""One message that is named: what is known about it, and sending it again after its death."""
+"""One message that a program names: its status, and its replay after its death.
+
+``django_rmq`` has these functions as its own. Lists of messages, and people's permissions, are in ``operations``.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,10 @@ def message_status(
     connections.present(declared)
     producer = connections.get_producer()
     out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
-    # While the topic is being re-slotted there are two.
+    # While the topic is being re-slotted, the message has two possible slots.
     slots = list(dict.fromkeys(producer.slots(out)))
     found = _asked(declared, slots, out.member)
+    # The topic may have been re-slotted since this process looked at its definition.
     if found.state == "unknown":
         connections.present(declared, at_once=True)
         present = list(dict.fromkeys(producer.slots(out)))
@@ -64,7 +68,7 @@ def message_status(
 amessage_status = coroutine_of(message_status)
 
 ReplayResult = Literal["replayed", "merged", "waiting", "running", "resting", "not_found"]
-"""What ``replay_message`` has done, or where the message is that was not dead."""
+"""The result of ``replay_message``: what it did, or where a message is that was not dead."""
 
 
 def replay_message(
@@ -132,9 +136,9 @@ def _of_id(topic: Topic, name: str) -> MessageStatus:
 def status_of_ended(
     broker: Broker, topic: Topic, identity: MessageIdentity, name: str
 ) -> MessageStatus | None:
-    """Return how a message ended that no slot holds any more; what is left of it is found by its digest alone.
+    """Return how a message ended that no slot holds any more, or None if it is not known.
 
-    None: it is not known.
+    The outcome is kept under a digest of the message.
     """
     if not topic.outcome_retention_ms or (identity.member is None and not identity.digest):
         return None

@@ -1,7 +1,8 @@
-"""Text that only this deployment can read or make. Its keys are derived from SECRET_KEY, as in ``django.core.signing``.
+"""Text that only this deployment can read or make, such as sealed ids and cursors.
 
-Text sealed with a key in ``SECRET_KEY_FALLBACKS`` stays valid. The same text sealed for the same purpose and
-context gives the same result, so a sealed id names the same message in a log, in an event and in the admin.
+Its keys are derived from SECRET_KEY, as in ``django.core.signing``, and text that was sealed with a key in
+``SECRET_KEY_FALLBACKS`` stays valid. The same text sealed for the same purpose and context gives the same result, so a
+sealed id names the same message in a log, in an event and in the admin.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def seal(purpose: str, context: bytes, text: bytes) -> str:
 
 
 def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
-    """Return the text given to ``seal``. None: it was not sealed by this deployment for this purpose and context.
+    """Return the text given to ``seal``, or None if this deployment did not seal it for this purpose and context.
 
     Only the characters that ``seal`` returned are accepted, not others that base64 decodes to the same bytes.
     """
@@ -44,6 +45,7 @@ def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
     for secret in (signer.key, *signer.fallback_keys):
         mark_key, stream_key = _keys(secret, purpose)
         text = _masked(stream_key, mark, masked)
+        # The comparison takes the same time for every wrong mark, so a mark cannot be guessed byte by byte.
         if hmac.compare_digest(mark, _mark(mark_key, context, text)):
             return text
     return None
@@ -64,7 +66,7 @@ def sealed_id(topic: str, slot: int, member: bytes) -> str:
 
 
 def unsealed_digest(topic: str, sealed: str) -> bytes | None:
-    """Return the digest in a sealed id, from the text after its tilde. None: it is not an id of this topic."""
+    """Return the digest in a sealed id, from the text after its tilde, or None if it is not an id of this topic."""
     return unseal("id", topic.encode(), sealed)
 
 
@@ -79,6 +81,7 @@ def _keys(secret: str | bytes, purpose: str) -> tuple[bytes, bytes]:
 
 
 def _mark(key: bytes, context: bytes, text: bytes) -> bytes:
+    # Without its length, another split of the same bytes into context and text would have the same mark.
     return hmac.digest(key, len(context).to_bytes(4) + context + text, "sha256")[:_MARK_BYTES]
 
 

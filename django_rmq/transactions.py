@@ -1,7 +1,8 @@
-"""Transactions that a call leaves open: they are rolled back before the next call of the same thread begins.
+"""Transactions that a listener leaves open: they are rolled back before the next call in the same thread begins.
 
-A generator that stops inside ``transaction.atomic()`` leaves one, for example. Django closes the connection of such a thread
-and keeps its state, so that nothing else in this thread could use the database any more.
+A generator that stops inside ``transaction.atomic()`` leaves one, for example. Django closes the connection of such a
+thread and keeps its state, so nothing else in this thread could use the database any more. ``isolated`` also ends what
+else a call may leave behind: the language, the time zone and other context variables.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class TransactionLeftOpen(Exception):
-    """A listener has returned, and left a transaction open. It was rolled back, so the message has failed."""
+    """A listener has returned and left a transaction open. The transaction was rolled back, so the message has failed."""
 
 
 class _Opened(threading.local):
-    """The connections that a thread has opened, by alias: cheaper to look through than Django's own handler."""
+    """The connections that a thread has opened, by alias; Django's own handler is slower to search."""
 
     def __init__(self) -> None:
         self.connections: dict[str, Any] = {}
@@ -44,13 +45,13 @@ connection_created.connect(_note_opened, dispatch_uid="django_rmq.transactions")
 
 
 def note_opened_before() -> None:
-    """Note the connections that this thread has opened before this module was imported, as those of a test."""
+    """Note the connections that this thread opened before this module was imported, as a test does."""
     for connection in databases.all(initialized_only=True):
         _note_opened(connection)
 
 
 class _Depth(NamedTuple):
-    """How many atomic blocks of a connection are open, and how many savepoints."""
+    """The number of atomic blocks and of savepoints that are open on a connection."""
 
     blocks: int
     savepoints: int
@@ -60,7 +61,7 @@ _NOTHING_OPEN = _Depth(0, 0)
 
 
 def _depths(opened: Mapping[str, Any]) -> dict[str, _Depth] | None:
-    """Return which transactions are open before a call: those of a test around it, or of a listener with ``once``."""
+    """Return the transactions that are open before a call: those of a test around it, or of a listener with ``once``."""
     for connection in opened.values():
         if connection.in_atomic_block:
             break
@@ -89,7 +90,8 @@ def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
         elif not connection.in_atomic_block and connection.connection is not None:
             if _has_manual_transaction(connection):
                 left.append(alias)
-            # As Django does between requests. Its own method asks for a connection first, which a test may forbid.
+            # Django closes such a connection between requests. Its own method asks for a connection first, which a test may
+            # forbid.
             if connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
                 connection.close()
     return left
@@ -97,20 +99,24 @@ def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
 
 def _roll_back(connection: Any, depth: _Depth) -> None:
     for block in connection.atomic_blocks[depth.blocks :]:
-        # The block may end later, when its generator is collected: then it must not end a transaction of another message.
+        # The garbage collector may end this block later, with its generator. The block must not end a transaction of another
+        # message then.
         # rule: lets_an_old_block_end_a_transaction
         block.using = f"{connection.alias}, in a transaction that a listener has left open"
+    # The caller has no block of its own on this connection, so a new connection takes its place.
     if not depth.blocks:
         _replace(connection)
         return
     savepoint = next(iter(connection.savepoint_ids[depth.savepoints :]), None)
     del connection.atomic_blocks[depth.blocks :], connection.savepoint_ids[depth.savepoints :]
+    # A block with ``savepoint=False`` has no savepoint: only a rollback of the block around it can undo its work.
     connection.needs_rollback = savepoint is None
     if savepoint is not None:
         try:
             connection.savepoint_rollback(savepoint)
             connection.savepoint_commit(savepoint)
         except DatabaseError:
+            # A broken connection has lost the savepoint with its transaction.
             connection.needs_rollback = True
 
 
@@ -119,6 +125,7 @@ def _replace(connection: Any) -> None:
     connection.in_atomic_block = connection.needs_rollback = False
     connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
     for end in (connection.rollback, connection.close):
+        # The connection may be broken already.
         with suppress(DatabaseError):
             end()
     _opened.connections.pop(connection.alias, None)
@@ -135,6 +142,7 @@ def _has_manual_transaction(connection: Any) -> bool:
         return False
     if connection.vendor == "postgresql":
         return bool(int(connection.connection.info.transaction_status))
+    # Drivers other than those of PostgreSQL and SQLite do not report it, so a transaction is assumed.
     return bool(connection.connection.in_transaction) if connection.vendor == "sqlite" else True
 
 
@@ -172,7 +180,7 @@ def call_closed(listener: str, function: Callable[[Any], Any], argument: Any) ->
 
 
 def isolated(listener: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a listener of which each call leaves its thread as it was.
+    """Return a function that calls a listener and leaves its thread as it was.
 
     Language, time zone, context variables and the decimal context end with the call, because it runs in a copy of the
     context of its thread. Database connections stay, without a transaction.
@@ -182,7 +190,8 @@ def isolated(listener: str, function: Callable[[Any], Any]) -> Callable[[Any], A
         context = copy_context()
         for variable in context:
             if variable.name == "decimal_context":
-                # The thread has one already. It is changed in place, and the copy of a context refers to the same object.
+                # The thread has a decimal context already. A copy of its context refers to the same object, which a
+                # listener may change in place.
                 context.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
         return context.run(call_closed, listener, function, argument)  # rule: shares_a_context
 

@@ -1,4 +1,4 @@
-"""Reads and checks `RMQ` in Django's settings."""
+"""The settings: `RMQ` and `TASKS` of Django, read once, checked, and given to everything else as a frozen ``Config``."""
 
 from django_rmq.conf.config import Config
 from django_rmq.conf.problems import SettingsProblem, did_you_mean

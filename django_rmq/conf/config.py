@@ -1,6 +1,6 @@
 """All settings of the package as frozen, validated values.
 
-A key is a field in capitals, and the field defines its parser.
+The key of a setting is a field in capitals, and the field defines its parser. ``settings_reader`` makes the ``Config``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Admin:
     page_size: int = setting(values.whole(1, 1000), 50)
 
     def formatter_of(self, topic: str) -> str | None:
-        """Return the path of the function that redacts a topic's bodies. None: they are shown as they are."""
+        """Return the path of the function that redacts a topic's bodies, or None if they are shown as they are."""
         return self.formatter.get(topic) if isinstance(self.formatter, Mapping) else self.formatter
 
 
@@ -56,7 +56,7 @@ class Api:
     """``RMQ["API"]``."""
 
     permission: str | None = setting(values.optional(values.dotted_path), None)
-    """Dotted path of a REST framework permission class. None: the package's own, which denies by default."""
+    """Dotted path of a REST framework permission class. Without one the package's own is used, which denies by default."""
     send_rate: str | None = setting(values.optional(values.send_rate), "600/min")
     send_bytes: str | None = setting(values.optional(values.byte_rate), "16MB/min")
     idempotent_rate: str | None = setting(values.optional(values.send_rate), "50000/day")
@@ -66,17 +66,17 @@ class Api:
 
     @property
     def rate(self) -> tuple[int, float] | None:
-        """SEND_RATE as a number of messages in a number of seconds. None: no limit."""
+        """SEND_RATE as a number of messages in a number of seconds, or None without a limit."""
         return values.count_and_seconds(self.send_rate)
 
     @property
     def byte_rate(self) -> tuple[int, float] | None:
-        """SEND_BYTES as a number of bytes in a number of seconds. None: no limit."""
+        """SEND_BYTES as a number of bytes in a number of seconds, or None without a limit."""
         return values.count_and_seconds(self.send_bytes)
 
     @property
     def once_rate(self) -> tuple[int, float] | None:
-        """IDEMPOTENT_RATE as a number of messages in a number of seconds. None: no limit."""
+        """IDEMPOTENT_RATE as a number of messages in a number of seconds, or None without a limit."""
         return values.count_and_seconds(self.idempotent_rate)
 
     def waiting(self, has_threads: bool) -> tuple[int, int]:
@@ -105,11 +105,11 @@ class Outbox:
 
     grace: float = setting(values.seconds(0.1), 5.0)
     replicas: int = setting(values.whole(0, MAX_REPLICAS), 0)
-    """How many replicas of Redis must have a message before its row is deleted."""
+    """The number of replicas of Redis that must have a message before its row is deleted."""
 
     @property
     def grace_ms(self) -> int:
-        """How long after its send the relay leaves a message to the process that sends it, in ms."""
+        """The time after a send, in ms, for which the relay leaves its row to the process that sends the message."""
         return round(self.grace * 1000)
 
 
@@ -118,12 +118,12 @@ class Config:
     """All settings of the package, validated."""
 
     topics: Mapping[str, Topic]
-    """Those of ``RMQ["TOPICS"]``, and those that ``TASKS`` needs."""
+    """The topics of ``RMQ["TOPICS"]``, of ``TASKS``, and of schedules that have a topic in their own name."""
     tasks: Mapping[str, TaskBackend] = field(default_factory=dict)
     """The backends of ``TASKS`` that are RMQ's, by alias."""
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     time_zone: str = "UTC"
-    """Of schedules that name none: the project's TIME_ZONE."""
+    """The time zone of schedules that name none: the project's TIME_ZONE."""
     broker: str = setting(values.one_of("redis", "memory"), "redis")
     redis: RedisServer | None = None
     """None only with BROKER "memory"."""
@@ -139,7 +139,7 @@ class Config:
     history_retention: float | None = setting(
         values.optional(values.seconds(60.0, timedelta(days=366))), 172_800.0
     )
-    """How long (seconds) the figures of each minute are kept. None: nothing is recorded."""
+    """The seconds for which the figures of each minute are kept, or None if none are recorded."""
     autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
     durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
     consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})

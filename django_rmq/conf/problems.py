@@ -1,6 +1,6 @@
-"""The problems in the settings: all are collected, one sentence each.
+"""The problems in the settings: all are collected, each as one sentence, before any is reported.
 
-How values and names of the settings are shown in problems, without passwords.
+The sentences show values, and the nearest known names, without revealing passwords.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def _plain(value: object, depth: int = 0) -> str:
     if isinstance(value, str):
         if "://" in value:
             return redis_url.shown(value)
+        # An address that lacks its scheme may still have a login before @, or a password after ?.
         return "a str that may hold a password" if set("@?") & set(value) else repr(value)
     if isinstance(value, _HARMLESS):
         return limits.shown(value)
@@ -52,7 +53,7 @@ def shown_error(error: BaseException) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown ``name``: the nearest known name, if one is near."""
+    """Return the end of a sentence about an unknown ``name``, with the nearest known name if one is near."""
     choices = {str(choice).lower(): str(choice) for choice in known}
     given = str(name).lower()
     near = get_close_matches(given, choices, 1, 0.6) or [
@@ -74,7 +75,7 @@ class SettingsProblem(NamedTuple):
 
 
 class Problems(list[SettingsProblem]):
-    """Collects problems. Its methods read parts of the settings, and go on after a problem."""
+    """Collects problems. Its methods read parts of the settings, and continue after a problem."""
 
     def report(self, problem_id: str, message: str, hint: str = "") -> None:
         """Add a problem."""

@@ -1,4 +1,7 @@
-"""`RMQ["REDIS"]`: the address of Redis, and the check that no cache uses the same database."""
+"""`RMQ["REDIS"]`: the address of Redis, and the check that no cache uses the same database.
+
+Nothing is connected here. ``connections.client_factory`` makes clients of a ``RedisServer``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class RedisServer:
     pool: Mapping[str, Any] = field(default_factory=dict)
     """CONNECTION_POOL_KWARGS of the alias."""
     sentinels: tuple[tuple[str, int], ...] = ()
-    """If given: ``url`` names the service, and these know its primary."""
+    """If given, ``url`` names the service, and these know its primary."""
     sentinel_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -201,6 +204,7 @@ def _is_django_redis(backend: object) -> bool:
 
         return isinstance(backend, str) and issubclass(import_string(backend), RedisCache)
     except (ImportError, TypeError):
+        # The project need not have django-redis, and the path may name something that is not a class.
         return False
 
 
@@ -208,11 +212,13 @@ def _same_database(url: str, cache: Mapping[str, Any]) -> str:
     """Return host:port/db (or path/db) of a URL, equal for equal databases."""
     options = cache.get("OPTIONS", {})
     parts = urlsplit(url)
+    # django-redis takes the number of the database from its options where the URL has none.
     by_option = options.get("CONNECTION_POOL_KWARGS", {}).get("db", options.get("db", options.get("DB")))
     database = redis_url.database(parts) or str(by_option or 0)
     if parts.scheme == "unix":
         return f"{unquote(parts.path)}/{database}"
     host = (parts.hostname or "localhost").lower()
+    # The names of the loopback interface are one server.
     return f"{'localhost' if host in ('127.0.0.1', '::1') else host}:{parts.port or 6379}/{database}"
 
 
@@ -237,6 +243,7 @@ def _redis_caches() -> Iterator[tuple[str, list[str]]]:
                 if urlsplit(str(url).strip()).scheme in redis_url.SCHEMES:
                     found.append(_same_database(str(url).strip(), cache))
             except ValueError:
+                # A location that is not a URL cannot be the address of a Redis.
                 continue
         if found:
             yield alias, found

@@ -1,4 +1,7 @@
-"""`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case."""
+"""`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case.
+
+What a schedule needs of its topic is checked by ``schedules.schedule_requirements``, when all topics are known.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
 def body(value: object) -> object:
     """Return BODY."""
     with suppress(TypeError, ValueError, RecursionError):
+        # JSON turns a tuple into a list, and a number that is a key into a text. Ticks would not carry what was
+        # declared.
         if json.loads(json.dumps(value)) == value:
             return value
     raise InvalidSetting("what JSON can hold")
@@ -57,7 +62,7 @@ def is_name(name: object) -> bool:
 
 
 def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -> Mapping[str, Schedule]:
-    """Return the declared schedules that have no problem. ``timezone``: of those that name none."""
+    """Return the declared schedules that have no problem. ``timezone``: that of schedules that name none."""
     declared = root.get("SCHEDULES", {})
     if not isinstance(declared, Mapping):
         problems.report("E001", f'RMQ["SCHEDULES"] is {shown(declared)}: it must be a dict.')

@@ -47,7 +47,7 @@ _of_schedules: frozenset[str] = frozenset()
 
 
 def read_settings() -> tuple[Config | None, list[SettingsProblem]]:
-    """Read the settings: the configuration, or None and all problems."""
+    """Read the settings; return the configuration, or None and all problems."""
     problems = Problems()
     return _read(problems), problems
 
@@ -108,6 +108,7 @@ def _check_formatters(problems: Problems, values: Mapping[str, Any]) -> None:
 def get_config() -> Config:
     """Return the configuration, read once. Raises ``ConfigurationError`` with all problems."""
     global _config  # noqa: PLW0603 - one per process, like the settings it comes from
+    # Another thread may reset ``_config`` between the check and the return, but not this variable.
     config = _config
     if config is None:
         config, problems = read_settings()
@@ -134,13 +135,14 @@ def with_unwritten_identity(config: Config) -> list[str]:
 
 
 def set_schedule_topics(names: Iterable[str]) -> None:
-    """Have a topic for each of these schedules, which need not be declared, in place of those of the last call."""
+    """Set the schedules that have a topic in their own name, in place of those of the last call."""
     global _of_schedules, _config  # noqa: PLW0603
     before, _of_schedules = _of_schedules, frozenset(names)
+    # A topic is no longer wanted, as after a reload, so the settings are read again at the next use.
     if before - _of_schedules:
         _config = None
     elif _config is not None and _of_schedules - _config.topics.keys():
-        # The same object, because a broker in memory, and what it holds, lasts as long as the settings.
+        # The object stays the same, because a broker in memory, and its messages, last as long as the configuration.
         topics = with_schedule_topics(Problems(), settings.RMQ, _config.topics, _of_schedules)
         object.__setattr__(_config, "topics", topics)
 

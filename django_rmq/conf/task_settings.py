@@ -1,4 +1,7 @@
-"""The backends of Django's setting ``TASKS`` that are RMQ's, and the topics that their queues need."""
+"""The backends of Django's setting ``TASKS`` that are RMQ's, and the topics that their queues need.
+
+A backend becomes a ``TaskBackend`` with a ``Topic`` for each kind of function. ``django_rmq.tasks`` uses it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ PATHS = {
     "django_rmq.tasks.RMQBackend": "",
     "django_rmq.tasks.PackageBackend": "django_tasks",
 }
-"""BACKEND -> the package whose tasks it takes. Empty: Django's own, or those of django-tasks before Django 6.0."""
+"""BACKEND -> the package whose tasks it takes; an empty one is Django's own, or django-tasks before Django 6.0."""
 
 DEFAULT = "default"
 """The queue of a backend that names none, and the alias of the first backend."""
@@ -42,10 +45,10 @@ QUEUE_KEYS: Keys = {
         "DEAD_RETENTION", "OUTCOME_RETENTION", "OUTBOX",
     )
 }  # fmt: skip
-"""What a queue may set of its topics. The rest follows from what a task is."""
+"""The options that a queue may set for its topics. The others follow from what a task is."""
 
 _LATER_KEYS = ("SLOTS", "MAX_BODY", "OUTBOX")
-"""What the topic of tasks that wait for their time has in common with the queues."""
+"""The options that the topic of tasks that wait for their time shares with the queues."""
 
 _RUNNING = {"TYPE": "priority", "RETRY_PRIORITY": "original"}
 
@@ -62,9 +65,9 @@ class TaskOptions:
     result_retention: float = setting(seconds(1.0), 86_400.0)
     """How long the result of a finished task is kept."""
     on_commit: bool | None = setting(optional(boolean), None)
-    """Whether a task waits for the commit. None: as ``RMQ["ON_COMMIT"]`` says."""
+    """Whether a task waits for the commit; without a value ``RMQ["ON_COMMIT"]`` decides."""
     database: str | None = setting(optional(text), None)
-    """The alias of the database whose commit it waits for. None: the default one."""
+    """The alias of the database whose commit a task waits for; without a value the default one."""
     modules: tuple[str, ...] = setting(module_names, ())
     """Modules with tasks, beside the ``tasks`` modules of the installed apps."""
 
@@ -89,10 +92,10 @@ class TaskBackend:
     """The package whose tasks it takes; see ``PATHS``."""
     options: TaskOptions
     queues: Mapping[str, Queue]
-    """By name. Empty: the backend takes any queue, and ``shared`` has the tasks of all of them."""
+    """The queues by name. If there are none, the backend takes any queue, and ``shared`` has the tasks of all of them."""
     shared: Queue | None
     later: Topic
-    """Where tasks wait for their ``run_after``."""
+    """The topic in which tasks wait for their ``run_after``."""
 
     def queue(self, name: str) -> Queue:
         """Return the topics of the queue ``name``. Raises ``KeyError`` if there is none."""
@@ -114,7 +117,7 @@ def read_tasks(problems: Problems, root: Mapping[str, Any], declared: object) ->
     """Return the backends of ``declared`` (``TASKS``) that are RMQ's and have no problem."""
     if not isinstance(declared, Mapping):
         return {}
-    # Problems of the defaults are reported with the topics.
+    # The problems of the defaults are reported with the topics.
     defaults = read_defaults(Problems(), root)
     found = {}
     for alias, given in declared.items():
@@ -139,7 +142,7 @@ class _Reader:
         self._defaults = {**defaults, "serial": False}
 
     def read(self) -> TaskBackend | None:
-        """Return the backend. None: it has a problem."""
+        """Return the backend, or None if it has a problem."""
         before = len(self._problems)
         place = f'{self._place}["OPTIONS"]'
         options = self._problems.section(
@@ -159,9 +162,9 @@ class _Reader:
         queues = {name: self._queue(prefix, name, {**template, **special.get(name, {})}) for name in names}
         shared = None if names else self._queue(prefix, "", template)
         waiting = {key: template[key] for key in _LATER_KEYS if key in template}
-        # It is tried until the queue has room again.
+        # A task whose queue is full is tried until the queue has room again.
         waiting |= {"TYPE": "fixed_time", "MAX_RETRIES": MAX_RETRIES_LIMIT, "BACKOFF": 10}
-        # Defaults of topics whose messages are work. Here a task only changes its topic.
+        # These defaults are for messages whose listeners do the work. Here a task only changes its topic.
         waiting |= {"HARD_TIMEOUT": None, "OUTCOME_RETENTION": None}
         later = self._topic(f"{prefix}-later", waiting)
         if len(self._problems) > before or later is None:

@@ -1,10 +1,6 @@
-"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`.
+"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
-Settings that contradict each other on fifo topics.
-
-Settings that contradict each other on topics that debounce or collect.
-
-BODY and UPCAST: a form of bodies, or the type that they have.
+The result is a ``Topic`` for each name. Whether Redis knows it with the same options is checked by ``connections``.
 """
 
 from __future__ import annotations
@@ -48,9 +44,9 @@ from django_rmq.typed_bodies.declared_body import DeclaredBody
 
 
 def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Report what contradicts TYPE "fifo", and complete the values of the topic.
+    """Report options that contradict TYPE "fifo", and complete the values of the topic.
 
-    A setting that does not fit is an error in the topic itself, and ignored in the defaults; but not OUTBOX, on
+    An option that does not fit is an error in the topic itself, and is ignored in the defaults; except for OUTBOX, on
     which a project may rely.
     """
     if own.get("identity") == "body":
@@ -80,7 +76,7 @@ def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[st
 
 
 def merging(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Report what contradicts DEBOUNCE and ACCUMULATE. ``values``: without what does not fit the topic's type."""
+    """Report options that contradict DEBOUNCE and ACCUMULATE, after those that do not fit the topic's type were removed."""
     _debounce(problems, place, values, own)
     _accumulate(problems, place, values, own)
 
@@ -130,6 +126,7 @@ def _accumulate(problems: Problems, place: str, values: dict[str, Any], own: Map
             f"{place} has ACCUMULATE and OUTBOX: the outbox sends only the newest state of a message.",
             'Set "OUTBOX": False for this topic.',
         )
+    # ACCUMULATE comes from the defaults here, and does not apply to a topic that cannot have it.
     if identity != "key" or origin or values.get("outbox"):
         values.pop("accumulate")
 
@@ -147,7 +144,7 @@ def body(value: object) -> str:
 
 
 def typed(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Turn the path of a type, and that of its UPCAST, into what the topic has."""
+    """Turn the path of a type, and that of its UPCAST, into a ``DeclaredBody``."""
     upcast, path = values.pop("upcast", None), values.get("body", "json")
     if "." in path:
         values["typed"] = DeclaredBody(path, upcast)
@@ -300,7 +297,7 @@ def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Top
 
 
 def read_defaults(problems: Problems, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of topics that declare nothing themselves."""
+    """Return the values that topics have where they do not declare their own."""
     has_outbox = root.get("OUTBOX", False) is not False
     given = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
     return {"outbox": has_outbox, **given}
@@ -309,7 +306,7 @@ def read_defaults(problems: Problems, root: Mapping[str, Any]) -> dict[str, Any]
 def read_topic(
     problems: Problems, place: str, name: str, options: object, defaults: Mapping[str, Any]
 ) -> Topic | None:
-    """Return the topic that ``options`` declare at ``place`` of the settings. None: it has a problem."""
+    """Return the topic that ``options`` declare at ``place`` of the settings, or None if it has a problem."""
     before = len(problems)
     own = problems.values(place, options, TOPIC_KEYS)
     values = {**defaults, **own}
@@ -385,7 +382,7 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
 
 
 def _check_limits(problems: Problems, place: str, values: dict[str, Any]) -> None:
-    """Report a HARD_TIMEOUT below MAX_RUNTIME. Without a MAX_RUNTIME of the settings the heartbeat goes on until the end."""
+    """Report a HARD_TIMEOUT below MAX_RUNTIME; without a MAX_RUNTIME the heartbeat lasts until the HARD_TIMEOUT and longer."""
     hard, most = values.get("hard_timeout"), values.get("max_runtime")
     if hard is None:
         return

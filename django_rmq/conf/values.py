@@ -1,6 +1,7 @@
-"""Values of the settings: each function returns the parsed value, or raises ``InvalidSetting`` with the required form.
+"""Parsers of the settings: each returns the value, or raises ``InvalidSetting`` with the form that is required.
 
-Keys of the settings: each is a field of a dataclass in capitals, and the field defines how its value is read.
+``setting`` makes a field of a section with its parser, and ``keys_of`` lists the keys of a section. A parser knows one
+value; what contradicts another setting is found where a section is read.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def whole_seconds(most: timedelta) -> Callable[[object], int]:
         try:
             found = parse(value)
         except InvalidSetting:
+            # The error below says that the seconds must be whole, which the error of ``parse`` does not say.
             found = timedelta()
         if not found or found % timedelta(seconds=1):
             raise InvalidSetting(f"{WHOLE_FORMS}, from 1s to {duration_text(most)}")
@@ -211,6 +213,7 @@ def _has_opentelemetry() -> bool:
     try:
         return find_spec("opentelemetry.trace") is not None
     except ImportError:
+        # ``find_spec`` imports the parent package first, and fails where opentelemetry-api is not installed.
         return False
 
 

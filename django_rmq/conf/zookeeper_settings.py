@@ -1,4 +1,4 @@
-"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that shares the slots out among the workers."""
+"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that distributes the slots to the workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def _hosts(value: object) -> str:
 
 
 def _root(value: object) -> str:
-    """Return ROOT."""
     if not isinstance(value, str) or not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", value):
         raise InvalidSetting("a ZooKeeper path such as '/rmq', with no slash at its end")
     return value
@@ -45,7 +44,6 @@ def _auth(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _tls(value: object) -> Mapping[str, Any]:
-    """Return TLS."""
     allowed = ("CA", "CERT", "KEY", "KEY_PASSWORD", "VERIFY")
     if not isinstance(value, Mapping) or not set(value) <= set(allowed):
         raise InvalidSetting(f"a dict with the keys {', '.join(allowed)}")
@@ -64,20 +62,22 @@ class ZooKeeper:
     acl: str = setting(one_of("open", "creator"), "open")
     """``open``, or ``creator``: only clients that logged in with the same AUTH (the default if AUTH is set)."""
     tls: Mapping[str, Any] | None = setting(optional(_tls), None, is_secret=True)
-    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
+    """CA, CERT, KEY, KEY_PASSWORD and VERIFY, or None without TLS."""
     when_away: str = setting(one_of("continue", "stop"), "continue")
     """What workers do with their slots while ZooKeeper is unavailable: ``continue``, or ``stop``."""
 
 
 def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | None:
-    """Return the settings of ZooKeeper. None: it is not used, or they have a problem."""
+    """Return the settings of ZooKeeper, or None if it is not used, or they have a problem."""
     if root.get("ZOOKEEPER") is None:
         return None
     before = len(problems)
     place = 'RMQ["ZOOKEEPER"]'
     values = problems.values(place, root["ZOOKEEPER"], keys_of(ZooKeeper))
+    # HOSTS that are given and wrong have been reported already.
     if "hosts" not in values and len(problems) == before:
         problems.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
+    # A client with a certificate is logged in by it.
     logs_in = bool(values.get("auth") or (values.get("tls") or {}).get("CERT"))
     if values.get("acl") == "creator" and not logs_in:
         problems.report(

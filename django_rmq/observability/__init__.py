@@ -1,1 +1,1 @@
-"""Signals, events and traces of this process."""
+"""What others see of the work of this process: Django's signals, the stream of events, and OpenTelemetry."""

@@ -1,9 +1,7 @@
-"""Announcing: passes what happens to messages to Django's signals and the event stream.
+"""Announcements: what happens to messages, for the receivers of Django's signals and for the stream of events.
 
-Without receivers it costs nothing.
-
-The start of a listener's call is announced in its thread; what Redis has confirmed is announced in a separate
-thread, so that no receiver delays the worker. Announcing never raises.
+The start of a listener's call is announced in its thread. What Redis has confirmed is announced in a separate thread,
+so that no receiver delays the worker. An announcement never raises, and costs nothing without receivers.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def _send(signal: signals.TopicSignal, topic: str, **what: Any) -> None:
     try:
         signal.send_robust(sender=topic, topic=topic, **what)
     except BaseException:
-        # SystemExit of a receiver would be mistaken for the listener's own.
+        # A SystemExit of a receiver would count as one of the listener.
         if _complaints.admit(signal) is not None:
             logger.exception("A receiver of a signal failed")
 
@@ -54,9 +52,6 @@ def _stream() -> EventStream | None:
     except Exception as error:  # noqa: BLE001 - logged, not raised
         _complaints("stream", "Cannot open the stream of events: %s", error, exc_info=True)
         return None
-
-
-# --- sending
 
 
 def are_sends_watched(topic: str) -> bool:
@@ -94,11 +89,8 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
     _send(signals.remove_failed, topic, results=results, error=error)
 
 
-# --- consuming
-
-
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a worker calls in place of ``function``, a listener of ``topic``: it announces and traces each start."""
+    """Return a function that a worker calls in place of ``function``; it announces and traces the start of each call."""
     if not signals.message_started.has_listeners(topic.name) and _stream() is None:
         return telemetry.around(topic, function)
 
@@ -113,7 +105,7 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def around_async(topic: Topic, function: Coroutine) -> Coroutine:
-    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    """Return a coroutine function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
     if not signals.message_started.has_listeners(topic.name) and _stream() is None:
         return telemetry.around_async(topic, function)
 
@@ -131,6 +123,7 @@ async def _asend_started(topic: str, messages: list[Message]) -> None:
     try:
         await signals.message_started.asend_robust(sender=topic, topic=topic, messages=messages)
     except CancelledError:
+        # The task of the listener was cancelled while receivers ran. The error is not that of a receiver.
         raise
     except BaseException:
         if _complaints.admit(signals.message_started) is not None:
@@ -193,6 +186,7 @@ class Reporter:
         ended_ns = time.time_ns()
         weight = len(committed) + len(failed)
         with self._changed:
+            # A single report that is larger than the bound is announced all the same.
             if self._waiting and self._waiting + weight > WAITING:
                 self._left_out += weight
                 self._tell_left_out()
@@ -205,7 +199,7 @@ class Reporter:
             self._changed.notify()
 
     def stop(self, seconds: float) -> None:
-        """Announce what is left, within this many seconds, and end."""
+        """Announce the ends that still wait, within this many seconds, and end the thread."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify()
@@ -222,16 +216,19 @@ class Reporter:
                     committed, failed, began_ns, ended_ns = self._ended.popleft()
                     self._waiting -= len(committed) + len(failed)
                 try:
-                    reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+                    reset_queries()  # With DEBUG, Django keeps all queries of a thread until they are reset.
                     close_old_connections()
                     ended(committed, failed)
                     _observe("commit", committed, began_ns, ended_ns)
                     _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
+                    # A receiver may have left a transaction open, which would keep its locks until the next
+                    # announcement.
                     transactions.roll_back_open()
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
                     self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)
         finally:
+            # The thread ends, and Django closes only the connections of requests.
             databases.close_all()
 
     def _tell_left_out(self) -> None:
@@ -248,11 +245,8 @@ def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: i
         telemetry.settled(operation, messages, began_ns, ended_ns)
 
 
-# --- people
-
-
 def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
-    """Announce that somebody has replayed dead messages."""
+    """Announce that an actor or a program has replayed dead messages."""
     _send(signals.message_replayed, topic, outcomes=dict(outcomes), actor=actor)
     _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 

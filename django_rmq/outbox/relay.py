@@ -106,7 +106,7 @@ def folded(rows: Sequence[Stored], *, debounces: bool = False, keeps: bool = Fal
     last: Stored | None = None
     for row in rows:
         if row.act in _REMOVALS:
-            # A removal after a cancel takes nothing back: the listener of the running message must still be notified.
+            # A removal after a cancel does not undo it: the listener of the running message must still be notified.
             cancels = removal is not None and removal.act == "cancel"
             removal, last = row._replace(act="cancel") if cancels else row, None
         elif last is None:

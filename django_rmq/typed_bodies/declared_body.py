@@ -1,6 +1,7 @@
-"""A type of bodies, as BODY and UPCAST name it. It is imported at its first use, because settings are read earlier.
+"""A type of bodies, as BODY and UPCAST name it: it validates bodies, and turns them into JSON and back.
 
-The only importer of pydantic (extra ``typed``).
+The type is imported at its first use, because the settings are read before the apps are. This is the only module that
+imports pydantic (extra ``typed``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_ERRORS = 20
 """The number of errors of one body that are reported."""
 
 MANY_DIGITS = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
-"""What each number has whose value a float may not have. Texts may have it, too."""
+"""Matches each number whose value a float may not hold exactly. It matches some texts, too."""
 
 
 class Unusable(ConfigurationError):
@@ -59,8 +60,8 @@ class DeclaredBody:
     def plain(self, body: object) -> Any:
         """Return an instance, or plain data, as the data to be stored as JSON. Raises ``InvalidBody``.
 
-        It is read again before it is returned: instances inside a body are not validated otherwise, and what
-        a listener could not read is not sent.
+        The JSON is read again before it is returned: pydantic does not validate instances inside a body again, and a body
+        that a listener could not read is not sent.
         """
         adapter, written = adapter_of(self.path), False
         try:
@@ -82,15 +83,16 @@ class DeclaredBody:
             raise self._invalid(error) from None
 
     def schema(self, mode: Literal["validation", "serialization"] = "validation") -> dict[str, Any] | None:
-        """Return the JSON schema of what may be sent, or of what is stored ("serialization").
+        """Return the JSON schema of bodies that may be sent, or of those that are stored ("serialization").
 
-        None: the type has parts that no schema can describe.
+        Return None if the type has parts that no schema can describe.
         """
         adapter = adapter_of(self.path)
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
             return adapter.json_schema(mode=mode)
+        # A schema is a description. A type without one can be sent and read all the same.
         except PydanticInvalidForJsonSchema:
             return None
 
@@ -99,12 +101,13 @@ class DeclaredBody:
         return sorted(set(_unread(adapter_of(self.path).core_schema, {})))
 
     def _instance(self, adapter: TypeAdapter[Any], body: object) -> Any:
-        """Return the validated ``body``. JSON has texts for what strict types want as objects."""
+        """Return the validated ``body``, which may have texts where the type has objects such as dates."""
         from pydantic import ValidationError
 
         try:
             return adapter.validate_python(body)
         except ValidationError as error:
+            # A strict type refuses the texts of plain data in Python, and takes them in JSON.
             try:
                 raw = encode_json(body)
             except InvalidMessage:
@@ -115,7 +118,8 @@ class DeclaredBody:
         """Return the validated instance of a JSON text, with all digits of its Decimals."""
         adapter = adapter_of(self.path)
         if MANY_DIGITS.search(raw) and _has_decimals(self.path):
-            # pydantic makes floats of numbers first, but takes texts for Decimals. A strict float takes none.
+            # pydantic makes a float of a number, and loses digits, but makes an exact Decimal of a text. If a strict float
+            # refuses the text, the usual way below is taken.
             with suppress(ValueError, ArithmeticError, RecursionError):
                 return adapter.validate_json(
                     json.dumps(json.loads(raw, parse_float=stored_number), default=str)
@@ -177,7 +181,7 @@ def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     kind = str(schema.get("type"))
-    # Functions of the project may rename fields as they like: sends will tell.
+    # Functions of the project may rename fields in any way, so this check leaves their types to the first send.
     if kind.startswith("function-") or "function" in schema.get("serialization", {}):
         return
     config = schema.get("config") or config
@@ -225,7 +229,7 @@ def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:
 
 
 def place(path: Sequence[int | str]) -> str:
-    """Return the place of a value in a body, such as ``lines[2].price``. Empty: the body itself."""
+    """Return the place of a value in a body, such as ``lines[2].price``; it is empty for the body itself."""
     found = ""
     for part in path:
         if isinstance(part, int):
@@ -239,7 +243,7 @@ def place(path: Sequence[int | str]) -> str:
 
 @lru_cache(None)
 def adapter_of(path: str) -> TypeAdapter[Any]:
-    """Return what validates the type at ``path``. Raises ``Unusable``."""
+    """Return the validator of the type at ``path``. Raises ``Unusable``."""
     try:
         import pydantic
     except ImportError:
@@ -257,7 +261,7 @@ def adapter_of(path: str) -> TypeAdapter[Any]:
         )
     try:
         adapter = pydantic.TypeAdapter(target)
-        # A name that it refers to and nobody has defined is a mistake in the type, not in the first body.
+        # If the type refers to a name that is not defined, the type is wrong, and not the first body.
         adapter.rebuild(raise_errors=True)
         return adapter
     except Exception as error:

@@ -1,4 +1,7 @@
-"""What a topic with a typed body needs: pydantic, a type and a function that exist, and options that fit the type."""
+"""The requirements of a typed body: pydantic, a type and a function that exist, and options that fit the type.
+
+The system checks and the start of workers report each ``TypedBodyProblem``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class TypedBodyProblem(NamedTuple):
 
 
 def problems(topic: Topic) -> Iterator[TypedBodyProblem]:
-    """Yield why the bodies of ``topic`` cannot have the type that BODY names. Imports it."""
+    """Yield why the bodies of ``topic`` cannot have the type that BODY names, which is imported for it."""
     typed = topic.typed
     if not isinstance(typed, DeclaredBody):
         return

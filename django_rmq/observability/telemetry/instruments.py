@@ -1,4 +1,4 @@
-"""The metrics: instruments that are made when they are first used."""
+"""The metrics of OpenTelemetry: instruments that are made when they are first used."""
 
 from __future__ import annotations
 

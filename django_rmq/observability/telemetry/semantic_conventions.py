@@ -25,7 +25,7 @@ OUTCOME = "messaging.rmq.message.outcome"
 """Outcome of a send, such as stored or merged."""
 RETRIES_LEFT = "messaging.rmq.message.retries_left"
 FAILED = "messaging.rmq.batch.failed_message_count"
-"""How many messages of a batch the listener failed."""
+"""The number of messages of a batch that the listener failed."""
 
 SENT_MESSAGES = "messaging.client.sent.messages"
 CONSUMED_MESSAGES = "messaging.client.consumed.messages"
@@ -40,7 +40,7 @@ _server: tuple[Config, dict[str, str | int]] | None = None
 
 
 def attributes(topic: str | None, operation: str) -> dict[str, str | int]:
-    """Return what all spans and metrics of an operation have. None: it concerns several topics."""
+    """Return the attributes of all spans and metrics of an operation; ``topic`` is None if it concerns several topics."""
     named: dict[str, Any] = {} if topic is None else {TOPIC: topic}
     kind = TYPES.get(operation, operation)
     return {SYSTEM: "rmq", OPERATION: operation, OPERATION_TYPE: kind, **named, **_server_attributes()}
@@ -53,7 +53,7 @@ def error_type(error: BaseException) -> str:
 
 
 def _server_attributes() -> dict[str, str | int]:
-    """Return where the settings' Redis is. Behind Sentinels only they know."""
+    """Return the address of Redis in the settings. Behind Sentinels it has none, because the primary may change."""
     global _server  # noqa: PLW0603 - read once per configuration
     config = get_config()
     if _server is None or _server[0] is not config:

@@ -1,4 +1,7 @@
-"""The spans of sends, commits, and calls of listeners, with their metrics, and the context that travels with messages."""
+"""The spans of sends, commits and calls of listeners, with their metrics, and the context that travels with messages.
+
+Only this module makes spans. What is switched off costs a check of the settings.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def tracer() -> Tracer:
 def span_around(
     name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link] = (), *, hidden: bool
 ) -> AbstractContextManager[Span]:
-    """Make a span current, if spans are switched on. ``hidden``: of an error only its class is recorded."""
+    """Make a span current, if spans are switched on. ``hidden``: only the class of an error is recorded."""
     from opentelemetry.trace import INVALID_SPAN
 
     return _recorded(name, kind, attributes, links, hidden) if is_traced() else nullcontext(INVALID_SPAN)
@@ -79,7 +82,7 @@ def message_name(topic: Topic, slot: int, member: bytes) -> str:
 
 
 def creator(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the context that a sender wrote into headers. None: no tracer wrote them."""
+    """Return the context that a sender wrote into headers, or None if no tracer wrote one."""
     from opentelemetry import context, propagate, trace
 
     found = trace.get_current_span(propagate.extract(headers, context.Context())).get_span_context()
@@ -87,7 +90,7 @@ def creator(headers: Mapping[str, str]) -> SpanContext | None:
 
 
 def links_to(messages: Sequence[Message]) -> list[Link]:
-    """Return a link for each message whose sender was traced. In a batch it says which message it is."""
+    """Return a link for each message whose sender was traced. In a batch the link says which message it is."""
     if not messages[0].topic.keyed:
         return []
     from opentelemetry import trace
@@ -98,6 +101,7 @@ def links_to(messages: Sequence[Message]) -> list[Link]:
             headers = message.headers
             sender = creator(headers) if headers else None
         except Exception:
+            # Another program may have stored headers in any form. They must not keep the listener from its message.
             logger.exception("The headers of a message cannot be read")
             continue
         if sender is not None:
@@ -109,7 +113,7 @@ def of_message(message: Message) -> dict[str, str | int]:
     """Return the attributes of one message."""
     attributes: dict[str, str | int] = {semantic_conventions.RETRIES_LEFT: message.retries_left}
     if message.topic.keyed:
-        # An id of another topic contains its body.
+        # The id of a message without a key contains its body.
         attributes[semantic_conventions.MESSAGE_ID] = message_name(
             message.topic, message.slot, message.delivery.member
         )
@@ -119,7 +123,7 @@ def of_message(message: Message) -> dict[str, str | int]:
 def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns: int) -> None:
     """Record that deliveries of one slot have ended with ``operation``: ``commit`` or ``rollback``.
 
-    ``began_ns`` and ``ended_ns``: when the round trip to Redis did, in ns since the epoch. It may have carried more.
+    ``began_ns`` and ``ended_ns``: the times of the round trip to Redis, in ns since the epoch. It may have carried more.
     """
     topic = messages[0].topic.name
     attributes = semantic_conventions.attributes(topic, operation)
@@ -146,7 +150,7 @@ Created = tuple[str, int, Any]
 
 
 class Commit:
-    """What a commit sends, while nothing is observed."""
+    """The sends of a commit, while nothing is observed."""
 
     def fail(self, error: RmqError) -> None:
         """Record that messages could not be sent."""
@@ -164,7 +168,7 @@ _UNOBSERVED_COMMIT = nullcontext(Commit())
 
 
 def creation_context() -> Any:
-    """Return the context of the call that creates messages. None: it is not traced."""
+    """Return the context of the call that creates messages, or None if it is not traced."""
     if not is_traced():
         return None
     from opentelemetry import trace
@@ -174,7 +178,7 @@ def creation_context() -> Any:
 
 
 def committing(created: Sequence[Created]) -> AbstractContextManager[Commit]:
-    """Observe how a commit sends what was created in its transaction."""
+    """Observe how a commit sends the messages of its transaction."""
     return _observed_commit(created) if created and is_on() else _UNOBSERVED_COMMIT
 
 
@@ -193,7 +197,7 @@ def _observed_commit(created: Sequence[Created]) -> Iterator[Commit]:
     ]
     of_span = attributes if messages == 1 else {**attributes, semantic_conventions.COUNT: messages}
     name = "send" if topic is None else f"send {topic}"
-    # Errors of a server, which are all there is here, contain nothing of a message.
+    # Only errors of a server come here, and they contain nothing of a message.
     began = time.perf_counter()
     with span_around(name, SpanKind.CLIENT, of_span, links, hidden=False) as span:
         commit = _ObservedCommit()
@@ -214,14 +218,14 @@ class SendObservation:
         return options
 
     def note(self, results: Sequence[SendResult], failed: int = 0) -> None:
-        """Record the outcomes of the messages; of ``failed`` more it is not known."""
+        """Record the outcomes of the messages; the outcomes of ``failed`` more are not known."""
 
 
 class _ObservedSend(SendObservation):
     def __init__(self, topic: Topic, span: Span) -> None:
         self.results: Sequence[SendResult] = ()
         self.failed = 1
-        """How many messages Redis was asked to store when the call failed."""
+        """The number of messages that Redis was asked to store when the call failed."""
         self._topic = topic
         self._span = span
         self._carrier: dict[str, str] = {}
@@ -239,9 +243,12 @@ class _ObservedSend(SendObservation):
         try:
             fits = len(json.dumps(headers).encode()) <= MAX_HEADER_BYTES
         except (TypeError, ValueError):
+            # The producer reports headers that JSON cannot hold.
             return options
+        # The caller's own trace stays in the headers, and this span gets a link to it.
         if not self._carrier.keys().isdisjoint(given) and (own := creator(given)) is not None:
             self._span.add_link(own)
+        # Tracing must not make a message too large. Its processing then has no link to this call.
         return {**options, "headers": headers} if fits else options
 
     def note(self, results: Sequence[SendResult], failed: int = 0) -> None:
@@ -253,7 +260,7 @@ class _ObservedSend(SendObservation):
             self._span.set_attribute(semantic_conventions.OUTCOME, result.status)
             self._span.set_attribute(semantic_conventions.SLOT, str(result.slot))
             if self._topic.keyed:
-                # An id of another topic contains its body.
+                # The id of a message without a key contains its body.
                 name = message_name(self._topic, result.slot, result.member)
                 self._span.set_attribute(semantic_conventions.MESSAGE_ID, name)
         else:
@@ -292,7 +299,7 @@ def _observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
 
 
 def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
-    """Count the messages that Redis was asked to store; a call that was wrong has not asked."""
+    """Count the messages that Redis was asked to store. A call with an error of its caller has asked for nothing."""
     refused = sum(result.status == "refused" for result in call.results)
     count_sent(topic, len(call.results) - refused)
     count_sent(topic, refused, TopicFull())
@@ -301,12 +308,12 @@ def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
 
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a worker calls in place of ``function``, a listener of ``topic``: it observes each call."""
+    """Return a function that a worker calls in place of ``function``, a listener of ``topic``; it observes each call."""
     return _ObservedCall(topic, function) if is_on() else function
 
 
 def around_async(topic: Topic, function: Coroutine) -> Coroutine:
-    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    """Return a coroutine function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
     return _ObservedAsync(topic, function) if is_on() else function
 
 
@@ -384,7 +391,7 @@ def _note_failures(span: Span, messages: Sequence[Message], failure: str | None)
 
 
 def _decision(returned: Any, messages: Sequence[Message]) -> str | None:
-    """Return how a listener that raised nothing failed all its messages. None: it did not."""
+    """Return how a listener that raised nothing failed all its messages, or None if it did not."""
     if returned is False:
         return "returned_false"
     outcomes = [message.outcome for message in messages]

@@ -1,4 +1,4 @@
-"""What is switched on in the settings."""
+"""The switches of OpenTelemetry in the settings: spans, and metrics."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 
 local now_us = tonumber(now)
 if not now_us then
+  -- The clocks of workers may differ, so only the server's clock decides.
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end

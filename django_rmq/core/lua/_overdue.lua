@@ -1,24 +1,29 @@
--- What can be taken though it is not in Store: retries whose rest is over, deliveries that have timed out, and what a Spark
--- consumer holds whose lease has ended.
+-- Counts the messages that can be taken although they are not in Store: retries whose rest is over, deliveries that have timed
+-- out, and claimed messages whose lease has ended.
 --
 -- needs: now_s now_ms
 
--- The latest stamp of a delivery that has timed out.
+-- Returns the bound below which the stamps of deliveries have timed out.
 local function timed_out(timeout)
   return string.format('(%.0f', (now_s - timeout) * 1000)
 end
 
--- How many claimed messages come back, and when their lease ended. What was acknowledged does not come back.
+-- Returns two values:
+--   how many claimed messages come back,
+--   when their lease ended, in ms, or infinity.
 local function lapsed_claim(claim, claimants, claims)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if not head[1] or tonumber(head[2]) > now_ms then return 0, math.huge end -- rule: live_claim_is_due
+  -- A query that died between two steps of `ack` leaves messages behind, which do not come back.
   local record = redis.call('HGET', claims, head[1]) or ''
   if string.match(record, '^%d+ acked ') then return 0, math.huge end -- rule: acknowledged_is_due
   return redis.call('ZCARD', claim), math.max(0, math.ceil(tonumber(head[2]))) -- rule: lapsed_claim_not_due
 end
 
--- How many there are, since when the first of them can be taken (ms, or infinity), and how many of them are claimed. `rests`,
--- `runs` and `held`: the sizes of Retry, Prepare and the claim.
+-- `rests`, `runs` and `held` are the sizes of Retry, Prepare and the claim. Returns three values:
+--   how many messages can be taken,
+--   since when the first of them can be taken, in ms, or infinity,
+--   how many of them are claimed.
 local function overdue(resting, rests, running, runs, timeout, claim, held, claimants, claims)
   local found, since, lapsed = 0, math.huge, 0
   if rests > 0 then

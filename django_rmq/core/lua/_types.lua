@@ -1,9 +1,10 @@
--- Redis does not roll back a script that fails: check the type of every key before the first write.
+-- Redis does not roll back a script that fails, so the type of every key is checked before the first write.
 
 local function mistyped(wanted, ...)
   local keys = { ... }
   for i = 1, #keys do
     local key, size = keys[i], nil
+    -- ZCARD and HLEN take constant time, and answer an error table for a key that another program wrote as another type.
     if wanted == 'zset' then
       size = redis.pcall('ZCARD', key)
     else

@@ -7,9 +7,10 @@
 -- ARGV[3] keep_ms  how long it is kept
 -- ARGV[4] now
 --
--- Returns ok | stale: it was started again since, or is forgotten
+-- Returns ok | stale (a later attempt has begun, or the request was forgotten)
 
 -- check: types
+-- An attempt that outlived its lease must not replace the answer of the attempt that took its place.
 if redis.call('HGET', answer, 'token') ~= token then return 'stale' end -- rule: kept_by_the_dead
 if kept == '' then
   redis.call('HDEL', answer, 'print', 'token', 'ends')

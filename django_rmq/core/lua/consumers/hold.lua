@@ -20,7 +20,7 @@ local ends = tonumber(known[5]) or 0
 if known[1] and known[1] ~= driver then
   -- A restart has the checkpoint of the driver before it, and waits for no lease.
   local is_free = ends <= now_ms or known[2] == checkpoint or known[1] == gone -- rule: consumer_of_two_drivers
-  -- One that has held it before has lost it, also if the later driver is gone by now.
+  -- A driver that held the name before has lost it, even if the driver that took it has ended since.
   if not (starts and is_free) then -- rule: consumer_goes_back
     return { 'taken', known[1], known[3] or '', known[4] or '0', string.format('%.0f', ends) }
   end

@@ -10,5 +10,6 @@
 -- check: types
 local holder = redis.call('HGET', consumer, 'driver')
 if not holder or (driver ~= '' and holder ~= driver) then return 'absent' end -- rule: leaves_what_another_holds
+-- The fields stay, so that a driver that comes back finds that another one had the name in the meantime.
 redis.call('HDEL', consumer, 'until')
 return 'left'

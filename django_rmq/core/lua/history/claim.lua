@@ -10,7 +10,7 @@
 
 -- check: types
 local claimed = tonumber(redis.call('HGET', pending, 'claimed') or '')
--- More than an hour ahead: the clock was set back in the meantime.
+-- A claim of a minute that is more than an hour ahead was written before the clock was set back.
 if claimed and claimed >= minute and claimed <= minute + 60 then return 'taken' end
 redis.call('HDEL', pending, 'claimed')
 redis.call('HSET', pending, 'claimed', string.format('%.0f', minute))

@@ -12,6 +12,7 @@
 
 -- check: types
 record = string.sub(record, 1, 500)
+-- An earlier attempt whose reply was lost has written the record, with the counts that were pending then.
 local field = string.format('%.0f', minute)
 if redis.call('HEXISTS', minutes, field) == 1 then return 'present' end
 local names, late = { 'first' }, {}

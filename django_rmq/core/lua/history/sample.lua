@@ -9,7 +9,7 @@
 -- ARGV[3] now
 --
 -- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
---          earliest ms since when Store of a priority topic has not been empty or empty}
+--          earliest ms since when Store of a priority topic has not been empty, or empty}
 
 if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 -- include: _now

@@ -25,7 +25,7 @@ if rate > 0 then
   local each = 1000000 / rate
   local depth = math.max(each, 100000)
   local empty = tonumber(redis.call('HGET', limits, 'empty') or '')
-  -- Ahead by more than its depth: the clock was set back in the meantime.
+  -- A time that is ahead by more than the bucket's depth was written before the clock was set back.
   if not empty or empty > now_us + depth then empty = now_us - depth end
   empty = math.max(empty, now_us - depth)
   given = math.min(tokens, math.max(0, math.floor((now_us - empty) / each + 0.000001)))
@@ -42,6 +42,7 @@ if in_flight > 0 then
   for i = 1, #rows, 2 do
     local held, wants, ends = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
     if held and rows[i] ~= ours then
+      -- A worker that died cannot give its permits back, so they end with their lease.
       if tonumber(ends) <= now_ms then
         redis.call('HDEL', limits, rows[i])
       else

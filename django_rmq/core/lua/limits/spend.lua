@@ -11,10 +11,10 @@
 
 -- check: types
 -- include: _now
--- 'empty' is when it was last empty, as if it had filled from then on without an end.
+-- `empty` is the time at which the bucket was last empty, as if it had filled from then on without an end.
 local full_us = each * size
 local empty = tonumber(redis.call('HGET', bucket, 'empty') or '')
--- Ahead by more than its size: the clock was set back in the meantime.
+-- A time that is ahead by more than the bucket's size was written before the clock was set back.
 if not empty or empty > now_us + full_us then empty = now_us - full_us end -- rule: locked_out_by_a_clock
 empty = math.max(empty, now_us - full_us) + each * wanted -- rule: a_bucket_without_a_bound
 if empty > now_us then return math.ceil(empty - now_us) end -- rule: spent_beyond_the_rate

@@ -11,6 +11,7 @@
 -- Returns ok | stale: something newer is known
 
 -- check: types
+-- A delivery that timed out may still report, after the next delivery of the task has begun.
 if tonumber(redis.call('HGET', result, 'stamp') or 0) >= stamp then return 'stale' end -- rule: results_go_back
 redis.call('HSET', result, 'stamp', string.format('%.0f', stamp), 'job', job, 'record', record)
 redis.call('PEXPIRE', result, keep_ms)

@@ -20,11 +20,12 @@ local known = redis.call('HMGET', schedules, of('spec'), of(field), of('at'), of
   'generation')
 if field ~= 'spec' and not known[1] then return 'not_found' end
 if (known[2] or '') == value and not (field == 'spec' and known[5]) then return 'same' end
+-- The caller believes that no worker declares the schedule, but one has declared it since the caller read that.
 if renewed ~= '' and (known[6] or '0') ~= renewed then return 'same' end -- rule: a_change_against_who_declares
 -- Start with a deletion: after it, a full server accepts the rest.
 redis.call('HDEL', schedules, of(field), field == 'spec' and of('removed') or '')
 if value ~= '' then redis.call('HSET', schedules, of(field), value) end
--- Slots remember generations. One that begins with the time is not given again after this key alone was lost.
+-- Slots remember generations. A generation that begins with the time is not given again after this key alone was lost.
 local newest = now_ms - 1 -- rule: a_lost_key_gives_a_generation_again
 local generation = string.format('%.0f', math.max(newest, tonumber(known[7]) or 0) + 1) -- rule: a_change_without_a_generation
 redis.call('HSET', schedules, 'generation', generation)
@@ -33,6 +34,7 @@ if field == 'spec' then
   if known[1] and known[1] ~= value then redis.call('HSET', schedules, of('former'), redis.sha1hex(known[1])) end
 end
 local at, state = tonumber(known[3]), known[4] or 'ready'
+-- A tick that is being written counts as waiting: its writer may have put it into the slot, and may have died since.
 local waits = state == 'writing' or (state == 'written' and at > now_ms)
 if state == 'written' and not waits then
   redis.call('HSET', schedules, of('last'), known[3])

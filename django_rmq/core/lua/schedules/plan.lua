@@ -20,6 +20,7 @@ local function of(part)
 end
 local known = redis.call('HMGET', schedules, of('generation'), of('at'), of('state'), of('paused'))
 local state = known[3]
+-- Two workers may plan at the same time, from the same record. The second one finds that the record has changed.
 if known[1] ~= generation or known[2] ~= before or known[4] then return 'lost' end -- rule: two_plans_for_one_tick
 if state ~= 'ready' and state ~= 'written' then return 'lost' end -- rule: a_plan_skips_the_write
 if state == 'written' and tonumber(before) > now_ms then return 'early' end -- rule: two_ticks_wait

@@ -15,6 +15,7 @@ local function of(part)
 end
 local known = redis.call('HMGET', schedules, of('spec'), of('removed'))
 if not known[1] or known[2] then return 'not_found' end
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', schedules, '')
 redis.call('HSET', schedules, of('renewed'), ends and '0' or string.format('%.0f', now_ms))
 return 'renewed'

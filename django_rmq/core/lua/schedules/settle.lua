@@ -16,6 +16,7 @@ local function of(part)
   return name .. ':' .. part
 end
 local known = redis.call('HMGET', schedules, of('generation'), of('at'), of('state'), of('changed'), of('removed'))
+-- A writer may have been slow: another worker has settled this tick since, or the schedule was changed.
 if known[1] ~= generation or known[2] ~= instant then return 'lost' end -- rule: a_stale_writer_settles
 local at, state = tonumber(instant), known[3]
 if state == 'writing' and outcome == 'written' then
@@ -25,6 +26,7 @@ if state == 'writing' and outcome == 'written' then
   return 'settled'
 end
 if state ~= 'retracting' then return 'lost' end
+-- A schedule that was removed is forgotten only when its tick has been taken back.
 if known[5] then
   redis.call('HDEL', schedules, of('spec'), of('override'), of('paused'), of('removed'), of('generation'), of('at'),
     of('state'), of('changed'), of('topic'), of('crc'), of('last'), of('late'),
@@ -36,6 +38,7 @@ if outcome == 'written' then
   redis.call('HSET', schedules, of('state'), 'written')
   return 'settled'
 end
+-- The tick did not run, so the next one is searched from before its instant, or from the change if that was earlier.
 at = math.min(at - 1, tonumber(known[4])) -- rule: a_tick_taken_back_is_lost
 redis.call('HSET', schedules, of('at'), string.format('%.0f', at), of('state'), 'ready')
 return 'settled'

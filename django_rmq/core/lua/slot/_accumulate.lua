@@ -1,16 +1,17 @@
--- Sends to a topic with ACCUMULATE: the bodies of a message that waits or rests are kept, up to a number and a size.
+-- Sends to a topic with ACCUMULATE keep the bodies of a message that waits or rests, up to a number and a size.
 --
 -- needs: body accumulate max_body collects opened joined
 
--- An envelope as one that collects; a sender with other settings has written it otherwise.
+-- Return an envelope in the form that collects bodies. A sender with other settings has written it without ACCUMULATE.
 local function as_collecting(envelope)
   local at = not collects(envelope) and string.match(envelope, '^%d+ [^\n]*()\n')
   if not at then return envelope end
   return '0' .. string.sub(envelope, 1, at) .. string.format('%09d %d:', 1, #envelope - at) .. string.sub(envelope, at + 1)
 end
 local collected = {}
--- The envelope of `member` with the bodies that it has, and whether it is full. `waits`: a copy of it waits or rests. Nil:
--- there is no room for another body.
+-- `waits`: a copy of `member` waits or rests. Returns two values:
+--   its envelope with all bodies collected so far, or nil if there is no room for another body,
+--   whether it is full.
 local function collect(member, envelope, waits)
   local had = collected[member] or (waits and redis.call('HGET', body, member)) or nil
   envelope = as_collecting(envelope)

@@ -1,4 +1,5 @@
--- How long a failed message rests: doubled with each failure, and jittered, so that they do not return together.
+-- Compute how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
+-- coming back together.
 --
 -- needs: backoff_base backoff_cap micros
 

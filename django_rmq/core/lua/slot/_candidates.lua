@@ -1,9 +1,9 @@
--- The messages that can be delivered, in their order: flat lists of member, score.
+-- Choose the messages that can be delivered, in their order, as flat lists of member, score.
 --
 -- needs: store prepare claim kind limit after_score after_member
 -- needs: in_flight claimed receipt micros now_ms text_of latest_due rank_after
 
--- The first due messages; on time topics, the retries separately.
+-- Returns the first due messages; on time topics, the retries as a second list.
 local function look(scan)
   if after_score ~= '' then
     local from = rank_after(store, after_score, after_member, kind == 'priority')
@@ -44,13 +44,15 @@ local function free_of(list)
   return free
 end
 
--- How many of the skipped entries are in flight.
+-- Returns a bound of how many skipped entries are in flight.
 local function running_ahead()
   return math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
 end
 
--- At most half of a prepare is retries while fresh messages are due; the odd one alternates. Returns the retries before the
--- others, and their number.
+-- While fresh messages are due, at most half of a delivery is retries; the odd one alternates with the receipt. Returns two
+-- values:
+--   the retries before the other messages,
+--   the number of the retries.
 local function with_retries(rested, free)
   local share = math.floor(limit / 2) + limit % 2 * (receipt % 2) -- rule: odd_one_never_a_retry
   share = math.min(#rested / 2, math.max(share, limit - #free / 2)) -- rule: all_retries
@@ -64,7 +66,8 @@ local function with_retries(rested, free)
   return both, share
 end
 
--- If the limit cuts a group of equal scores, its members are taken from a random start.
+-- If the limit cuts a group of equal priorities, its members are taken from a random start: Redis orders them by their bytes, and
+-- the last ones would wait as long as others keep coming.
 local function turn_group(free, score)
   local above, size = 0, redis.call('ZCOUNT', store, score, score)
   while above < #free / 2 and free[above * 2 + 2] ~= score do
@@ -90,8 +93,13 @@ local function turn_group(free, score)
   end
 end
 
--- Returns the candidates, how many at their head may be retries, whether they are all, whether they are the first entries
--- of Store and none left out (taking them then needs no search), and score and member of the last entry read.
+-- Returns six values:
+--   the candidates,
+--   how many at their head may be retries,
+--   whether there are no others,
+--   whether they are the first entries of Store with none left out, so that they can be removed by rank,
+--   the score of the last entry that was read,
+--   the member of that entry.
 local function choose()
   local scan = limit
   local rows, late = look(scan)

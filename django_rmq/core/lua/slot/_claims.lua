@@ -1,6 +1,6 @@
--- The messages of a Spark consumer: `claim` has them with the scores they were taken with, `claim_body` their bodies,
--- `claims` the number and state of its newest claim, `claim_failed` how its query has failed some of them. One consumer at a
--- time, for as long as it is in `claimants`.
+-- The messages that a Spark consumer holds: `claim` has them with the scores at which they were taken, `claim_body` their bodies,
+-- `claims` the number and state of the consumer's newest claim, `claim_failed` the failures that its query has noted. One
+-- consumer at a time has a claim, for as long as it is in `claimants`.
 --
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
 -- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join fit
@@ -12,22 +12,24 @@ end
 local function note_claim(of, number, state)
   redis.call('HSET', claims, of, string.format('%.0f %s %.0f', number, state, now_ms))
 end
--- The claim of `of` has ended if it holds nothing more: the gate opens. Returns how many are left.
+-- The gate opens when the claim of the consumer `of` holds nothing more. Returns how many messages are left in it.
 local function close_claim(of)
   local left = redis.call('ZCARD', claim)
   if left == 0 then redis.call('ZREM', claimants, of) end -- rule: claim_keeps_the_gate
   return left
 end
 
--- Whether a claim keeps its slot to itself: until it is lost or returned. What it still holds then comes back while others take
--- what else there is; on fifo topics it comes back first, because its place is before all that waits.
+-- Whether a claim keeps its slot to itself. It does until it is lost or returned; from then on, workers take other messages while
+-- the claimed ones come back in steps. On fifo topics the gate stays shut, because the claimed ones precede all that wait.
 local function claim_shuts()
   if kind == 'fifo' then return true end -- rule: fifo_passes_a_lost_claim
   local _, state = newest_claim(redis.call('ZRANGE', claimants, 0, 0)[1])
   return not (state == 'lost' or state == 'returned') -- rule: ended_claim_shuts
 end
 
--- The body moves with the message, unless a newer one is there. Returns it, and whether a newer one is there.
+-- The body moves with the message, unless a newer one is there. Returns two values:
+--   the body, or nil,
+--   whether a newer body is there.
 local function unclaim(member)
   local kept, outdated = redis.call('HGET', claim_body, member), false
   redis.call('ZREM', claim, member)
@@ -39,7 +41,7 @@ local function unclaim(member)
   return kept, outdated
 end
 
--- A claimed message fails: as its query has noted, or as after a time-out. Returns when it can be taken again, or nil.
+-- End a claimed message as failed: as its query has noted, or as after a time-out. Returns when it can be taken again, or nil.
 local function fail_claimed(member, score, note, index)
   local what, text = string.match(note or 'timed_out\n', '^([%l_]+)\n(.*)$')
   local failure = parse_failure(redis.call('HGET', failures, member))
@@ -54,14 +56,16 @@ local function fail_claimed(member, score, note, index)
   return go_on(member, left, what, text, origin, failure, nil, index, kept, outdated)
 end
 
--- The first messages of the claim with their scores: at most `limit`, and no more bytes than a step moves.
+-- Returns the first messages of the claim with their scores: at most `limit`, and no more bytes than one step may move.
 local function first_claimed(limit)
   -- rule: claim_ends_in_steps_of_any_size
   return redis.call('ZRANGE', claim, 0, fit(claim, claim_body, limit, math.huge) - 1, 'WITHSCORES')
 end
 
--- Of the first messages of the claim, end those that its query has failed; `noted`: there are some, and 400 are read at
--- most. Returns the other ones, and when the first can be taken again.
+-- Among the first messages of the claim, end those that its query has failed. `noted`: there are some, so at most 400 messages
+-- are read. Returns two values:
+--   the other messages,
+--   when the first of the ended messages can be taken again, or nil.
 local function end_failed_ones(limit, noted)
   local rows, others, earliest = first_claimed(noted and math.min(limit, 400) or limit), {}, nil
   for i = 1, #rows, 2 do
@@ -73,8 +77,8 @@ local function end_failed_ones(limit, noted)
   return others, earliest
 end
 
--- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted. What its query
--- has failed is not deleted. Returns when the first of that can be taken again.
+-- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted. The messages that
+-- its query has failed are ended as failed instead. Returns when the first of those can be taken again, or nil.
 local function forget_claimed(limit)
   local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_acknowledged
   if not noted and redis.call('HLEN', failures) == 0 then
@@ -96,9 +100,10 @@ local function forget_claimed(limit)
   return earliest
 end
 
--- At most `limit` messages of the claim go back: `spent`, as after a time-out and at most 400; else as if never
--- claimed. What its query has failed ends as failed in both cases.
--- Returns how many, and when the first can be taken again.
+-- Return at most `limit` messages of the claim to the slot. `spent`: as after a time-out, and at most 400; otherwise as if they
+-- were never claimed. The messages that the query has failed end as failed in both cases. Returns two values:
+--   how many messages have left the claim,
+--   when the first of them can be taken again, or nil.
 local function return_claimed(limit, spent)
   local noted = redis.call('HLEN', claim_failed) > 0 -- rule: failed_are_returned
   if spent or noted then limit = math.min(limit, 400) end
@@ -125,17 +130,22 @@ local function return_claimed(limit, spent)
   return #rows / 2, earliest
 end
 
--- Continue with a claim whose lease has ended: it is lost from the first step on, unless it was acknowledged before.
+-- End a step of a claim whose lease has ended. It is lost from the first step on, unless it was acknowledged before. Returns two
+-- values:
+--   how many messages have left the claim,
+--   when the first of them can be taken again, or nil.
 local function expire_claim(limit)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end -- rule: lease_ends_early
   local number, state = newest_claim(head[1])
   local ended, earliest = 0, nil
+  -- The query died between two steps of `ack`: Spark has recorded the batch, so its messages must not come back.
   if state == 'acked' then -- rule: acked_is_given_back
     ended = redis.call('ZCARD', claim)
     earliest = forget_claimed(limit)
     ended = ended - redis.call('ZCARD', claim)
   else
+    -- No query has read an open claim, so its messages cannot have killed one, and use no retry.
     if state == 'open' then state = 'returned' elseif state == 'sealed' then state = 'lost' end -- rule: open_costs_a_retry
     note_claim(head[1], number, state) -- rule: lost_is_not_noted
     ended, earliest = return_claimed(limit, state ~= 'returned') -- rule: lost_costs_nothing

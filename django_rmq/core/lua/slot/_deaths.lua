@@ -1,4 +1,4 @@
--- The diagnosis of a message, and its death.
+-- Write the failures of a message, and its death.
 --
 -- needs: store prepare retry dead deaths failures body [claim] [note_outcome]
 -- needs: kind now_ms count is_retry floor_priority text_of plain_score collects joined exhumed
@@ -9,7 +9,7 @@ local function parse_failure(record)
   return last and { kind = last, times = tonumber(times), first = first, score = score }
 end
 
--- The score a message had before it first failed, so that it comes back at its own priority.
+-- Returns the score that a message had before it first failed, so that it comes back at its own priority.
 local function first_score(score, failure)
   local number = tonumber(score) or 0
   if not is_retry(number) then return plain_score(score) end
@@ -39,9 +39,10 @@ local function forget(member)
   redis.call('HDEL', failures, member)
 end
 
--- The caller has removed the dying copy from its place. `kept`: the body that it had there.
+-- Put a message into Dead. The caller has removed the dying copy from its set. `kept`: the body that it had there.
 local function die(member, reason, text, score, failure, failed, kept)
   local died = redis.call('ZADD', dead, text_of(now_ms), member) == 0
+  -- A message can be dead and alive: a newer copy of a dead message dies, and its death replaces the earlier one.
   if died then count('dead_merged') end -- rule: death_miscounted
   if died and collects(kept) then
     local had = exhumed(redis.call('HGET', deaths, member))

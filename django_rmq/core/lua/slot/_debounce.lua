@@ -12,11 +12,11 @@ local function debounced(range_ms, units)
   local due = math.min(now_ms + range_ms, units * unit) -- rule: debounces_for_ever
   return text_of(due + units % 1024 / 1024)
 end
--- The score of a first send.
+-- Returns the score of a first send.
 local function first_due(range_ms)
   return debounced(range_ms, last_units())
 end
--- The score of a message that waits with `score` and is sent again.
+-- Returns the new score of a message that waits with `score` and is sent again.
 local function prolonged(range_ms, score)
   local scored = bounded(score, 0, 8796093022207)
   local due = math.floor(scored)

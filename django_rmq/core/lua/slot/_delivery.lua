@@ -3,11 +3,12 @@
 -- needs: store prepare inflight retry body prepare_body control
 -- needs: owner receipt in_flight count text_of
 
--- `prepared`: score, member of each; `flights` and `bodies`: member, record or envelope. `is_head`: they lead Store.
+-- `prepared` has score and member of each message, `flights` member and record, `bodies` member and envelope. `is_head`: the
+-- messages are the first entries of Store.
 local function take(members, prepared, flights, bodies, is_head)
   local taken = #members
-  -- Hundreds of members in a listpack are slow: an entry longer than a listpack holds, added first and removed
-  -- again, makes Redis use a skiplist or a hash table at once.
+  -- Redis keeps small sets and hashes in a listpack, which is slow with hundreds of members. An entry that is too long for a
+  -- listpack, added first and removed again, makes Redis use a skiplist or a hash table at once.
   local LONG = string.rep(' ', 65)
   local large = taken > 32 and in_flight == 0 and not redis.call('ZSCORE', store, LONG)
   if is_head then

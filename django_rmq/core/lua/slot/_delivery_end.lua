@@ -1,9 +1,11 @@
--- The end of a delivery, including what an operator has marked it for meanwhile.
+-- End a delivery, and do what an operator has marked it for meanwhile.
 --
 -- needs: store retry prepare inflight dead deaths failures body prepare_body kind
 -- needs: count parse_failure first_score note_failure waits forget die collects join joined_death [note_receipt] [note_outcome]
 
--- The delivered body moves with the message, unless a newer body is there. Returns it, and whether a newer one is there.
+-- The delivered body moves with the message, unless a newer body is there. Returns two values:
+--   the delivered body, or nil,
+--   whether a newer body is there.
 local function land(member)
   local delivered, outdated = redis.call('HGET', prepare_body, member), false
   if delivered then
@@ -14,7 +16,7 @@ local function land(member)
 end
 
 -- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
--- One that collects takes the bodies of its newer copy along: with that one's retries it would never die.
+-- A message that collects bodies takes along those of its newer copy. With the retries of that copy it would never die.
 local function gives_up(member, left, what, text, origin, failure, kept, outdated)
   local absorbs = outdated and collects(kept) and collects(redis.call('HGET', body, member))
   if absorbs and left > 0 then -- rule: collecting_never_dies
@@ -36,8 +38,12 @@ local function gives_up(member, left, what, text, origin, failure, kept, outdate
   return true
 end
 
--- Take a delivery out of Prepare. Returns its score before it first failed, its last failure, its body and whether a newer one
--- waits, if it has failed and neither a mark nor a rejection has ended it; else nil.
+-- Take a delivery out of Prepare. Returns nil if a mark or a rejection has ended it. Otherwise it has failed, and there are four
+-- values:
+--   the score of the message before it first failed,
+--   its last failure, or nil,
+--   its body, or nil,
+--   whether a newer body is there.
 local function end_delivery(member, record, what, text)
   local score, mark, outlived = string.match(record, '^%d+ ([^ :]+)%S* ?(%S*) ?(%S*)')
   score, mark = score or '0', mark or ''
@@ -57,7 +63,7 @@ local function end_delivery(member, record, what, text)
   if mark == 'buried' then -- rule: buried_returns
     count('ended_marked')
     if outlived ~= '' and redis.call('ZSCORE', dead, member) then -- rule: older_death
-      -- The newer copy that was put into Dead with it is the one that stays.
+      -- The operator has buried this delivery together with a newer copy, whose death stays.
       count('dropped')
       redis.call('HSET', deaths, member, joined_death(redis.call('HGET', deaths, member) or '', kept))
       forget(member)

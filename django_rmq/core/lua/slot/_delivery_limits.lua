@@ -1,4 +1,4 @@
--- What is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, nothing that has expired.
+-- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
 --
 -- needs: body kind timeout max_retries expected serial limit max_bytes
 -- needs: receipt now_s in_flight wary suspicious free retries complete text_of budget own_limits has_lapsed
@@ -18,7 +18,7 @@ local members, flights, prepared, lefts, envelopes, lapsed = {}, {}, {}, {}, {},
 local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
 local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
 if #kept == 0 and not wary and retries == 0 then
-  -- So it mostly is: nothing has failed, and every member is its own body.
+  -- This is the common case: nothing has failed, and every member is its own body.
   date, plain = text_of(stamp + max_retries), max_retries == expected
   for i = 1, total do
     local at, member, score = i * 2, free[i * 2 - 1], free[i * 2]
@@ -42,6 +42,7 @@ else
     else
       local alone = wary and suspicious(member) -- rule: suspect_in_company
       bytes = bytes + #member + (envelope and #envelope or 0)
+      -- A suspect may kill its process, which would charge the messages in flight beside it with a time-out.
       refused = alone and serial and in_flight > 0 and taken == 0
       if refused or (taken > 0 and (alone or bytes > max_bytes)) then -- rule: bytes_unbounded
         more = true

@@ -1,4 +1,4 @@
--- The largest score that is due, as a bound of a range: a place in a fifo line is due from its millisecond on.
+-- Returns the largest score that is due, as a bound of a range. A place in a fifo line is due from its millisecond on.
 --
 -- needs: kind now_ms text_of
 

@@ -2,7 +2,9 @@
 --
 -- needs: store retry failures body now_ms count parse_failure first_score die
 
--- Also returns whether the envelope has limits of its own.
+-- Returns two values:
+--   whether the message has expired,
+--   whether its envelope has limits of its own.
 local function has_lapsed(envelope)
   local zero, space, _, _, bang = string.byte(envelope, 1, 5)
   if zero == 48 and space == 32 then return false, bang == 33 end
@@ -10,7 +12,7 @@ local function has_lapsed(envelope)
   local expires = tonumber(text)
   return expires and expires > 0 and expires < now_ms, mark == '!' -- rule: lapses_at_once
 end
--- Move members of a flat list of member, score from Store to Dead without a delivery.
+-- Move the members of a flat list of member, score from Store to Dead without a delivery.
 local function bury_lapsed(lapsed)
   for i = 1, #lapsed, 2 do
     local member = lapsed[i]

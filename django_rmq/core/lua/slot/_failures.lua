@@ -1,10 +1,10 @@
--- The end of a failed delivery: back to Store, to Retry, to Dead, or dropped for a newer send.
+-- End a failed delivery: its message goes to Store, to Retry or to Dead, or is dropped for a newer send.
 --
 -- needs: store retry now_ms
 -- needs: own_limits backoff gives_up note_failure end_delivery text_of retry_score
 
--- Move a failed message with the body `kept`: dropped for a newer copy, dead, or a retry. `outdated`: a newer body waits.
--- `delay` nil: the topic's exponential back-off. Returns when the message can be taken again, or nil.
+-- Move a failed message with the body `kept`: it is dropped for a newer copy, dies, or becomes a retry. `outdated`: a newer body
+-- is there. Without `delay` the topic's exponential back-off applies. Returns when the message can be taken again, or nil.
 local function go_on(member, left, what, text, origin, failure, delay, index, kept, outdated)
   if gives_up(member, left, what, text, origin, failure, kept, outdated) then return nil end
   delay = delay or backoff(own_limits(kept) - left, index) -- rule: later_steps

@@ -15,7 +15,7 @@ local function next_place()
   if last_place % 1 >= 0.5 then last_place = math.floor(last_place) + 1 end
   return last_place
 end
--- Behind everything that is due in the same millisecond. `behind`: the last place that this call gave out.
+-- Returns the place behind everything that is due in the same millisecond. `behind`: the last place that this call gave out.
 local function later_place(due, behind)
   due = math.max(due, math.floor(last_place))
   for at = due, due + 10000 do

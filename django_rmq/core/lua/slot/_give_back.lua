@@ -1,13 +1,14 @@
--- The return of a delivery that has not begun.
+-- Return a delivery that has not begun.
 --
 -- needs: store prepare inflight retry kind keeps_first count land join
 
--- `score`: what it was taken with. Returns when the message can be taken again, or nil.
+-- `score` is the score at which the message was taken. Returns when it can be taken again, or nil.
 local function give_back(member, score)
   local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
   local due
   redis.call('ZREM', prepare, member) -- rule: release_needs_memory
   local kept, outdated = land(member)
+  -- The message was sent again while it was in flight; the copy that waits has the newer body.
   if outdated then join(member, kept) end -- rule: released_bodies_dropped
   local resting = redis.call('ZSCORE', retry, member)
   -- rule: earlier_time

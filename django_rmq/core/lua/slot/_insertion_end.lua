@@ -1,9 +1,11 @@
--- How an insertion ends (see insert), by its last step or by the next script after that has failed: Store gets its name back.
+-- End an insertion (see insert): Store gets its name back. The last step of the insertion does it, or the next script after that
+-- step has failed.
 --
 -- needs: store inserting control noted count
 
--- Returns how many messages are new; nil: the ZADD or `begin` has failed.
+-- Returns how many messages are new, or nil if the ZADD or `begin` has failed.
 local function restored()
+  -- `begin` has declined and left a hash here, or it has failed, and the ZADD behind it has filled a key of its own.
   if not noted then
     redis.call('UNLINK', inserting) -- rule: keeps_what_nobody_began
     return nil
@@ -13,7 +15,7 @@ local function restored()
   if held > 0 and redis.call('EXISTS', store) == 0 then
     redis.call('RENAME', inserting, store)
   else
-    -- An earlier `end` has failed, and others have sent since then. What they sent is the later copy.
+    -- An earlier `end` has failed, and others have sent since then. Their copies are the later ones.
     for _ = 1, held, 1000 do
       local flat = {}
       local rows = redis.call('ZRANGE', inserting, 0, 999, 'WITHSCORES')

@@ -1,4 +1,4 @@
--- Write what this script did to the ledger, at the end: a counter that cannot be written loses no message.
+-- Write what this script did to the ledger, at its end: if a counter cannot be written, no message is lost.
 --
 -- needs: stats [write_outcomes]
 

@@ -1,4 +1,4 @@
--- The end of a delivery that succeeded or is given back, but that an operator has marked meanwhile.
+-- End a delivery that succeeded or is given back, but that an operator has marked meanwhile.
 --
 -- needs: end_delivery gives_up
 

@@ -1,17 +1,19 @@
--- Topics with ACCUMULATE: the bodies of merged sends in one envelope, which begins with an additional 0. Behind its head
--- are the number of bodies in nine digits, a space, and the length of each, a colon and the body.
+-- Topics with ACCUMULATE keep the bodies of merged sends in one envelope, which begins with an additional 0. Behind its head are
+-- the number of bodies in nine digits, a space, and for each body its length, a colon and the body.
 --
 -- needs: body
 
 local function collects(envelope)
   return envelope and string.find(envelope, '^0%d+ ') ~= nil
 end
--- Where the head ends, and the number of bodies.
+-- Returns two values:
+--   where the head of an envelope ends,
+--   the number of its bodies.
 local function opened(envelope)
   local at = string.find(envelope, '\n', 1, true)
   return at, at and tonumber(string.sub(envelope, at + 1, at + 9)) or 0
 end
--- The bodies of two copies, the older ones first, with the head of the newer one.
+-- Returns the bodies of two copies, those of the older copy first, with the head of the newer one.
 local function joined(older, newer)
   local behind, had = opened(older)
   local at, more = opened(newer)
@@ -24,7 +26,9 @@ local function join(member, older)
   local newer = collects(older) and redis.call('HGET', body, member)
   if collects(newer) then redis.call('HSET', body, member, joined(older, newer)) end -- rule: collected_bodies_dropped
 end
--- The body of a death, and where it begins. Nil: it has none.
+-- Returns nil for a death without a body, otherwise two values:
+--   the body,
+--   where it begins in the record.
 local function exhumed(record)
   local head = string.match(record or '', '^([^\n]*)\n')
   local length, has_body = string.match(head or '', ' (%d+) ([01])$')

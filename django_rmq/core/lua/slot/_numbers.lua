@@ -9,7 +9,7 @@ end
 local function text_of(number)
   return string.format('%.17g', number) -- rule: lossy_text
 end
--- Servers format some numbers differently; those of the dead have one form, because people read them.
+-- Versions of the server format some scores differently. The scores of dead messages have one form, because people read them.
 local function plain_score(score)
   if #score < 17 and not string.find(score, '%D') then return score end
   return text_of(tonumber(score))

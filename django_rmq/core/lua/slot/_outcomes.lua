@@ -1,4 +1,5 @@
--- What became of messages, on topics with OUTCOME_RETENTION: collected by the script, and written with the ledger at its end.
+-- Note what became of messages, on topics with OUTCOME_RETENTION. A script collects the notes, and writes them with the ledger
+-- at its end.
 --
 -- keys: outcomes HASH, outcome_times ZSET
 -- arguments: outcome_retention_ms NUMBER
@@ -7,7 +8,7 @@
 
 local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
 
--- The receipt of a delivery, before its record is deleted.
+-- Remember the receipt of a delivery before its record is deleted.
 local function note_receipt(member, record)
   outcome_receipts[member] = string.match(record, '^%d+')
 end
@@ -39,7 +40,7 @@ local function note_outcome(member, state, reason, attempts, text, delivered)
   note(member, outcome_of(state, reason, attempts, text, receipt))
 end
 
--- Deliveries that succeeded, before their failures are deleted.
+-- Note deliveries that succeeded, before their failures are deleted.
 local function note_done(members, receipt)
   local number, failed = tonumber(receipt), {}
   if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
@@ -52,7 +53,7 @@ end
 
 local function write_outcomes()
   if #outcome_fields == 0 then return end
-  -- As with counters, one that cannot be written loses no message.
+  -- pcall: as with counters, no message is lost if a note cannot be written.
   redis.pcall('HSET', outcomes, unpack(outcome_fields))
   redis.pcall('ZADD', outcome_times, unpack(outcome_scores))
   -- rule: outcomes_never_go

@@ -1,4 +1,4 @@
--- What is stored when priorities are sent. The first waiting message decides which scores are retries in this slot.
+-- Note what sends of priorities require: the first waiting message decides which scores are retries in this slot.
 --
 -- needs: control max_retries settled_retries text_of note_undrained
 

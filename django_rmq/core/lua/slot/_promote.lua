@@ -13,6 +13,7 @@ local function promote_due(limit)
     local record = redis.call('HGET', failures, member) or ''
     local origin = tonumber(string.match(record, '^%S+ %d+ %d+ %d+ (%S+)\n')) or 0
     redis.call('ZREM', retry, member)
+    -- A ZADD of another program has sent the resting message again: that copy is the newer one.
     if alive then -- rule: promote_overwrites
       count('dropped')
     else

@@ -11,6 +11,7 @@ local function precedes(a, b)
 end
 
 local function rank_after(key, score, member, descending)
+  -- The entry may have been taken, or may have got another score, since its page was read. Then its place is searched.
   local present = redis.call('ZSCORE', key, member)
   if present and tonumber(present) == tonumber(score) then
     if descending then return redis.call('ZREVRANK', key, member) + 1 end -- rule: page_repeats

@@ -2,8 +2,8 @@
 --
 -- needs: control slot_each_us spent_us now_us
 
--- When the bucket was last empty, as if it had filled from then on without an end. A time ahead of now by more than it
--- holds says that the clock was set back in the meantime.
+-- Returns when the bucket was last empty, as if it had filled from then on without an end. A time that is ahead of now by more
+-- than the bucket holds was written before the clock was set back.
 local function emptied_at()
   local depth = math.max(slot_each_us, 100000)
   local empty = tonumber(spent_us or '') or 0
@@ -11,13 +11,15 @@ local function emptied_at()
   return math.max(empty, now_us - depth)
 end
 
--- Returns how many messages may be delivered now, and the ms at which there is one more.
+-- Returns two values:
+--   how many messages may be delivered now,
+--   the ms at which there is one more.
 local function pace()
   local empty = emptied_at()
   return math.floor((now_us - empty) / slot_each_us), math.ceil((empty + slot_each_us) / 1000)
 end
 
--- Spend `n` deliveries. Returns the ms at which there is another; nil: there is one now.
+-- Spend `n` deliveries. Returns the ms at which there is another one, or nil if there is one now.
 local function spend(n)
   spent_us = string.format('%.0f', emptied_at() + n * slot_each_us) -- rule: pace_without_spending
   redis.call('HSET', control, 'spent_us', spent_us)

@@ -1,4 +1,4 @@
--- How a score carries the budget: a retry with the number q has q deliveries left.
+-- Read the retries that a score carries: a retry with the number q has q deliveries left.
 --
 -- needs: kind max_retries LARGEST_WITH_RETRIES
 
@@ -10,7 +10,7 @@ local function is_retry(score)
   if kind ~= 'priority' then return score <= 999 end
   return score <= floor_priority() or (score < math.huge and score % 1 ~= 0)
 end
--- Whether of two copies of a message the earlier one keeps its time, or its place.
+-- Returns whether the earlier one of two copies of a message keeps its time, or its place.
 local function keeps_first(score)
   return kind == 'fifo' or (kind == 'range_merge' and not is_retry(score))
 end

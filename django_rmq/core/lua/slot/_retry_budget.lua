@@ -1,4 +1,4 @@
--- How many retries a delivery has left of `most`: by its score, or on fifo topics by its failures.
+-- Compute how many retries of `most` a delivery has left: from its score, or on fifo topics from its failures.
 --
 -- needs: kind failures bounded is_retry floor_priority
 
@@ -10,6 +10,6 @@ local function budget(score, member, most)
   if not is_retry(score) then return most end -- rule: budget_ignores_settings
   local q = score
   if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
-  -- A message that has joined a later send has the limit of that one.
+  -- A message that has joined a later send has the limit of that send, which may be lower.
   return bounded(math.floor(q) - 1, 0, most) -- rule: one_delivery_more
 end

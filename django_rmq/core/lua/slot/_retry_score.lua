@@ -1,4 +1,4 @@
--- The score of a retry: the number of its deliveries left, or its priority with that number in the last ten bits.
+-- Compute the score of a retry: the number of its deliveries left, or its priority with that number in the last ten bits.
 --
 -- needs: kind retry_priority bounded floor_priority LARGEST_WITH_RETRIES
 

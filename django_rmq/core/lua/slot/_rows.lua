@@ -1,4 +1,4 @@
--- Up to `limit` rows (member, score, ...) behind the cursor, by rank: offsets into large groups would be slow.
+-- Read up to `limit` rows (member, score, ...) behind the cursor, by rank: offsets into large groups of one score would be slow.
 --
 -- needs: rank_after
 

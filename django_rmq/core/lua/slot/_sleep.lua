@@ -1,11 +1,11 @@
--- Until when there is nothing to deliver.
+-- Compute until when there is nothing to deliver.
 --
 -- needs: store retry prepare claimants control
 -- needs: kind timeout claimed behind now_ms bounded text_of note_undrained keep_counts
 
 local NEVER = 9007199254740991
 
--- The earliest time at which another prepare can find something; `more`: something can be taken now.
+-- Returns the earliest time at which another prepare can find something. `more`: something can be taken now.
 local function next_due(more)
   local due = math.huge
   if more or behind then due = now_ms end
@@ -30,7 +30,7 @@ local function next_due(more)
   return due
 end
 
--- Let the caller sleep: until `due`, only a wake-up calls it.
+-- Answer `word` to the caller, which then sleeps until `due`. A script that makes something available before `sleep` wakes it.
 local function idle(word, due, sleep)
   if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end -- rule: sleeps_unnoticed
   note_undrained()

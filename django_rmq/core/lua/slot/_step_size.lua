@@ -1,9 +1,9 @@
--- How many messages one step moves between keys: their bytes are estimated from the longest of a hundred of them.
--- The allocator gets memory for large messages from the system and returns it, which takes longer than their copy.
+-- Bound how many messages one step moves between keys. Their bytes are estimated from the longest of a hundred of them. The
+-- allocator gets memory for large messages from the system and returns it, which takes longer than their copy.
 
 local STEP_BYTES, LARGE, LARGE_STEP_BYTES = 4194304, 16384, 1048576
 
--- The size of the longest of a hundred of the `n` first messages, or of fewer if they are large.
+-- Returns the size of the longest of a hundred of the `n` first messages, or of fewer if they are large.
 local function longest_of(set, bodies, n, descending)
   local has_bodies = redis.call('HLEN', bodies) > 0
   local longest, read = 1, 0
@@ -20,7 +20,7 @@ local function step_bytes(longest)
   if longest > LARGE then return LARGE_STEP_BYTES end -- rule: large_ones_as_small_ones
   return STEP_BYTES
 end
--- How many of the `n` first messages fit into `most` bytes, and into a step. At least one.
+-- Returns how many of the `n` first messages fit into `most` bytes, and into a step: at least one.
 local function fit(set, bodies, n, most, descending)
   local longest = longest_of(set, bodies, n, descending)
   local bytes = math.min(most, step_bytes(longest)) -- rule: claim_copies_any_size

@@ -1,8 +1,9 @@
--- End at most `limit` deliveries and claims that have timed out. Returns how many, and when the first can be taken again.
+-- End at most `limit` deliveries and claimed messages that have timed out.
 --
 -- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back expire_claim
 
--- The first place in flight. Messages of a strict slot run in their order, so no other can be to blame for a time-out.
+-- Returns the first place in flight. Messages of a strict slot run in their order, so only the first one can have caused a
+-- time-out.
 local function first_in_flight()
   local first, records = math.huge, redis.call('HGETALL', inflight)
   for i = 2, #records, 2 do
@@ -11,7 +12,11 @@ local function first_in_flight()
   return first
 end
 
+-- Returns two values:
+--   how many messages were ended,
+--   when the first of them can be taken again, or nil.
 local function expire_due(limit)
+  -- Stamps that are further ahead than a time-out were written before the clock was set back.
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
     'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #ahead, 2 do -- rule: future_stamps_stay
@@ -28,6 +33,7 @@ local function expire_due(limit)
     local record = redis.call('HGET', inflight, late[i]) or '0 0'
     local score, mark = string.match(record, '^%d+ ([^ :]+)%S* ?(%S*)')
     local due
+    -- The deliveries behind the first one in line have not begun, so they use no retry.
     if strict and mark == '' and tonumber(score) > to_blame then -- rule: strict_charges_all
       due = give_back(late[i], score)
     else

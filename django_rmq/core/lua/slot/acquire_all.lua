@@ -7,7 +7,7 @@
 -- ARGV[3] max_retries  as above
 -- ARGV[4] now
 --
--- Returns {the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}
+-- Returns {{the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}}
 
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 -- include: _empty_slots
@@ -21,6 +21,7 @@ local function begin(i, empty)
   redis.call('HDEL', control, '') -- rule: acquire_all_needs_memory
   local epoch = redis.pcall('HINCRBY', control, 'epoch', 1) -- rule: fence
   if type(epoch) == 'table' then return '', 'look' end
+  -- The worker has to ask a slot that is paused, is shut by a re-slotting or has another slot count: the answer says so.
   local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots -- rule: asleep_while_open
   if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end -- rule: asleep_over_messages
   redis.call('HSET', control, 'slots', slots, 'timeout', known[4] or timeout, 'max_retries', known[5] or max_retries,

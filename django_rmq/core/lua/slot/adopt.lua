@@ -10,6 +10,7 @@
 
 -- check: types
 if not (drift >= 1) then return redis.error_reply('ERR drift is out of bounds') end
+-- Two people may adopt the same messages at once, or a reply may be lost and the call be repeated.
 if (redis.call('HGET', stats, 'foreign') or '0') ~= foreign then return 'changed' end -- rule: adopt_twice
 redis.call('HINCRBY', stats, 'foreign', drift)
 return 'ok'

@@ -1,4 +1,4 @@
--- The ledger of a slot and its depths, read in one instant.
+-- Read the ledger of a slot and its depths, in one instant.
 -- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority

@@ -1,4 +1,4 @@
--- How many messages of one state have a score in bounds.
+-- Count the messages of one state whose score is within bounds.
 -- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim

@@ -33,6 +33,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _deaths
 -- include: _nonempty_since
 -- include: _end_mark
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local words = {}
 for i = first, last do
@@ -44,7 +45,7 @@ for i = first, last do
   if resting then word = 'resting' end
   if waiting then word = 'waiting' end
   local kept, claimed = redis.call('HGET', body, member), redis.call('ZSCORE', claim, member)
-  -- Claimed messages cannot be marked. A newer copy with its own body stays, or it would die before the older one ends.
+  -- Claimed messages cannot be marked. A newer copy with its own body stays: it would die before the older copy ends.
   if (waiting or resting) and not (claimed and kept) then -- rule: bury_before_what_is_claimed
     local failure = parse_failure(redis.call('HGET', failures, member))
     if waiting then redis.call('ZREM', store, member) end

@@ -50,7 +50,7 @@ local known_slots, paused, sleeping_until, undrained_since = known[1], known[2],
 local timeout, max_retries, noted = tonumber(known[3] or timeout), tonumber(known[4] or max_retries), known[8]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
--- How many members one script moves by Redis commands, at most.
+-- One script moves at most this many members by commands of Redis.
 local STEP = 10000
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
@@ -81,6 +81,7 @@ redis.call('HDEL', control, '')
 if not (known_slots and known[3] and known[4]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
+-- The last step of an insertion has failed, so Store still has its other name.
 if noted then end_insertion() end -- rule: claim_sees_no_store
 local share = math.min(limit, 400)
 local expired, earliest = expire_due(share)
@@ -114,9 +115,10 @@ if redis.call('HEXISTS', claims, consumer) == 0 then
 end
 local newest, state = newest_claim(consumer)
 local ours = redis.call('ZSCORE', claimants, consumer)
+-- A request that was under way for long, or a query that lost a reply, may name a claim that is no longer open.
 -- rule: claim_numbers_again
 if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
--- What was lost comes back by itself; anything else waits for its query.
+-- A claim that was lost or returned comes back by itself; any other one waits for its query.
 local comes_back = state == 'lost' or state == 'returned'
 -- rule: claim_before_the_last_has_ended
 if ours and number > newest then return answer(comes_back and 'busy' or 'unfinished') end -- rule: lost_claim_is_unfinished
@@ -131,9 +133,11 @@ local has_bodies = redis.call('HLEN', body) > 0
 local function fit_here(n)
   return fit(store, body, n, max_bytes, kind == 'priority')
 end
--- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
--- Store is renamed if little has to be moved back; else Redis copies a part of it.
--- Returns how many, whether there may be more, and how many are moved back (nil: the part is copied).
+-- If nothing is in flight, rests or has a body, messages are moved without Lua: Store is renamed if few messages have to be
+-- moved back, and otherwise Redis copies a part of it. Returns nil if Lua has to read each message, otherwise three values:
+--   how many messages are moved,
+--   whether there may be more,
+--   how many are moved back, or nil if the part is copied.
 local function as_they_are()
   if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end -- rule: claim_into_nothing
   if redis.call('ZCARD', retry) > 0 or has_bodies then return nil end -- rule: claim_without_a_look
@@ -153,7 +157,7 @@ local function as_they_are()
   local part = n > 0 and fit_here(n) or 0
   return part, part == limit or part < due
 end
--- The target is an empty set: Redis overwrites it.
+-- Move `n` entries into an empty set, which Redis overwrites.
 local function carry(from, into, n, lowest)
   local first, last = 0, n - 1
   if not lowest then first, last = -n, -1 end -- rule: claim_of_the_wrong_end

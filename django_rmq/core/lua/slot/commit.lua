@@ -36,7 +36,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _deaths
 -- include: _delivery_end
 -- include: _marked_end
--- What succeeds although it was cancelled has succeeded.
+-- The listener finished before it learned of the cancellation: the message has succeeded.
 local function decides(record)
   return not string.find(record, ' cancelled', 1, true) -- rule: cancelled_cannot_succeed
 end
@@ -54,6 +54,7 @@ for i = 1, #records do
       done[top] = ARGV[first + i - 1]
     end
   else
+    -- The delivery timed out, or the reply to an earlier call was lost. A newer delivery of the message may run now.
     words[i] = 'stale'
     count('stale')
   end

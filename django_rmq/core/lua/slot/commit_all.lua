@@ -1,4 +1,4 @@
--- Phase two, success, of everything that one prepare of a strict slot handed out, without naming it.
+-- Phase two, success, of all messages that one prepare of a strict slot has delivered, without naming them.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -20,11 +20,11 @@ local known = redis.call('HMGET', control, 'deliveries', 'marked', 'sleeping_unt
 local sleeping_until = known[3]
 -- include: _ledger
 -- include: _wake_up
--- A strict slot is empty when it hands out, so until it hands out again nothing else is in flight there.
+-- A strict slot has nothing in flight when it delivers, so until it delivers again nothing else is in flight there.
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
 if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
 if redis.call('ZCARD', prepare) ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
--- Their bodies and failures are found by name.
+-- Bodies and failures can only be deleted by the names of their messages.
 local named = redis.call('HLEN', prepare_body) + redis.call('HLEN', failures)
 if named > 0 then return 'unsure' end -- rule: commit_all_leaves_records
 redis.call('UNLINK', prepare, inflight)

@@ -22,6 +22,7 @@ local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.c
 -- rule: configure_rereads_scores
 if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, known) and live > 0 then return 'refused' end
 if apply then -- rule: configure_only_asks
+  -- Start with a deletion of nothing: after it, a full server accepts the rest.
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
 end

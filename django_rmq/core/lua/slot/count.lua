@@ -1,4 +1,4 @@
--- What a slot holds by state, since when it waits and runs, which consumer took last, and whether it is paused.
+-- Count what a slot holds by state; read since when messages wait and run, its last consumer, and whether it is paused.
 -- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
@@ -18,8 +18,8 @@
 -- Returns {store, due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused, claimed,
 --          ms since when Store of a priority topic has not been empty or empty, ms of the first delivery that runs or empty,
 --          how many are claimed under a lease that has ended}
---         due: in Store, rested in Retry, timed out in Prepare, or claimed under a lease that has ended; the ms are those of
---         the first of them
+--         due counts messages that are due in Store, have rested in Retry, have timed out in Prepare, or are claimed under a
+--         lease that has ended; the earliest ms are those of the first of them
 
 -- check: types but inflight claimants claims
 -- include: _now

@@ -17,6 +17,7 @@ for i = first, last, 2 do
   local score, member, word = tonumber(ARGV[i]), ARGV[i + 1], 'not_found'
   local died = redis.call('ZSCORE', dead, member)
   if died then
+    -- If the message was replayed and has died again since it was read, the caller has not seen that death.
     word = 'changed'
     if tonumber(died) == score then -- rule: discard_takes_the_later_death
       redis.call('ZREM', dead, member)

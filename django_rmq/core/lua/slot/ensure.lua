@@ -60,7 +60,7 @@ local envelope = #ARGV > first + 2 * n and first + 2 * n
 local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
 note_sent()
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
--- The caller gives how long each member waits, not until when.
+-- The caller gave how long each member waits, so it learns here until when.
 local words, scores = {}, {}
 for i = 1, n do
   words[i], scores[i] = 'stored', rows[i * 2 - 1]

@@ -59,6 +59,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: expire_needs_memory
 local expired, earliest = expire_due(limit)
+-- The owner that was answered busy sleeps until the gate opens, and what has timed out may have opened it.
 -- rule: expire_opens_silently
 if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if expired > 0 then note_undrained() end

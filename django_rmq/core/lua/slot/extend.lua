@@ -20,7 +20,7 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
 local prefix, words, flat, plain, timeout = receipt .. ' ', {}, {}, 0, nil
--- By how much a message's own time-out is shorter than its topic's.
+-- Returns by how many seconds a message's own time-out is shorter than its topic's.
 local function early(record)
   local seconds = tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
   timeout = timeout or tonumber(redis.call('HGET', control, 'timeout') or 0)

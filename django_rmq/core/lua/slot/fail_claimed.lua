@@ -30,6 +30,7 @@ for i = first, last, 3 do
     word = 'open'
   elseif not redis.call('ZSCORE', claim, member) then -- rule: fail_of_what_is_not_claimed
     word = 'not_found'
+  -- A query that was restarted reads its batch again, and notes failures again.
   elseif redis.call('HSETNX', claim_failed, member, kind .. '\n' .. string.sub(text, 1, 1024)) == 0 then
     word = 'again'
   end

@@ -25,7 +25,7 @@ local anywhere = where == 'anywhere'
 scan = math.min(scan, 1000)
 -- include: _rank_after
 -- include: _rows
--- Nothing else is compared, because people who may filter by error class may not search bodies or error texts.
+-- Only the class is compared, because people who may filter by error class may not search bodies or error texts.
 local function is_of_class(record)
   local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')
   if not head then return false end

@@ -1,4 +1,4 @@
--- When something can next be taken from each of many slots: the slow poll.
+-- Read when something can next be taken from each of many slots: the slow poll, which finds what no wake-up has announced.
 -- Changes nothing.
 --
 -- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot

@@ -1,4 +1,4 @@
--- The messages in Prepare of an owner, with which a worker continues after a lost reply of prepare.
+-- Read the messages in Prepare of an owner, with which a worker continues after a lost reply of prepare.
 -- Changes nothing.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
@@ -18,6 +18,7 @@ limit = math.min(limit, 1000)
 local holding = redis.call('HGET', control, 'owner')
 -- rule: held_tells_strangers
 if holding and holding ~= owner and redis.call('ZCARD', prepare) > 0 then return { 'busy' } end
+-- The prepare whose reply was lost did not run, so this owner has taken nothing.
 if holding ~= owner then return { 'ok', {} } end
 local rows = redis.call('ZRANGE', prepare, offset, offset + limit - 1, 'WITHSCORES')
 local found = {}

@@ -59,6 +59,7 @@ if step == 'end' then
   return { 'inserted', added }
 end
 
+-- The last step of an earlier transaction has failed, so Store may still have its other name.
 if noted or redis.call('EXISTS', inserting) == 1 then
   end_insertion() -- rule: leaves_what_was_left
   keep_counts()
@@ -89,6 +90,7 @@ end
 local plain = is_plain()
 if plain then
   local waiting = redis.call('ZCARD', store)
+  -- The note comes first: a full server refuses it, and Store would keep its other name without a note.
   redis.call('HSET', control, 'inserting', waiting) -- rule: renames_before_it_is_noted
   if waiting > 0 and redis.pcall('RENAME', store, inserting).err then
     redis.call('HDEL', control, 'inserting') -- rule: notes_what_was_not_renamed
@@ -96,5 +98,6 @@ if plain then
   end
 end
 if plain then return { 'begun' } end
+-- Redis runs the ZADD of the transaction whatever this script answers; on a hash it fails, and changes nothing.
 redis.call('HSET', inserting, 'declined', 1)
 return { 'declined' }

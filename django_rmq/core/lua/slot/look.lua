@@ -1,4 +1,4 @@
--- Everything that a slot knows about some members, in all states.
+-- Read everything that a slot knows about some members, in all states.
 -- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority

@@ -25,6 +25,7 @@ if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many memb
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries', 'undrained_since')
 local max_retries, undrained_since = tonumber(known[3] or max_retries), known[4]
 if known[1] ~= reslot or not known[2] then return 'stale' end -- rule: moved_into_an_open_slot
+-- The process that moves the messages lost a reply, or another one repeats what it began.
 -- rule: moved_in_twice
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
 -- include: _now

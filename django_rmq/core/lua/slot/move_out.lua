@@ -34,6 +34,7 @@ local undrained_since = known[4]
 -- include: _nonempty_since
 if known[1] ~= reslot or not known[2] then return { 'stale' } end -- rule: moved_out_of_an_open_slot
 local staged = redis.call('HMGET', leaving, 'ticket', 'target', 'rows')
+-- The process that took these messages out died, or lost a reply, so they may not have arrived: they are handed over again.
 if staged[1] and staged[1] ~= arrived then -- rule: what_left_is_forgotten
   local rows = {}
   for i = 1, tonumber(staged[3]) do

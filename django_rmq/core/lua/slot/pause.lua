@@ -14,7 +14,7 @@ if paused == (redis.call('HEXISTS', control, 'paused') == 1) then return 'unchan
 if paused then
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'paused', '1')
-  -- Consumers that have taken messages but not begun with them give them back.
+  -- Consumers that have taken messages but have not begun with them then give them back.
   redis.pcall('PUBLISH', channel, -1 - slot) -- rule: pause_tells_nobody
   return 'paused'
 end

@@ -52,21 +52,22 @@ if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us', 'inserting')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
--- What the caller assumes if no retries left are returned: those of its own settings.
+-- The caller assumes the retries of its own settings if the answer has none.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since, spent_us, noted = known[10], known[11], known[12]
 if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
+-- Another worker has acquired the slot since; this call may have been under way for long.
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
   redis.pcall('HINCRBY', stats, 'fenced', 1) -- rule: fenced_uncounted
   return { 'fenced' }
 end
 limit = math.max(1, math.min(limit, 1000))
 -- include: _now
--- A hybrid logical clock: if a fail-over loses the last deliveries, the next receipt is higher than theirs. Receipts are odd
--- and even in turn, and what is decided by that takes turns as well.
+-- Receipts are a hybrid logical clock: if a fail-over loses the last deliveries, the next receipt is still higher than theirs.
+-- Receipts are odd and even in turn, so that choices that depend on this take turns.
 local receipt = last_receipt + 1 -- rule: receipts_repeat
 local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
@@ -98,11 +99,12 @@ redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
+-- The last step of an insertion has failed, so Store still has its other name.
 if noted then end_insertion() end -- rule: prepare_sees_no_store
 local share = math.min(limit, 400)
 local expired = expire_due(share) -- rule: no_upkeep
 local promoted = promote_due(share)
--- Read here, because `limit` may become less: there may be more upkeep to do.
+-- There may be more upkeep to do. This is computed here, because `limit` may be lowered below.
 local behind = expired >= share or promoted >= share
 local in_flight = redis.call('ZCARD', prepare)
 claimed = claimed and redis.call('ZCARD', claimants) > 0

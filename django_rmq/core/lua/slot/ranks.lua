@@ -1,4 +1,4 @@
--- The rank of members of one state among those of the same score.
+-- Read the rank of members of one state among those of the same score.
 -- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim

@@ -1,4 +1,4 @@
--- The state of a consumer's newest claim, and the rows of a sealed one: the same however often it is read.
+-- Read the state of a consumer's newest claim, and the rows of a sealed one: the same however often it is read.
 -- Changes nothing.
 --
 -- KEYS[1] claim       ZSET  member -> score it was taken with

@@ -53,6 +53,7 @@ for i = first, last do
     earliest = math.min(earliest, give_back(member, string.match(record, '^[^ :]+', #prefix + 1)) or math.huge)
   end
 end
+-- The owner that was answered busy sleeps until the gate opens, and these messages may have kept it shut.
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if ended then note_undrained() end
 wake(earliest)

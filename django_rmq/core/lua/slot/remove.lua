@@ -19,7 +19,7 @@
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | resting | running | running_and_waiting | dead | not_found,
--- and with `cancel` claimed: Spark has it, and cannot be told
+-- and with `cancel` also claimed: Spark has the message, and cannot be notified
 
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -30,6 +30,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _ledger
 -- include: _nonempty_since
 -- include: _end_mark
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local words, cancels, tells = {}, which == 'cancel', false
 for i = first, last do
@@ -78,6 +79,6 @@ for i = first, last do
 end
 note_undrained()
 keep_counts()
--- Consumers look at what they have in hand of this slot: `extend` answers what is cancelled.
+-- The owner then extends the deliveries that it has of this slot: `extend` answers which of them are cancelled.
 if tells then redis.pcall('PUBLISH', channel, -1048577 - string.match(store, '%d+$')) end -- rule: cancel_tells_nobody
 return words

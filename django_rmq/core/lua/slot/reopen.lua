@@ -15,9 +15,11 @@
 -- check: types
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'deliveries')
 if known[1] ~= reslot then return 'stale' end
+-- The reply to an earlier call was lost, or another process of the same re-slotting was first.
 if not known[2] then return 'known' end
 redis.call('HDEL', control, 'moving', 'sleeping_until')
 redis.call('UNLINK', arrived)
+-- Listeners may have stored receipts of the family's other slots as fencing tokens, so later ones have to be higher.
 -- rule: receipts_fall
 if tonumber(deliveries) > (tonumber(known[3]) or 0) then redis.call('HSET', control, 'deliveries', deliveries) end
 if paused then redis.call('HSET', control, 'paused', '1') end -- rule: pauses_end

@@ -41,7 +41,7 @@ for i = first, last, 2 do
   edited = edited or ARGV[i + 1] ~= ''
 end
 if not edited then redis.call('HDEL', control, '') end -- rule: replay_needs_memory
--- Whether the body in flight is newer than that of the dead copy, and will not end by an operator's mark.
+-- Returns whether the body in flight is newer than that of the dead copy, and its delivery will not end by an operator's mark.
 local function is_newer(member)
   if redis.call('ZSCORE', claim, member) then return true end -- rule: replay_past_what_is_claimed
   return redis.call('ZSCORE', prepare, member)

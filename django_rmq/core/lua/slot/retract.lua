@@ -21,14 +21,15 @@ local due = tonumber(instant)
 if not due then return redis.error_reply('ERR instant is out of bounds') end
 local latest, last = string.match(redis.call('HGET', control, latest_field) or '0 0', '^(%d+) (-?%d+)')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
--- Below 0: this tick was removed.
+-- An instant below 0 says that this tick was removed.
 local outcome = (last == due or last == -due) and last or 0 -- rule: a_retraction_forgets
+-- A reply was lost, or the caller was slow and another worker was first: the answer is that of the first call.
 if latest >= generation then -- rule: a_retraction_takes_a_later_tick
   return outcome < 0 and 'removed' or outcome > 0 and 'written' or 'unwritten'
 end
 -- include: _ledger
 redis.call('HDEL', control, '')
--- A score of a retry: it was delivered before.
+-- A score of a retry shows that the tick was delivered before.
 local score = tonumber(redis.call('ZSCORE', store, member) or 0)
 if score > 999 and redis.call('ZREM', store, member) > 0 then -- rule: a_retraction_takes_what_ran
   count('removed')

@@ -63,7 +63,7 @@ if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
 end
 local left = 0
 if redis.call('ZSCORE', claimants, consumer) then
-  -- A claim that began to return in one of the two ways ends in that way.
+  -- A claim that began to return in one of the two ways ends in that way, even if a later call asks for the other one.
   if state == 'open' or state == 'sealed' then
     state = spent and 'lost' or 'returned'
     note_claim(consumer, number, state) -- rule: return_without_end

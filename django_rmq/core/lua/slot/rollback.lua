@@ -49,17 +49,19 @@ for i = first, last, 4 do
   local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
   if record and score and string.sub(record, 1, #prefix) == prefix then -- rule: rollback_anyone
     local left = bounded(math.floor(tonumber(score) % 1000), 0, max_retries)
-    -- 139 years: the score in Retry must have room for the budget.
+    -- At most 139 years, so that the score in Retry has room for the retries left.
     if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end -- rule: rollback_delay_unbounded
     earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
     -- rule: rollback_keeps_quiet
     words[#words + 1] = string.find(record, ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok'
     ended = true
   else
+    -- The delivery timed out, or the reply to an earlier call was lost. A newer delivery of the message may run now.
     words[#words + 1] = 'stale'
     count('stale')
   end
 end
+-- The owner that was answered busy sleeps until the gate opens, and these messages may have kept it shut.
 -- rule: rollback_opens_silently
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if ended then note_undrained() end

@@ -13,7 +13,7 @@
 -- ARGV[4...] state, score (empty: all scores), rank of the place among these, how far from it was read before; of each area
 -- ARGV[#ARGV] now
 --
--- Returns {members, looked}     members: one for each digest, nil where it was not found;
+-- Returns {members, looked}     members: one for each digest, nil where it was not found
 --                               looked: for each area how far from its place was read, -1 if nothing of it is left
 
 -- check: types

@@ -28,12 +28,13 @@ if known == tonumber(reslot) then return 'known' end -- rule: a_slot_is_shut_aga
 local noted = redis.call('HGET', control, 'inserting')
 -- include: _ledger
 -- include: _insertion_end
+-- An interrupted insertion holds Store under its other name, where the re-slotting would not look for messages.
 if noted then end_insertion() end -- rule: shuts_what_it_does_not_see
 keep_counts()
 local held = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', dead) + redis.call('ZCARD', claimants)
 if empty and held > 0 then return 'holds' end -- rule: shut_though_it_holds_something
--- Start with a removal: after it, a full server accepts the rest.
+-- Start with a deletion: after it, a full server accepts the rest.
 redis.call('HDEL', control, 'sleeping_until')
 redis.call('HSET', control, 'slots', slots, 'reslot', reslot, 'moving', '1')
 if fresh then redis.call('HSET', control, 'timeout', timeout, 'max_retries', max_retries) end

@@ -1,4 +1,4 @@
--- What a slot knows about one message: where it is, its failures, what it reported, and what became of it (OUTCOME_RETENTION).
+-- Read what a slot knows about one message: its state, its failures, its progress, and its outcome (OUTCOME_RETENTION).
 -- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
@@ -29,6 +29,7 @@ if at and at > now_ms - outcome_retention_ms then outcome = redis.call('HGET', o
 if last < first then return { false, false, false, false, false, false, false, false, false, outcome } end
 local member = ARGV[first]
 local death = redis.call('HGET', deaths, member)
+-- The body is left out of a death: it may be large, and a status does not show it.
 local head, length = string.match(death or '', '^(%S+ %d+ %d+ %d+ %S+ (%d+) )[01]\n')
 if head then
   local from = string.find(death, '\n', 1, true)

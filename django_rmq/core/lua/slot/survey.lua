@@ -1,4 +1,4 @@
--- How far a re-slotting has progressed in a slot, read in one instant.
+-- Read how far a re-slotting has progressed in a slot, in one instant.
 -- Changes nothing.
 --
 -- KEYS[1] control    HASH  field -> value

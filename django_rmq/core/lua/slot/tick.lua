@@ -29,7 +29,7 @@ local known_slots, sleeping_until = known[1], known[2]
 local latest, last, taken = string.match(known[3] or '0 0', '^(%d+) (-?%d+)(.*)$')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
 if latest > generation then return { 'stale' } end -- rule: a_stale_tick_is_written
--- What was found taken when the schedule changed may have gone to another slot only, and is planned again then.
+-- A tick that was already taken when the schedule changed may have left this slot for another one. It is written again.
 -- rule: a_tick_is_doubled
 if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot

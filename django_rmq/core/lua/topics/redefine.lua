@@ -10,7 +10,9 @@
 -- Returns ok | changed
 
 -- check: types
+-- Another process may have changed the definition since the caller read it; the caller then begins again.
 if (redis.call('HGET', topics, topic) or '') ~= before then return 'changed' end
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', topics, '')
 redis.call('HSET', topics, topic, after)
 return 'ok'

@@ -13,14 +13,17 @@
 -- ARGV[7] known_number       the number of the assignment that the worker knows
 -- ARGV[8] now
 --
--- Returns {ok, members, number, ms until the first session ends, basis, plan, workers, records}: basis and plan are empty
+-- Returns {ok, members, number, ms until the first session ends, basis, plan, workers, records}
+--       | {expired} (the session has ended, and the call has no record) | {duplicate, record of the other process} | {full}
+--         basis, plan and the two lists are empty if the worker knows them
 
--- and the lists are empty if the worker knows them | {expired} | {duplicate, record} | {full}
 -- check: types
 -- include: _now
 local found, ends = redis.call('HGET', workers, worker), redis.call('ZSCORE', sessions, worker)
 local ours = found and string.sub(found, 1, #token) == token
+-- Two processes must not share an id. The id of a process whose session has ended is free.
 if found and not ours and ends and tonumber(ends) > now_ms then return { 'duplicate', found } end
+-- Another worker, or a fail-over to a replica without the last writes, has ended the session: the worker has to join again.
 if record == '' and not (ours and ends) then return { 'expired' } end
 if not ends and redis.call('ZCARD', sessions) >= 2000 then return { 'full' } end
 
@@ -34,7 +37,7 @@ for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, '-inf', now_ms, 'LI
     changed = true
   end
 end
--- A session that ends in more than an hour: the clock was set back in the meantime.
+-- A session that ends in more than an hour was written before the clock was set back.
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, now_ms + 3600000, '+inf', 'LIMIT', 0, 100)) do
   redis.call('ZADD', sessions, now_ms + session_ms, other)
 end
@@ -47,7 +50,7 @@ end
 local known = redis.call('HMGET', assignment, 'members', 'number')
 local members, number = known[1] or '', known[2] or ''
 if changed or members == '' then
-  -- Never the same twice, not even after all data was deleted.
+  -- A version never comes twice, not even after all data was deleted: a worker would take it for the membership that it knows.
   local version = math.max(now_us, (tonumber(members) or 0) + 1)
   if not (version < 9007199254740992) then version = now_us end
   members = string.format('%.0f', version)

@@ -14,6 +14,7 @@
 -- check: types
 -- include: _now
 local found = redis.call('HGET', workers, worker)
+-- Another process may have joined with this id since the session of the caller ended.
 if not found or string.sub(found, 1, #token) ~= token then return 'absent' end
 redis.call('ZREM', sessions, worker)
 redis.call('HDEL', workers, worker)

@@ -1,7 +1,6 @@
-"""Checks a Redis server before workers start: settings that may lose messages, refused writes, missing permissions.
+"""Check a Redis server before workers start: settings that may lose messages, refused writes, missing permissions.
 
-It knows no settings. ``strict`` also reports what is durable enough for most uses, and what the server does
-not reveal.
+The checks know no settings. ``strict`` also reports persistence that suffices for most uses, and values that the server hides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares the registered definition of a topic with the settings, and changes it as far as that is safe.
+"""Compare the registered definition of a topic with the settings, and change it as far as that is safe.
 
 A definition decides how a message is treated once it is in Redis, so all processes must have the same.
 Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopics`` when a person runs it.
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
     declared: Any
     """The value in the settings."""
     registered: Any
-    """The value in Redis. None: there is none."""
+    """The value in Redis, or None if there is none."""
 
 
 def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
@@ -74,6 +74,7 @@ def register_topics(
                 registered["slots"],
                 topic.slots,
             )
+        # Processes keep their settings while a topic is re-slotted, so an earlier count is not a mistake.
         if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
             different = [difference for difference in different if difference.setting != "SLOTS"]
         # rule: senders_compare_everything
@@ -124,7 +125,7 @@ def _sentence(name: str, different: list[Difference]) -> str:
 def obstacles(
     broker: Broker, topic: Topic, different: list[Difference], serving: Sequence[str] = ()
 ) -> list[str]:
-    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each. Empty: it may.
+    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty if it may.
 
     ``serving`` names the running workers that serve the topic.
     """
@@ -136,7 +137,7 @@ def obstacles(
             f"the topic is being re-slotted to {slot_counts(registered)[1]} slots: let `manage.py rmqreslot` finish"
         ]
     if "SLOTS" in changed:
-        # It is unknown what applies to the messages in the other slots, so the rest has to wait.
+        # With another slot count it is unknown which slots hold messages, so all other differences have to wait.
         if topic.slots in former_slot_counts(registered):
             return [f"SLOTS: the topic was re-slotted; write SLOTS {registered['slots']} into the settings"]
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]

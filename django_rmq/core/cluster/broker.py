@@ -87,7 +87,7 @@ class ClusterBroker(RedisBroker):
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
 
     def _on_all(self, commands: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-        # No reply to these commands shows that a node is no longer a primary.
+        # A node that has become a replica answers these commands as before, so the topology is read again first.
         self.client.doubt()
         try:
             primaries = self.client.primaries()
@@ -112,7 +112,7 @@ class ClusterBroker(RedisBroker):
             raise translate(error) from error
 
     def _ear(self) -> Any:
-        # What is published on one node reaches all of them.
+        # A Redis Cluster forwards published messages to all nodes, so a subscription to any of them suffices.
         try:
             return self.client.some_node().client
         except RedisError as error:
@@ -131,7 +131,7 @@ class ClusterPipeline(RedisPipeline):
         self._cluster = cluster
 
     def send(self) -> Self:
-        """Send what was collected."""
+        """Send the collected calls."""
         self._errands = [self._errands_of(call) for call in self._calls]
         flat = [errand for errands in self._errands for errand in errands]
         self._trip = NodeTrip(self._cluster, flat, wanted=self._wanted)
@@ -153,7 +153,7 @@ class ClusterPipeline(RedisPipeline):
         ]
 
     def _joined(self, call: Call[Any], errands: list[RoutedCommand]) -> Any:
-        """Return the answer of a call, combined from those of its parts; if none has one, the first error."""
+        """Return the answer of a call, combined from those of its parts; if all parts failed, the first error."""
         found = [self._answer(call, errand) for errand in errands]
         if call.join is None:
             return found[0]
@@ -177,7 +177,7 @@ class ClusterPipeline(RedisPipeline):
 def _trouble(errand: RoutedCommand) -> RmqError:
     error = errand.reply
     found = translate(error)
-    # One unavailable node leaves the cluster available; CLUSTERDOWN does not.
+    # The cluster stays available for the slots of the other nodes, unless it reports CLUSTERDOWN.
     if type(found) is ServerUnavailable and not isinstance(error, ClusterDownError):
         of_node = NodeUnavailable(f"a node of the cluster: {found}")
         of_node.refuses_writes = found.refuses_writes

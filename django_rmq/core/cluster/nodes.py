@@ -1,4 +1,8 @@
-"""The servers of a Redis Cluster and their connections."""
+"""The servers of a Redis Cluster and their connections: a node that failed is not tried again for a while.
+
+Otherwise every call would wait for the time-out of a dead node, while all others answer. Which node serves which hash slot is
+the subject of ``topology``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, A
 
 
 class Node:
-    """One server of a cluster."""
+    """One server of a cluster: its pool of connections, whether it has the scripts, and when it last failed."""
 
     def __init__(self, host: str, port: int, options: Mapping[str, Any]) -> None:
         self.host, self.port = host, port
@@ -43,18 +47,18 @@ class Node:
         self._rests_until = 0.0
         self._rest = RESTS[0]
         self._trouble: RedisError | None = None
-        """Why it failed last. None: it has answered since."""
+        """Why the node failed last, or None if it has answered since."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     @property
     def rests(self) -> bool:
-        """Whether it failed a moment ago."""
+        """Whether the node failed a moment ago, so that it is not tried now."""
         return time.monotonic() < self._rests_until
 
     def connect(self) -> Any:
-        """Return a connection of the pool; raise ``RedisError`` without trying if the last attempt has just failed."""
+        """Return a connection of the pool; raise ``RedisError`` without an attempt if the last one has just failed."""
         trouble = self._trouble
         if trouble is not None and self.rests:
             raise type(trouble)(f"{trouble} ({self}, a moment ago)")
@@ -69,7 +73,7 @@ class Node:
         return connection
 
     def _probe(self) -> None:
-        """Check that it answers soon, because a stopped process still accepts connections."""
+        """Check that the node answers soon, because the system still accepts connections for a stopped process."""
         pool = self.client.connection_pool
         short = {"socket_timeout": PROBE_SECONDS, "socket_connect_timeout": PROBE_SECONDS}
         connection = pool.connection_class(**{**pool.connection_kwargs, **short})
@@ -83,7 +87,7 @@ class Node:
             connection.disconnect()
 
     def failed(self, error: RedisError) -> None:
-        """Do not try it for a while."""
+        """Record the error, and do not try the node for a while."""
         self._trouble = error
         self._rests_until = time.monotonic() + self._rest
         self._rest = min(self._rest * 2, RESTS[1])
@@ -112,7 +116,7 @@ class Node:
         return reply
 
     def load_scripts(self, connection: Any) -> None:
-        """Load every script into it."""
+        """Load every script into the node."""
         commands = wire.loading()
         connection.send_packed_command(connection.pack_commands(commands))
         for _ in commands:

@@ -1,8 +1,8 @@
-"""Commands on their way to the nodes of a Redis Cluster and back.
+"""The way of commands to the nodes of a Redis Cluster and back, all nodes at the same time.
 
-A command that a node answered without running it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), or
-that could not be sent, is repeated for a while. A command that was sent over a connection that broke is not
-repeated, because it is unknown whether it ran.
+A command that a node answered without running it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), or that could not be
+sent, is repeated for a while. A command that was sent over a connection that broke is not repeated, because it is unknown
+whether it ran.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ class RoutedCommand:
         self.hash_slot = hash_slot
         self.command = command
         self.node = node
-        """The node to ask, whichever node serves the hash slot."""
+        """The node that gets the command, whichever node serves the hash slot. None if the topology decides."""
         self.follows = follows
-        """Whether it runs again after a command of its hash slot that did not run: it reads, or the order is
-        to be kept."""
+        """Whether the command runs again after one of its hash slot that did not run: it only reads, or the order is to be
+        kept."""
         self.asking = False
-        """Whether the node is asked although it has only part of the hash slot so far."""
+        """Whether ASKING precedes the command, because the node is importing the hash slot and has only part of it."""
         self.reply: Any = None
         """The answer, or a ``RedisError``."""
         self.repeat = False
-        """Whether it did not run; ``reply`` gives the reason."""
+        """Whether the command did not run and has to be repeated; ``reply`` gives the reason."""
 
 
 class NodeTrip:
-    """Commands that travel together, over one connection to each node concerned.
+    """Commands that are sent together, over one connection to each node concerned.
 
-    ``send`` and ``receive`` are the halves, like those of a pipeline. ``confirmed`` is what was reached of
+    ``send`` and ``receive`` are the halves, like those of a pipeline. ``confirmed`` is the durability that was reached of
     ``wanted``: the minimum over all nodes.
     """
 
@@ -88,18 +88,20 @@ class NodeTrip:
         self._in_haste = False
 
     def send(self) -> Self:
-        """Send everything. ``receive`` tries again what could not be sent."""
+        """Send everything. ``receive`` repeats the commands that could not be sent."""
         if self._errands:
             self._depart(self._errands)
         return self
 
     def receive(self) -> None:
-        """Wait for the replies, and repeat what did not run until it runs or the patience is over."""
+        """Wait for the replies, and repeat the commands that did not run until they run or the patience is over."""
         end, pause = time.monotonic() + self._patience, PAUSES[0]
         rounds = 0
         while self._arrive():
             again = self._to_repeat()
             rounds += 1
+            # MOVED, ASK and NOSCRIPT say where or how the command runs, so it is repeated at once. Any other answer, or a chain
+            # of redirections in a cluster whose nodes disagree, needs time.
             if not self._in_haste or rounds > REDIRECTIONS:
                 if time.monotonic() >= end:
                     self._give_up(again)
@@ -123,7 +125,7 @@ class NodeTrip:
         for errand in self._errands:
             if errand.repeat:
                 concerned.add(errand.hash_slot)
-            # What was read, or done in order, after a change that did not run has to come after it.
+            # A command that reads, or that is in order, has run before a change that precedes it: it has to run after that.
             elif not (errand.follows and errand.hash_slot in concerned):
                 continue
             again.append(errand)
@@ -159,6 +161,7 @@ class NodeTrip:
             return
         self._departed.append((node, connection, group))
         try:
+            # A node may be new, or a replica that was promoted: each gets the scripts with its first commands.
             if not node.knows_scripts:
                 node.load_scripts(connection)
         except RedisError as error:
@@ -176,6 +179,7 @@ class NodeTrip:
         try:
             connection.send_packed_command(connection.pack_commands(commands))
         except RedisError as error:
+            # A part of the commands may have been sent, so it is unknown which of them ran.
             self._departed.pop()
             node.give_back(connection, broken=True)
             self._note_lost(node, group, error)
@@ -215,6 +219,7 @@ class NodeTrip:
             except (ResponseError, BusyLoadingError) as error:
                 errand.reply = error
             except RedisError as error:
+                # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
                 self._note_lost(node, group[at:], error)
                 node.give_back(connection, broken=True)
                 self._confirm_nothing()
@@ -249,10 +254,13 @@ class NodeTrip:
             return
         if isinstance(reply, AskError):
             named = self._cluster.node(reply.host or node.host, reply.port)
+            # MOVED is the answer after a migration or a fail-over, for all later commands; ASK is one during a migration, for
+            # this command only.
             if isinstance(reply, MovedError):
                 self._cluster.moved(errand.hash_slot, named)
             else:
                 errand.node, errand.asking = named, True
+        # The node was restarted, or its scripts were flushed.
         elif isinstance(reply, NoScriptError):
             node.knows_scripts = False
         elif isinstance(reply, ClusterDownError):

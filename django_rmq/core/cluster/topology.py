@@ -1,4 +1,7 @@
-"""Which node of a Redis Cluster serves which of the 16,384 hash slots."""
+"""The topology of a Redis Cluster: which node serves which of the 16,384 hash slots.
+
+It is read from the nodes themselves, at the first call and whenever an answer puts it in doubt. It sends no commands of callers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ REFRESH_SECONDS = 0.02
 
 
 class Topology:
-    """Which node serves which hash slot, as far as known; callers report what nodes answer otherwise.
+    """The known topology. Callers report answers of nodes that contradict it.
 
     ``seeds`` are (host, port) pairs of some nodes, ``options`` those of redis-py's connections. ``patience``:
     seconds for which a call is repeated that no node has run. It connects to nothing before the first call.
@@ -69,7 +72,7 @@ class Topology:
         self._is_stale = True
 
     def doubt(self) -> None:
-        """Request the topology again before the next call."""
+        """Note that the topology may have changed: it is requested again before the next call."""
         self._is_stale = True
 
     def look(self) -> None:
@@ -78,6 +81,7 @@ class Topology:
             return
         with self._lock:
             trouble: RedisError = redis.ConnectionError("no node of the cluster serves anything")
+            # Many threads get the same MOVED at once; the first of them has just asked for all.
             if time.monotonic() - self._looked_at < REFRESH_SECONDS:
                 if not self._primaries:
                     raise trouble
@@ -111,6 +115,7 @@ class Topology:
             primaries.update(dict.fromkeys(nodes[:1]))
             serving[first : last + 1] = nodes[:1] * (last + 1 - first)
         self._serving, self._primaries = serving, list(primaries)
+        # Nodes that left the cluster are forgotten. The seeds stay, because their names may lead to new nodes.
         for address, node in list(self._nodes.items()):
             if node not in present:
                 del self._nodes[address]

@@ -1,4 +1,7 @@
-"""Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep."""
+"""Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep.
+
+Each names the receipt of its delivery. A stale receipt changes nothing, so a call may be repeated after a lost reply.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
 
 
 def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
-    """End successfully all ``size`` deliveries that one prepare of a strict slot has handed out.
+    """End successfully all ``size`` deliveries that one prepare of a strict slot has answered.
 
-    Answers ok for each, or nothing: none has ended, and `commit` has to name them. For topics without OUTCOME_RETENTION.
+    Answers ok for each, or an empty list if none has ended, so that `commit` has to name them. For topics without
+    OUTCOME_RETENTION.
     """
     return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size))
 
@@ -44,7 +48,7 @@ def _written(failures: Sequence[Failure]) -> list[Any]:
 def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
     """End deliveries as failed (second phase).
 
-    Answers ok, stale or cancelled for each: somebody has cancelled the delivery, and it ended so.
+    Answers for each ok, stale, or cancelled if a person has cancelled the delivery and it ended so.
     """
     return Call(
         form("rollback", topic),

@@ -1,4 +1,7 @@
-"""Calls about the contents and the activity of a topic over time."""
+"""Calls that write and read the history of a topic: its depths by the minute, its lateness, and the durations of its calls.
+
+When and by which worker they are made is decided in ``monitoring/history``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def _sample(reply: list[Any]) -> Sample:
 
 
 def _whole(answers: list[Sample | RmqError]) -> Sample:
-    """Return the sum of all parts; raise the error of a part that is missing."""
+    """Return the sum of all parts; raise the error of a part whose node did not answer."""
     parts: list[Sample] = []
     for answer in answers:
         if isinstance(answer, RmqError):
@@ -73,7 +76,7 @@ def _times(key: bytes, values: list[Any]) -> Times:
 
 
 def times(topic: Topic) -> Call[Times]:
-    """Return all that ``note_times`` has counted for ``topic``. Raises ``WrongType`` for values that are not numbers."""
+    """Return the counts of ``note_times`` for ``topic``. Raises ``WrongType`` for values that are not numbers."""
     return RedisCommand("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times))
 
 
@@ -82,5 +85,5 @@ def _minutes_key(prefix: str, topic: str) -> bytes:
 
 
 def minutes(topic: Topic, first: int, last: int) -> Call[list[bytes | None]]:
-    """Return the records of up to 1,000 minutes, from ``first`` to ``last``. None: the minute was not sampled."""
+    """Return the records of up to 1,000 minutes, from ``first`` to ``last``, or None for a minute that was not sampled."""
     return RedisCommand("HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same)

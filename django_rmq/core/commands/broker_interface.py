@@ -1,4 +1,7 @@
-"""The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process."""
+"""The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process.
+
+It is the door between the commands and the drivers. Its errors are those of this package; exceptions of redis-py stop behind it.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,12 @@ class Subscription(Protocol[Heard_co]):
 class BrokerPipeline(Protocol):
     """Collects calls for one round trip.
 
-    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
-    same time. A failed connection fails every call of the pipeline, because it is not known which of them
-    ran.
+    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the same time. A failed
+    connection fails every call of the pipeline, because it is unknown which of them ran.
     """
 
     confirmed: Confirmed | None
-    """What ``confirm`` has reached; available after ``receive``."""
+    """The durability that ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
         """Collect a call; return an object that holds its answer after the pipeline has run."""
@@ -55,13 +57,13 @@ class BrokerPipeline(Protocol):
     def __len__(self) -> int: ...
 
     def send(self) -> Self:
-        """Send what was collected. Raises ``ServerTrouble``; ``receive`` must not be called then."""
+        """Send the collected calls. Raises ``ServerTrouble``; ``receive`` must not be called then."""
 
     def receive(self) -> list[Any]:
         """Return the answer of each call, or an ``RmqError``, in order."""
 
     def execute(self) -> list[Any]:
-        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
+        """Run the collected calls; return the answer of each, or an ``RmqError``, in order."""
 
 
 class Broker(Protocol):
@@ -102,7 +104,7 @@ class Broker(Protocol):
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
-        The change is atomic: if somebody else changes the definition meanwhile, ``change`` is called again.
+        The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
         Raises ``WrongType`` if the key holds another type.
         """
 
@@ -110,7 +112,7 @@ class Broker(Protocol):
         """Delete the definition of a topic, its counters and its history."""
 
     def note_slot_basis(self, topic: Topic) -> None:
-        """Record that ``topic`` has messages whose slot cannot be computed from what is stored."""
+        """Record that ``topic`` has messages whose slot cannot be computed from their stored form."""
 
     def has_slot_bases(self, topic: Topic) -> bool:
         """Return whether ``note_slot_basis`` was ever called for ``topic``."""
@@ -122,7 +124,7 @@ class Broker(Protocol):
         """Return the server's clock in ms."""
 
     def servers(self) -> list[ServerInfo]:
-        """Return what the server reports about itself; on a cluster, what each primary reports.
+        """Return the report of the server about itself; on a cluster, the report of each primary.
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """

@@ -1,4 +1,7 @@
-"""Calls about claims, which hold messages for a Spark consumer."""
+"""Calls about claims, which hold all messages of a slot for a Spark consumer under one lease.
+
+A claim grows while it is open, and is read and acknowledged once it is sealed; ``docs/state_machine.md`` has its states.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def renew(
 
 
 def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> Call[tuple[str, int]]:
-    """Forget what a sealed claim held, but for what ``fail_claimed`` has noted, which is tried again or dies.
+    """Delete the messages of a sealed claim; those that ``fail_claimed`` has noted are tried again, or die.
 
     Answers ok, open or stale, and how much is left; repeat until 0.
     """
@@ -78,7 +81,7 @@ def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) 
 def fail_claimed(
     topic: Topic, slot: int, consumer: str, number: int, failures: Sequence[Failure]
 ) -> Call[list[str]]:
-    """Note messages of a sealed claim as failed. They stay in it; when it ends, however it does, each uses a retry.
+    """Note messages of a sealed claim as failed. They stay in the claim, and use a retry when it ends, however it ends.
 
     Kinds are failed and rejected (Dead at once). A failure's delay is ignored: the topic's back-off applies.
     Answers for each ok, again (noted before, and that stays), not_found, open (not sealed) or stale.
@@ -97,7 +100,7 @@ def return_claim(
     """Return the messages of a claim to the slot. Answers ok or stale, and how much is left; repeat until 0.
 
     ``spent``: each message uses a retry, as after a time-out. Otherwise the messages are as they were before
-    the claim. What ``fail_claimed`` has noted fails in both cases.
+    the claim. Messages that ``fail_claimed`` has noted fail in both cases.
     """
     return Call(
         form("return_claim", topic),

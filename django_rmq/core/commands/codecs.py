@@ -1,4 +1,4 @@
-"""Numbers, cursors and words as scripts read and write them."""
+"""Numbers, cursors and words in the form in which scripts read and write them, shared by all commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def number(value: float) -> str:
 
 
 def cursor(after: tuple[str, bytes] | None) -> tuple[str, bytes]:
-    """Write a cursor: the entry after which to continue. None: from the beginning."""
+    """Write a cursor: the entry after which to continue, or None to start from the beginning."""
     return ("", b"") if after is None else after
 
 
@@ -42,6 +42,7 @@ def words(count: int) -> Callable[[Any], list[str]]:
     """Parse one word per member; a single {'ok'} stands for all of them."""
 
     def parse(reply: list[bytes]) -> list[str]:
+        # Scripts answer a single ok if every receipt was valid.
         if len(reply) == 1 and count > 1:
             return [reply[0].decode()] * count
         return [word.decode() for word in reply]

@@ -1,4 +1,4 @@
-"""What a listener can say about the delivery that it holds."""
+"""The calls by which a listener extends its delivery and reports progress, as the ``DeliveryControl`` of its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BrokerDeliveryControl:
         self._broker = broker
 
     def extend(self, message: Message) -> bool:
-        """Restart the time-out, and note on the message if it was cancelled. False: the delivery has ended."""
+        """Restart the time-out, and note on the message if it was cancelled; return False if the delivery has ended."""
         member = message.delivery.member
         [word] = self._broker.run(ack.extend(message.topic, message.slot, message.receipt, [member]))
         if word == "cancelled":
@@ -22,7 +22,7 @@ class BrokerDeliveryControl:
         return word != "stale"
 
     def report(self, message: Message, thousandths: int, text: bytes) -> bool:
-        """Note the progress. False: the delivery has ended."""
+        """Note the progress; return False if the delivery has ended."""
         member = message.delivery.member
         call = ack.progress(message.topic, message.slot, message.receipt, member, thousandths, text)
         return self._broker.run(call) == "ok"

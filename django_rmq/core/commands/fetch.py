@@ -1,4 +1,7 @@
-"""Calls by which a worker acquires slots and takes messages from them: the first phase."""
+"""Calls by which a worker acquires slots and takes messages from them: the first phase.
+
+After a lost reply, ``held`` returns what the lost ``prepare`` has delivered.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
 def held(
     topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
 ) -> Call[list[HeldReply] | None]:
-    """Return what Prepare holds for ``owner``. None: another owner holds it."""
+    """Return the messages that Prepare holds for ``owner``, or None if another owner holds some."""
     return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held)
 
 
@@ -97,7 +100,7 @@ def prepare(
     max_bytes: int = 16_777_216,
     after: tuple[str, bytes] | None = None,
 ) -> Call[Prepared]:
-    """Take up to ``limit`` messages (first phase), after the slot's upkeep. ``epoch`` None: not fenced."""
+    """Take up to ``limit`` messages (first phase), after the slot's upkeep. Without an ``epoch`` the call is not fenced."""
     return Call(
         form("prepare", topic),
         AtSlot(topic, slot),

@@ -1,4 +1,8 @@
-"""Calls that insert many messages of a slot in one transaction, in which Lua looks at none of them."""
+"""Calls that insert many messages of a slot in one transaction, in which Lua looks at none of them: the fast way of Spark.
+
+The invariant: an insertion does what a send of the same messages does, or it changes nothing, and outside its transaction
+Store has its name. If the last step could not run, the next script on the slot restores Store.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +42,14 @@ class InsertRows(NamedTuple):
 def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[Any]]:
     """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
 
-    It is the number of messages of each status; or None, or an error of the whole transaction: then nothing was
-    sent, and only ``send_merge`` or ``send_replace`` can send these messages.
+    It is the number of messages of each status. If it is None, or an error of the whole transaction, nothing was sent, and
+    only ``send_merge`` or ``send_replace`` can send these messages.
     """
     met = "merged" if topic.type is TopicType.RANGE_MERGE else "replaced"
 
     def parse(reply: list[Any]) -> Counter[str] | None:
         answer = reply[-1]
+        # The script declines where each message has to be looked at, and the ZADD fails on a full server.
         if isinstance(answer, Exception) or answer[0] != b"inserted":
             return None
         return +Counter({"stored": answer[1], met: rows.number - answer[1]})
@@ -65,7 +70,7 @@ PARTS = 5
 
 
 def end_insertion(topic: Topic, slot: int) -> Call[None]:
-    """Delete, or put back, what a transaction may have left whose last step the server has not run."""
+    """Restore Store, or delete a leftover, after a transaction whose last step the server has not run."""
     return _step(b"end", topic, slot, InsertRows(0, (), 0, 0))
 
 

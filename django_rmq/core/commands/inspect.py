@@ -1,4 +1,4 @@
-"""Commands that read slots and change nothing, and many commands, one for each slot, spread over several round trips."""
+"""Calls that read slots and change nothing, and functions that run many calls in several round trips."""
 
 from __future__ import annotations
 
@@ -200,20 +200,20 @@ def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
 
 
 def status(topic: Topic, slot: int, member: bytes | None, of: bytes | None = None) -> Call[FoundReply]:
-    """Return where a message is, what failed, and what it has reported or become (topics with OUTCOME_RETENTION).
+    """Return where a message is, its last failure, and its progress or its outcome (topics with OUTCOME_RETENTION).
 
-    ``member`` None: only the SHA-1 ``of`` it is known, so only what became of it is returned.
+    Without a ``member``, only the SHA-1 ``of`` it is known, and only its progress or outcome is returned.
     """
     return Call("status", AtSlot(topic, slot), _of_status(member, of), _found)
 
 
 def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:
-    """Return the rank of up to 1,000 members of a state among those of the same score. None: not there."""
+    """Return the rank of up to 1,000 members of a state among those of the same score, or None for absent ones."""
     return Call("ranks", InState(topic, slot, state), tuple(members), same)
 
 
 def rank(topic: Topic, slot: int, state: str, member: bytes) -> Call[int | None]:
-    """Return the rank of a member in a state. None: it is not there."""
+    """Return the rank of a member in a state, or None if it is not there."""
     return RedisCommand("ZRANK", InState(topic, slot, state), (member,), same)
 
 
@@ -226,7 +226,7 @@ def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[lis
 
 
 def _flat(reply: list[Any]) -> list[Any]:
-    """Return members and scores in one list, also on connections whose protocol (RESP3) has them in pairs."""
+    """Return members and scores in one list: on connections with RESP3 the server answers them in pairs."""
     if reply and isinstance(reply[0], list):
         return [part for pair in reply for part in pair]
     return reply
@@ -267,7 +267,7 @@ def _known_heads(answers: list[list[int | None] | RmqError]) -> list[int | None]
 
 
 def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
-    """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing is waiting).
+    """Return when each of up to 1,024 slots can next be taken from, in ms: 0 for now, None if nothing is waiting.
 
     ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
     """
@@ -275,7 +275,7 @@ def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[l
 
 
 def _any(answers: list[bool | RmqError]) -> bool:
-    """Slots of an unavailable node count as in use, so that the caller asks for them and hears of it."""
+    """Return whether any slot is in use. Slots of an unavailable node count, so that the caller asks them and gets the error."""
     return any(isinstance(answer, RmqError) or answer for answer in answers)
 
 

@@ -1,4 +1,7 @@
-"""Calls by which people and programs change messages and slots, apart from sending and consuming."""
+"""Calls by which people and programs change messages and slots, apart from sending and consuming.
+
+Who may make them is decided in ``operations``.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,9 @@ def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any"
 
 
 def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Delete what waits, and have consumers told of what is in flight.
+    """Delete messages that wait or rest, and notify the consumers of those in flight.
 
-    Answers like ``bury``, and claimed: Spark has it, and cannot be told.
+    Answers like ``bury``, or claimed if Spark has the message, and cannot be notified.
     """
     return Call(
         form("remove", topic),
@@ -114,7 +117,7 @@ def purge(
 
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
-    """Stop handing out messages, or resume. Answers paused, resumed or unchanged."""
+    """Stop deliveries of the slot, or resume them. Answers paused, resumed or unchanged."""
     return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word)
 
 
@@ -140,7 +143,7 @@ def retire(topic: Topic, slot: int) -> Call[str]:
 
 
 def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[OrphansReply]:
-    """Look through some records of a kind for those that belong to no message."""
+    """Examine some records of a kind for those that belong to no message; with ``repair``, delete those."""
     if kind not in RECORDS:
         raise ValueError(f"unknown kind of records: {kind!r}")
     return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose)

@@ -1,4 +1,4 @@
-"""Commands about what is registered beside messages.
+"""Calls about everything that Redis holds beside messages.
 
 These are topics, workers and their limits, schedules and their ticks, Spark consumers, requests that run only once, and
 results of tasks.
@@ -47,7 +47,7 @@ def _allowance(reply: list[Any]) -> Allowance:
 def allow(
     topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
 ) -> Call[Allowance]:
-    """Request a share of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and report what is in use.
+    """Request a share of the MAX_RATE and MAX_IN_FLIGHT of ``topic``, and report how many messages are in flight here.
 
     ``tokens``: deliveries to begin; a negative number gives tokens back. ``wanted``: messages that could be
     in flight.
@@ -61,9 +61,9 @@ def allow(
 
 
 def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Call[int]:
-    """Reduce what ``worker`` has in flight by ``ended`` messages; return what it has left.
+    """Lower the number of messages that ``worker`` has in flight by ``ended``; return the number left.
 
-    ``lease_ms``: how long what is left is kept from now on. 0: the lease does not change.
+    ``lease_ms``: how long the remaining permits are kept from now on; 0 leaves the lease as it is.
     """
     return Call("limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int)
 
@@ -175,7 +175,7 @@ def change_schedule(
 def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
     """Note that a worker declares a schedule as it is. Answers renewed or not_found.
 
-    ``ends``: it declared it, and ends.
+    ``ends``: the worker declared it, and ends.
     """
     return Call("schedules/renew", Named(_schedule_key, name), (name, int(ends)), word)
 
@@ -183,7 +183,7 @@ def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
 def plan_tick(
     name: str, generation: int, before: int, instant: int, topic: str, crc: int, walls: str = ""
 ) -> Call[str]:
-    """Make ``instant`` the next tick of a schedule, if ``before`` still is the latest one.
+    """Make ``instant`` the next tick of a schedule, if ``before`` is still the latest one.
 
     ``walls``: what ``walls_text`` returns. Answers planned, early or lost.
     """
@@ -210,8 +210,7 @@ def _tick(reply: list[bytes]) -> str:
 def tick(
     topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes, envelope: bytes
 ) -> Call[str]:
-    """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an
-    earlier generation) or full.
+    """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an earlier generation) or full.
 
     Raises ``SlotMoved``.
     """
@@ -222,7 +221,7 @@ def tick(
 def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes) -> Call[str]:
     """Take back a tick that waits, and refuse those of earlier generations from now on.
 
-    Answers removed, written (somebody has taken it) or unwritten.
+    Answers removed, written (a consumer has taken it) or unwritten.
     """
     return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word)
 
@@ -251,22 +250,22 @@ def hold_consumer(
     starts: bool = False,
     gone: str = "",
 ) -> Call[Driver | None]:
-    """Hold the name of a consumer for ``driver``, or renew that. None: it holds it; else the driver that does.
+    """Hold the name of a consumer for ``driver``, or renew its lease. Return None, or the other driver that has the name.
 
-    A driver that ``starts`` gets the name if its lease has ended, if it was held for the same ``checkpoint``, or
-    if ``gone``, which is dead, had it. One that has held it before gets it only if nobody has had it since.
+    A driver that ``starts`` gets the name if its lease has ended, if it was held for the same ``checkpoint``, or if the dead
+    driver ``gone`` had it. A driver that held the name before gets it only if no other one has had it since.
     """
     own = (driver, checkpoint, about, lease_ms, int(starts), gone)
     return Call("consumers/hold", _name(topic, consumer), own, _taken)
 
 
 def leave_consumer(topic: Topic, consumer: str, driver: str = "") -> Call[str]:
-    """End the lease of a consumer's name if ``driver`` has it; empty: of any driver. Answers left or absent."""
+    """End the lease of a consumer's name if ``driver`` has it; an empty text means any driver. Answers left or absent."""
     return Call("consumers/leave", _name(topic, consumer), (driver,), word)
 
 
 def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
-    """Return the driver that had the name of a consumer last. None: nobody had it for a day."""
+    """Return the last driver that had the name of a consumer, or None if no driver has had it for a day."""
     fields = ("driver", "about", "since", "until")
     return RedisCommand("HMGET", _name(topic, consumer), fields, _driver)
 
@@ -299,7 +298,7 @@ def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str
 
 
 class Kept(NamedTuple):
-    """What is known of a task."""
+    """The stored state of a task: what it does, and the record of its attempts."""
 
     stamp: int
     job: bytes
@@ -312,7 +311,7 @@ def _kept(reply: Sequence[Any]) -> Kept | None:
 
 
 def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) -> Call[str]:
-    """Keep what is known of ``task`` (letters and digits): its ``job``, and the ``record`` of its attempts.
+    """Store the state of ``task`` (letters and digits): its ``job``, and the ``record`` of its attempts.
 
     Answers ok, or stale if the stamp is not above the known one.
     """
@@ -321,5 +320,5 @@ def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) 
 
 
 def result(task: str) -> Call[Kept | None]:
-    """Return what is known of ``task``. None: nothing."""
+    """Return the stored state of ``task``, or None if there is none."""
     return RedisCommand("HMGET", Named(result_key, task), ("stamp", "job", "record"), _kept)

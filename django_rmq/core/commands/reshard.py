@@ -1,4 +1,4 @@
-"""Calls of a re-slotting; ``resharding`` defines their order."""
+"""Calls of a re-slotting, each of which may be repeated; ``resharding`` defines their order."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _survey(reply: list[Any]) -> ReshardSurvey:
 
 
 def shut(topic: Topic, slot: int, reslot: int, *, fresh: bool = False, only_empty: bool = False) -> Call[str]:
-    """Give the slot the slot count of ``topic`` and stop handing out messages. Answers shut, known, stale or holds."""
+    """Give the slot the slot count of ``topic`` and stop its deliveries. Answers shut, known, stale or holds."""
     return Call("shut", AtSlot(topic, slot), (slot, reslot, int(fresh), int(only_empty)), word)
 
 
 def reopen(topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused: bool = False) -> Call[str]:
-    """Hand out messages again, with receipts above ``deliveries``. Answers open, known or stale."""
+    """Deliver messages again, with receipts above ``deliveries``. Answers open, known or stale."""
     return Call("reopen", AtSlot(topic, slot), (slot, reslot, deliveries, int(paused)), word)
 
 

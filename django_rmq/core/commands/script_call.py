@@ -1,10 +1,7 @@
-"""The form of a script that a topic uses.
+"""The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply.
 
-What the header of a script declares: the names of its keys and arguments.
-
-Arguments that are already in the form in which the server reads them.
-
-The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply.
+A call is independent of the broker's prefix and its connections. Which keys and arguments it needs, it reads from the header of
+the script, so that no call declares them again. How it is written for the wire is the subject of ``redis/wire``.
 """
 
 from __future__ import annotations
@@ -39,16 +36,16 @@ class Signature(NamedTuple):
     """The names of a script's keys, in order, and of the topic's facts among its arguments."""
 
     keys: tuple[str, ...]
-    """The names of the keys. For a script of many slots: the keys of each slot."""
+    """The names of the keys; for a script of many slots, those of each slot."""
     facts: tuple[str, ...]
-    """The name of the fact for each argument up to the last fact. An empty name: the argument belongs to the call."""
+    """The name of the fact for each argument up to the last fact; empty if the argument belongs to the call."""
     reads: bool
     """Whether the script changes nothing."""
 
 
 @cache
 def signature(script: str) -> Signature:
-    """Return what the header of ``script`` declares; for a plain command, what this module declares."""
+    """Return the signature in the header of ``script``, or that of a plain command."""
     if script not in lua.all_names():
         return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
     declared = lua.declaration(script)
@@ -95,9 +92,9 @@ class Call(NamedTuple, Generic[T_co]):
     """The arguments, except those that are facts of the topic."""
     decode: Callable[[Any], T_co] | OfKey
     join: Callable[[list[Any]], T_co] | None = None
-    """Combines the answers of the parts into one. None: the call has one part."""
+    """Combines the answers of the parts into one. None if the call has one part."""
     varying: int = 0
-    """How many of the last arguments differ from message to message. 0: no two calls are alike."""
+    """How many of the last arguments differ from message to message; 0 if no two calls are alike."""
 
     @property
     def reads(self) -> bool:
@@ -179,5 +176,5 @@ class Answer(Generic[T]):
 
 
 def form(script: str, topic: Topic) -> str:
-    """Return the name of ``script`` in the form that notes what becomes of messages, if ``topic`` keeps that."""
+    """Return the name of ``script``, in its second form if ``topic`` keeps how messages end (OUTCOME_RETENTION)."""
     return script + SECOND if topic.outcome_retention_ms else script

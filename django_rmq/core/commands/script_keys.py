@@ -1,4 +1,4 @@
-"""Where a call's keys are, and the facts of its topic that scripts receive as arguments."""
+"""The places of a call, which find its keys by their names, and the facts of its topic that scripts receive as arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATES = {
     "claim": {"set": "claim", "records": "failures", "body": "claim_body"},
     "claimants": {"set": "claimants"},
 }
-"""The set of a state (or of what holds one), the hash of notes on its members, and the hash of their bodies."""
+"""State -> its set, the hash of records about its members, and the hash of their bodies."""
 
 
 class KeyPlace(Protocol):
@@ -73,7 +73,7 @@ class AtSlots(NamedTuple):
 
 
 class InState(NamedTuple):
-    """One state of a slot: its set, the notes on its members, and their bodies."""
+    """One state of a slot: its set, the records about its members, and their bodies."""
 
     topic: Topic
     slot: int

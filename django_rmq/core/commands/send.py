@@ -1,4 +1,7 @@
-"""Calls that put messages into a slot."""
+"""Calls that put messages into a slot: one script per kind of topic, for one message or many.
+
+Validated messages come from ``producer``; here only scripts, arguments and answers are decided.
+"""
 
 from __future__ import annotations
 
@@ -156,8 +159,8 @@ def send_fifo(
 ) -> Call[list[Sent]]:
     """Send fifo messages due ``delay_ms`` from now, in the order given, behind all that were sent before.
 
-    A message whose key waits or rests stays as it is, or takes the new body, by the ON_DUPLICATE of its topic.
-    ``ensure``: it stays as it is, and so does one that is in flight.
+    A message whose key waits or rests stays as it is, or takes the new body, as the ON_DUPLICATE of its topic says.
+    ``ensure``: the message stays as it is, also if it is in flight.
     """
     return Call(
         "send_fifo",

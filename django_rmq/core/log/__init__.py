@@ -1,1 +1,1 @@
-"""Log lines that never harm the thread that writes them, and are written less often when they repeat."""
+"""Logging that never ends the thread that writes a line, and that writes repeated errors less often."""

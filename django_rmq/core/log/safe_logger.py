@@ -1,4 +1,4 @@
-"""Loggers that never raise, for threads that must go on.
+"""Loggers that never raise, for threads that must not end.
 
 A project may attach filters and handlers to RMQ's loggers, and Python does not catch what a filter raises. If
 such an error ended a worker's thread, the thread's slots would be held without being served.

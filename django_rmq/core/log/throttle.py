@@ -1,7 +1,7 @@
-"""Repeated trouble in the log: a line at once, then fewer and fewer, each with the number of those left out.
+"""A throttle for repeated errors in the log: the first line at once, then fewer and fewer, each with the number left out.
 
-A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. Trouble that
-stops and comes back later is logged at once again.
+A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. An error that stops and comes
+back later is logged at once again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from django_rmq.core.log.safe_logger import SafeLogger
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
 
 FIRST_SECONDS = 10.0
-"""Seconds after a line for which the same kind of trouble is not logged; doubled each time it goes on."""
+"""Seconds after a line for which the same kind of error is not logged; doubled each time the error continues."""
 
 LONGEST_SECONDS = 300.0
 
 KINDS = 1_000
-"""The number of kinds of trouble that are remembered; beyond that the oldest are forgotten."""
+"""The number of kinds of errors that are remembered; beyond that the oldest are forgotten."""
 
 
 class _Streak:
-    """Continuing trouble of one kind."""
+    """A series of errors of one kind without a long pause."""
 
     __slots__ = ("left_out", "pause", "until")
 
@@ -35,7 +35,7 @@ class _Streak:
 
 
 class LogThrottle:
-    """Decides which lines about repeated trouble are written, and writes them to ``logger``. Thread-safe."""
+    """Decides which lines about repeated errors are written, and writes them to ``logger``. Thread-safe."""
 
     def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
@@ -51,7 +51,7 @@ class LogThrottle:
                 streak.left_out += 1
                 return None
             if streak is None or not streak.left_out:
-                # New, or quiet since its last line. The dict keeps the order of the last lines.
+                # The error is new, or did not occur since its last line. The dict keeps the order of the last lines.
                 self._streaks.pop(kind, None)
                 self._streaks[kind] = _Streak(now)
                 if len(self._streaks) > KINDS:
@@ -63,15 +63,15 @@ class LogThrottle:
             return left_out
 
     def forget(self) -> None:
-        """Forget all kinds, so that the next trouble of each is logged."""
+        """Forget all kinds, so that the next error of each is logged."""
         with self._lock:
             self._streaks.clear()
 
     def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
         """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged recently.
 
-        Temporary trouble is a warning, everything else an error. ``exc_info``: include the traceback in the
-        first line of a streak.
+        An error that may pass by itself is logged as a warning, every other one as an error. ``exc_info``: include the traceback
+        in the first line of a series.
         """
         left_out = self.admit(kind)
         if left_out is None:

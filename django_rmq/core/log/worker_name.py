@@ -1,4 +1,4 @@
-"""The worker that writes a log line: the id by which the admin and ``rmqworkers`` list it."""
+"""The name of the worker in its log lines: the id by which the admin and ``rmqworkers`` list it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Bodies as bytes, and back: equal bodies are equal bytes."""
+"""Encode bodies as bytes and decode them: equal bodies become equal bytes, so that their messages merge.
+
+Bytes that another program has stored are decoded without a loss of digits, because people may read, edit and replay them. What
+surrounds a body in Redis is the subject of ``envelope``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 
 DEEPEST = 100
-"""How many lists and objects of a body may stand within one another. It is the same on every stack and in every Python."""
+"""How many lists and objects of a body may be nested. The limit does not depend on the stack or the version of Python."""
 
 
 class ExactNumber:
@@ -50,7 +54,7 @@ class StoredDecimal(Decimal):
 
 
 class _HasNumbers(Exception):
-    """What is to be encoded contains an ``ExactNumber`` or a ``StoredDecimal``."""
+    """The value to encode contains an ``ExactNumber`` or a ``StoredDecimal``."""
 
 
 _MARK = token_hex(16)
@@ -77,7 +81,7 @@ def _json_default(value: object) -> Any:
 
 
 def _evaluated(value: Any) -> Any:
-    """Return what a lazy object of Django stands for: a lazy translation, or for example ``request.user``."""
+    """Return the value of a lazy object of Django: a lazy translation, or for example ``request.user``."""
     make, arguments = value.__reduce__()[:2]
     if hasattr(type(value), "_setup"):
         found = make(*arguments)
@@ -96,6 +100,7 @@ def _json_encoder(default: Callable[[object], Any]) -> Callable[[object], str]:
     )
     make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     if make is None:
+        # Another implementation of Python has no encoder in C.
         return encoder.encode
     # Cycles are not looked for: encoding one ends with RecursionError.
     escaped = json.encoder.encode_basestring
@@ -165,9 +170,9 @@ def is_deeper(value: object, levels: int) -> bool:
 def encode_json(body: object) -> bytes:
     """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
 
-    Dates, times, durations, UUIDs and Decimals become text, lazy objects of Django what they stand for, and an ``ExactNumber``
-    is written as it was read. NaN,
-    infinities, lone surrogates, cycles, more than ``DEEPEST`` levels and keys that are not text raise ``InvalidMessage``.
+    Dates, times, durations, UUIDs and Decimals become text, lazy objects of Django become their values, and an ``ExactNumber``
+    is written as it was read. NaN, infinities, lone surrogates, cycles, more than ``DEEPEST`` levels and keys that are not text
+    raise ``InvalidMessage``.
     """
     try:
         if isinstance(body, (dict, list, tuple)):
@@ -238,7 +243,7 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
 def exact_body(topic: Topic, raw: bytes) -> Any:
     """Return the body like ``decode_body``, but with each number as it is stored.
 
-    What another program has stored with a key twice has the last value, as for listeners.
+    If another program has stored an object with a key twice, the last value counts, as it does for listeners.
     """
     return _decode_stored(raw.decode()) if topic.body == "json" else decode_body(topic, raw)
 
@@ -246,7 +251,7 @@ def exact_body(topic: Topic, raw: bytes) -> Any:
 def decode_json(text: str) -> Any:
     """Return the value of a JSON text. Raises ``ValueError`` for any other text.
 
-    Without space around it, as `encode_json` writes it, one scan reads it, without the preparations of ``json.loads``.
+    One scan reads a text without space around it, as `encode_json` writes it; ``json.loads`` would prepare more.
     """
     try:
         body, end = _scan_json(text, 0)
@@ -256,9 +261,9 @@ def decode_json(text: str) -> Any:
 
 
 def exact_number(token: str) -> float | ExactNumber:
-    """Return what stands for the number ``token`` of a JSON text: a float if it is written so, or an ``ExactNumber``.
+    """Return the number ``token`` of a JSON text: as a float if Python writes that float so, otherwise as an ``ExactNumber``.
 
-    Raises ``ValueError`` for what is beyond floats, because no listener in Python could read it.
+    Raises ``ValueError`` for a number that is too large for a float, because no listener in Python could read it.
     """
     value = float(token)
     if math.isinf(value):
@@ -267,7 +272,7 @@ def exact_number(token: str) -> float | ExactNumber:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of some keys and values. Raises ``ValueError`` for a key that is there twice."""
+    """Return an object of these keys and values. Raises ``ValueError`` if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -277,7 +282,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def stored_number(token: str) -> float | StoredDecimal:
-    """Return a number of a stored body as the float that has its value, or exactly."""
+    """Return a number of a stored body: as a float if that has exactly its value, otherwise as a ``StoredDecimal``."""
     value, exact = float(token), StoredDecimal(token)
     return value if Decimal(repr(value)) == exact else exact
 

@@ -1,4 +1,7 @@
-"""What a topic with a typed body knows of its type; ``typed_bodies`` has the implementation."""
+"""The interface by which a topic with a typed body uses its type, so that the core need not know pydantic.
+
+``typed_bodies`` has the implementation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class BodyType(Protocol):
         """Return the instance from what is stored. Raises ``InvalidBody``."""
 
     def schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema of what may be sent. None: no schema can describe it."""
+        """Return the JSON schema of the bodies that may be sent, or None if no schema can describe them."""
 
 
 __all__ = ["BodyType"]

@@ -1,4 +1,8 @@
-"""The envelope of a message as it is stored: its body, headers and times, and how they are written as bytes."""
+"""The envelope of a message: its body, headers, limits and origin, and how they are stored as bytes.
+
+Scripts read the first bytes of an envelope, so its form is part of the protocol. Members that hold their own envelope, and the
+values that are derived from a stored message (its key, body, slot basis and origin), are here as well.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +34,20 @@ LARGEST_HELD = 1024
 
 
 def draw_members(count: int) -> list[bytes]:
-    """Return members that are as unlikely as UUIDs to come twice."""
+    """Return random members, which are as unlikely as UUIDs to occur twice."""
     drawn = os.urandom(count * (WIDTH - 1))
     return [MARK + drawn[at : at + WIDTH - 1] for at in range(0, len(drawn), WIDTH - 1)]
 
 
 def key_of(topic: Topic, member: bytes) -> str | None:
-    """Return the key of a message. None: it has none."""
+    """Return the key of a message, or None if it has none."""
     if not topic.keyed or (topic.is_fifo and member.startswith(MARK)):
         return None
     return member.decode("utf-8", "replace")
 
 
 def envelope_of(topic: Topic, member: bytes, stored: bytes | None) -> bytes | None:
-    """Return the envelope of a message: the ``stored`` one, or else the one that its member holds. None: it has none."""
+    """Return the envelope of a message: the ``stored`` one, or else the one that its member holds. None if it has neither."""
     if stored is None and topic.is_fifo and member.startswith(MARK) and member.startswith(b"0 {", WIDTH):
         return member[WIDTH:]
     return stored if topic.keyed else None
@@ -64,7 +68,7 @@ def raw_body(topic: Topic, member: bytes, stored: bytes | None) -> bytes:
 
 
 def stored_basis(topic: Topic, member: bytes, stored: bytes | None) -> bytes | None:
-    """Return the slot basis of a stored message. None: it has none, or none that can be computed again."""
+    """Return the slot basis of a stored message, or None if it cannot be computed again."""
     content = content_of(topic, member, stored)
     if content.slot_basis is not None:
         return content.slot_basis.encode()
@@ -81,17 +85,17 @@ class Envelope(NamedTuple):
 
     body: bytes
     expires_ms: int = 0
-    """Not delivered after this instant (ms). 0: never expires."""
+    """The instant (ms) after which the message is not delivered; 0 if it never expires."""
     slot_basis: str | None = None
     headers: dict[str, str] | None = None
     origin: str | None = None
     """What identifies the send (topics with ORIGIN). All copies of the message keep it."""
     bodies: tuple[bytes, ...] | None = None
-    """All bodies, in the order of sending (topics with ACCUMULATE); ``body`` is the last one. None: there is just one."""
+    """All bodies, in the order of sending (topics with ACCUMULATE); ``body`` is the last one. None if there is only one."""
     max_retries: int | None = None
-    """How often the message may be tried again, but at most as often as its topic allows. None: that often."""
+    """How often the message may be tried again, at most as often as its topic allows. None if the topic's number applies."""
     timeout: int | None = None
-    """Seconds until a delivery of the message times out, but at most its topic's. None: those."""
+    """Seconds until a delivery of the message times out, at most those of its topic. None if the topic's TIMEOUT applies."""
 
 
 _LIMITS = re.compile(r"(\d*) (\d*)")
@@ -113,7 +117,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def _meta(envelope: Envelope) -> bytes:
     _, _, basis, headers, origin, _, max_retries, timeout = envelope
     if not headers and origin is None and max_retries is None and timeout is None:
-        # What most messages have, in a third of the time.
+        # Most messages have at most a basis. This takes a third of the time.
         return b"{}" if basis is None else b'{"basis":%s}' % encode_json(basis)
     meta: dict[str, Any] = {}
     if basis is not None:
@@ -191,9 +195,9 @@ def _is_plain(head: bytes) -> bool:
 
 @lru_cache(1024)
 def _head(head: bytes) -> tuple[int, bool, dict[str, Any]]:
-    """Return when the message expires, whether it collects bodies, and the rest. Raises ``ValueError`` for anything else.
+    """Return when the message expires, whether it collects bodies, and its meta. Raises ``ValueError`` for anything else.
 
-    The messages of an entity often have the same head.
+    The results are cached, because the messages of an entity often have the same head.
     """
     expires, space, text = head.partition(b" ")
     if not (space and expires.isdigit()):
@@ -212,7 +216,7 @@ def new_origin() -> str:
 def derived_origin(instant: int, text: str) -> str:
     """Return the origin of a message that is the same whenever it is sent, as ``text`` names it.
 
-    Like that of a new send, but it begins with ``instant`` (ms), and a hash takes the place of what is drawn.
+    It has the form of ``new_origin``, but begins with ``instant`` (ms), and has a hash of ``text`` in place of random bits.
     """
     return _uuid7(instant, blake2b(text.encode(), digest_size=10).digest())
 
@@ -244,7 +248,7 @@ def basis_bytes(value: object) -> bytes:
     try:
         if isinstance(value, str):
             return value.encode()
-        # A listener reads it as a float, and the slot is found again from what a listener reads.
+        # A listener reads the number as a float, and the slot is computed again from the body that a listener reads.
         raw = encode_json(float(value) if isinstance(value, ExactNumber) else value)
     except UnicodeEncodeError:
         raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None

@@ -1,4 +1,7 @@
-"""The names of all keys in Redis, and of the channels for wake-ups. No other module builds one."""
+"""The names of all keys and channels in Redis, and the numbers that are published as wake-ups. No other module builds one.
+
+The keys of a slot share a hash tag, so that one node of a Redis Cluster holds all of them and a script can use them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from django_rmq.exceptions import ConfigurationError
 
 
 def paused(slot: int) -> int:
-    """Return the number that says: the slot was paused."""
+    """Return the number by which a wake-up reports that the slot was paused."""
     return -1 - slot
 
 
 def look_again(slot: int) -> int:
-    """Return the number that says: ask again about what is in hand of the slot, because some of it is cancelled."""
+    """Return the number by which a wake-up reports that a delivery of the slot was cancelled: its owner extends all of them."""
     return -1 - MAX_SLOTS - slot
 
 
 def read(told: int) -> tuple[str, int]:
-    """Return what a number says (``wake``, ``paused`` or ``look_again``), and the slot."""
+    """Return the meaning of a published number (``wake``, ``paused`` or ``look_again``), and the slot."""
     if told >= 0:
         return "wake", told
     slot = -1 - told
@@ -123,7 +126,7 @@ def limits_key(prefix: str, topic: str) -> bytes:
 
 
 def bucket_key(prefix: str, spender: str) -> bytes:
-    """Return the hash that says what ``spender`` (letters and digits) has spent of its rate."""
+    """Return the hash that holds how much ``spender`` (letters and digits) has spent of its rate."""
     return f"bucket_{{{prefix}rmq:bucket:{spender}}}".encode()
 
 
@@ -138,7 +141,7 @@ def result_key(prefix: str, task: str) -> bytes:
 
 
 def consumer_key(prefix: str, consumer: str) -> bytes:
-    """Return the hash that says which driver has the name of a Spark consumer (``TOPIC:NAME``)."""
+    """Return the hash that holds which driver has the name of a Spark consumer (``TOPIC:NAME``)."""
     return f"consumer_{{{prefix}rmq:consumer:{consumer}}}".encode()
 
 
@@ -148,7 +151,7 @@ def schedules_key(prefix: str) -> bytes:
 
 
 def workers_channel(prefix: str) -> bytes:
-    """Return the channel on which scripts say that membership or assignment changed."""
+    """Return the channel on which scripts publish that membership or assignment changed."""
     return f"{prefix}rmq:workers".encode()
 
 
@@ -158,7 +161,7 @@ def events_channel(prefix: str) -> bytes:
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:
-    """Return the channel on which scripts publish the index of a slot that became takeable."""
+    """Return the channel on which scripts publish the index of a slot that has something due."""
     return f"{prefix}rmq:wake:{topic}".encode()
 
 

@@ -1,4 +1,7 @@
-"""The ledger of a slot, and the equations that it must satisfy."""
+"""The ledger of a slot, and the equations that it must satisfy: no message is lost or counted twice.
+
+The equations are those of ``docs/state_machine.md``. The scripts count; this module only compares.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Ledger:
 
     @property
     def live_drift(self) -> int:
-        """The number of messages present minus the number accounted for. Above 0: foreign ZADDs. Below 0: loss."""
+        """The number of messages present minus the number accounted for: above 0 after foreign ZADDs, below 0 after a loss."""
         came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"]
         went = sum(
             self[name]

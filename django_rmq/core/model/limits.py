@@ -1,4 +1,8 @@
-"""The limits of what can be stored, and the waits between the attempts of a message."""
+"""The bounds of stored values, and the meaning of a score: when its message is due, its priority, its retries left.
+
+Scores are doubles, in Redis as in Lua, so most bounds follow from the digits that a double holds. The scripts have the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +51,9 @@ def shown(value: object) -> str:
 
 
 def delay_ms(delay: object) -> int:
-    """Return the result of a back-off function in ms. A number or timedelta is limited to what ``parse_duration`` takes.
+    """Return the result of a back-off function in ms. A number or timedelta is limited to the longest duration.
 
-    A function such as ``2**failures`` has no bounds of its own. Raises ``ValueError`` for what is not a duration.
+    A function such as ``2**failures`` has no bounds of its own. Raises ``ValueError`` for a value that is not a duration.
     """
     try:
         return milliseconds(parse_duration(_limited(delay)))
@@ -62,7 +66,7 @@ def _limited(delay: object) -> object:
         return min(max(delay, timedelta()), LONGEST)
     if isinstance(delay, (int, float)) and not isinstance(delay, bool):
         longest = LONGEST.total_seconds()
-        # NaN is neither.
+        # NaN stays NaN here, and ``parse_duration`` refuses it.
         return 0 if delay < 0 else min(delay, longest)
     return delay
 
@@ -98,14 +102,14 @@ NEVER = (1 << 53) - 1
 """A time in ms that never comes: the caller sleeps until it is woken."""
 
 GATE = 1 << 53
-"""``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""
+"""``sleeping_until`` of a caller that was answered busy, and waits for the gate to open."""
 
 
 LAST_RETRY = 999
 """The highest score in Store of a retry, on topics ordered by time."""
 
 LAST_INSTANT_MS = 1e14
-"""A score from here on is no time that a message has been given."""
+"""The bound of scores that are times: no send gives a message a later one."""
 
 
 def is_retry(topic: Topic, score: float) -> bool:
@@ -118,23 +122,24 @@ def is_retry(topic: Topic, score: float) -> bool:
 
 
 def due_of(topic: Topic, score: float) -> datetime | None:
-    """Return when a message with this score in Store was due. None on priority topics, and for a retry."""
+    """Return when a message with this score in Store was due, or None on priority topics and for a retry."""
     if topic.is_priority or is_retry(topic, score) or not LAST_RETRY < score < LAST_INSTANT_MS:
         return None
     return datetime.fromtimestamp(math.floor(score) / 1000, UTC)
 
 
 def priority_of(topic: Topic, score: float) -> int | None:
-    """Return the priority of a message with this score in Store. None on other topics, and for a retry without it."""
+    """Return the priority of a message with this score in Store, or None on other topics and for a retry without one."""
     if not topic.is_priority or not math.isfinite(score) or score <= topic.min_priority - 1:
         return None
     return math.floor(score)
 
 
 def retries_left(topic: Topic, state: str, score: float, failures: int, own: int | None) -> int | None:
-    """Return the retries left after the next delivery (prepare: after this one). None: all, Dead, or a score without a meaning.
+    """Return the retries left after the next delivery of a message (in prepare: after the present one).
 
-    ``own``: the number that the message brings along; it may have joined a later send, which has another one.
+    None if all are left, if the message is dead, or if the score has no meaning. ``own`` is the number in the message's
+    envelope; the message may have joined a later send, which has another number.
     """
     most = topic.retries_of(own)
     if state in ("store", "claim") and topic.is_fifo:

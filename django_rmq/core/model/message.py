@@ -1,4 +1,8 @@
-"""The message that a listener gets, and what it can say about its delivery while it runs."""
+"""The message that a listener gets: its body, its limits, and what the listener may report about its delivery.
+
+It reads only what the delivery brought from Redis. Extending and reporting are calls of a ``DeliveryControl``, which the worker
+or the REST consumer passes.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +24,31 @@ from django_rmq.durations import Duration
 from django_rmq.exceptions import InvalidBody, ServerTrouble, retry_seconds
 
 PROGRESS_SECONDS = 1.0
-"""Seconds between two reports of a message's progress that are written; those between are left out."""
+"""Seconds between two reports of a message's progress that are written; reports in between are dropped."""
 
 
 class DeliveryControl(Protocol):
     """The holder of deliveries, which reports about them to Redis."""
 
     def extend(self, message: Any) -> bool:
-        """Restart the time-out. False: the delivery has ended."""
+        """Restart the time-out; return False if the delivery has ended."""
 
     def report(self, message: Any, thousandths: int, text: bytes) -> bool:
-        """Note the progress. False: the delivery has ended."""
+        """Note the progress; return False if the delivery has ended."""
 
 
 class DeliveryHandle:
-    """A delivery, as far as its listener speaks about it."""
+    """The part of a delivery that its listener uses to extend it, to report progress, and to see that it has to stop."""
 
     __slots__ = ("_holder", "_reported_at", "stopped")
 
     topic: Topic
     _holder: DeliveryControl | None
-    """None: nobody hears it."""
+    """The holder of the delivery. None if this object reports neither extensions nor progress."""
     _reported_at: float
     """When the progress was last reported (monotonic)."""
     stopped: str
-    """Why its listener has to stop: ``cancelled`` or ``overran``. Empty: it may go on."""
+    """Why the listener has to stop: ``cancelled`` or ``overran``; empty if it may continue."""
 
     @property
     def cancelled(self) -> bool:
@@ -52,11 +56,11 @@ class DeliveryHandle:
         return self.stopped == "cancelled"
 
     def extend(self) -> bool:
-        """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""
+        """Restart the time-out; return False if the delivery has ended, so that another consumer may have the message."""
         return self._holder is None or self._holder.extend(self)
 
     async def aextend(self) -> bool:
-        """Do what ``extend`` does, from a coroutine, whose event loop goes on meanwhile."""
+        """Do what ``extend`` does, from a coroutine, without blocking its event loop."""
         return await asyncio.to_thread(self.extend)
 
     def progress(self, fraction: float, text: str = "") -> bool:
@@ -69,7 +73,7 @@ class DeliveryHandle:
         return self._is_to_report(fraction) and self._report(fraction, text)
 
     async def aprogress(self, fraction: float, text: str = "") -> bool:
-        """Do what ``progress`` does, from a coroutine, whose event loop goes on meanwhile."""
+        """Do what ``progress`` does, from a coroutine, without blocking its event loop."""
         return self._is_to_report(fraction) and await asyncio.to_thread(self._report, fraction, text)
 
     def _is_to_report(self, fraction: float) -> bool:
@@ -87,6 +91,7 @@ class DeliveryHandle:
         try:
             return self._holder is not None and self._holder.report(self, thousandths, said)
         except ServerTrouble:
+            # Progress is only for people: the listener continues while Redis is unavailable.
             return False
 
 
@@ -101,7 +106,7 @@ def to_base64url(raw: bytes) -> str:
 
 
 def from_base64url(text: str) -> bytes | None:
-    """Return the bytes for which ``to_base64url`` returns exactly ``text``. None: there are none."""
+    """Return the bytes for which ``to_base64url`` returns exactly ``text``, or None if there are none."""
     try:
         raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:
@@ -151,7 +156,7 @@ class Message(DeliveryHandle, Generic[Body]):
         """The number of the delivery. It rises with every delivery of a slot, so it can serve as a fencing token."""
         self.delivery = delivery
         self.outcome: Failure | None = None
-        """What ``retry`` or ``reject`` decided. None: success."""
+        """The outcome that ``retry`` or ``reject`` has set, or None for success."""
         self.stopped = ""
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
@@ -207,7 +212,7 @@ class Message(DeliveryHandle, Generic[Body]):
         return list(self._bodies)
 
     def _typed(self, typed: BodyType) -> Any:
-        """Return the instance, and keep those of all merged sends, so that each is read once."""
+        """Return the instance, and keep the instances of all merged sends, so that each is read once."""
         collected = self.envelope.bodies
         if collected is None:
             return typed.read(self.raw)
@@ -222,7 +227,7 @@ class Message(DeliveryHandle, Generic[Body]):
 
     @property
     def key(self) -> str | None:
-        """The key of the message. None: it has none, because its topic is not keyed, or it was sent without one (fifo)."""
+        """The key of the message. None if its topic is not keyed, or if it was sent without one (fifo)."""
         return key_of(self.topic, self.delivery.member)
 
     @property

@@ -1,4 +1,7 @@
-"""What log lines, spans and texts of objects may reveal about messages. The Django app sets this from the settings."""
+"""The rules of what log lines, spans and texts of objects may reveal about messages.
+
+The core knows no settings, so the Django app sets ``rules``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Redis URLs: which parts may be printed, and how the login is separated from the address.
 
-A URL is parsed, never searched for text that looks like a password. Printed text is built only from the parts
-that cannot be secret.
+A URL is parsed, never searched for text that looks like a password. Printed text consists only of the parts that cannot be
+secret. Whether redis-py accepts a URL is not decided here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def parse(url: str) -> SplitResult:
 
 
 def database(parts: SplitResult) -> str | None:
-    """Return the database that a URL names in its query or its path. None: it names none."""
+    """Return the database that a URL names in its query or its path, or None if it names none."""
     named = dict(reversed(parse_qsl(parts.query))).get("db")
     if named:
         return named

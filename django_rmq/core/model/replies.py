@@ -1,4 +1,7 @@
-"""What commands return: deliveries, outcomes, failures, counts of slots, samples of the history, and workers."""
+"""The answers of commands as values: deliveries, outcomes, failures, counts of slots, samples of the history, workers.
+
+Records that scripts write as text are parsed here, and nowhere else. The decoders of whole replies are beside their commands.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ MOST = 10_000
 """The number of outcomes that one slot keeps."""
 
 MAX_TEXT = 200
-"""The number of bytes of a text about progress that are kept."""
+"""The number of bytes that are kept of a listener's text about its progress."""
 
 
 def digest(member: bytes) -> bytes:
-    """Return what stands for a member whose outcome is noted: a body may be long, and need not be kept."""
+    """Return the digest under which the outcome of a member is noted: a body may be long, and need not be kept."""
     return shortened(hashlib.sha1(member, usedforsecurity=False).digest())
 
 
 def shortened(sha1: bytes) -> bytes:
-    """Return the same for a member of which the SHA-1 is known."""
+    """Return the digest of a member whose SHA-1 is known."""
     return sha1.hex()[:24].encode()
 
 
@@ -47,16 +50,16 @@ class Outcome(NamedTuple):
     attempts: int
     """Its deliveries that failed or succeeded since it last ended."""
     delivered_ms: int | None
-    """When the delivery began in which it ended. None: it ended without one, or that is not known."""
+    """When the delivery began in which the message ended. None if it ended without a delivery, or if it is not known."""
     ended_ms: int
     error_class: str
     """The class of its last error, if that has one."""
     worker: str
-    """Who took from the slot last when it ended. Empty: it ended without a delivery."""
+    """The last consumer of the slot when the message ended; empty if it ended without a delivery."""
 
 
 def parse(raw: bytes) -> Progress | Outcome:
-    """Return the meaning of a record. Raises ``ValueError`` if it has none."""
+    """Return the progress or the outcome in a record. Raises ``ValueError`` for any other record."""
     head, _, rest = raw.partition(b"\n")
     state, *parts = head.decode().split(" ")
     said = rest.decode(errors="replace")
@@ -79,7 +82,7 @@ _ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCI
 
 
 def error_class(error: str) -> str:
-    """Return the class from an error text of the form ``package.Error: what happened``. Empty: the text names none.
+    """Return the class in an error text of the form ``package.Error: what happened``, or an empty text if there is none.
 
     A single word without a colon is a person's remark, not a class.
     """
@@ -101,12 +104,12 @@ class Failure(NamedTuple):
     """failed, undecodable, timed_out (its process died), overran (it exceeded HARD_TIMEOUT), cancelled, or rejected
     (Dead at once)."""
     delay_ms: int | None = None
-    """The rest before the next delivery, in ms. None: the topic's exponential back-off."""
+    """The rest before the next delivery, in ms. None if the topic's exponential back-off applies."""
     error: str = ""
     """The error's text, of which at most ``MAX_ERROR_BYTES`` are stored."""
 
     def answered(self, word: str) -> Failure:
-        """Return how the delivery has ended: by the answer of ``rollback`` somebody may have cancelled it meanwhile."""
+        """Return the failure as ``rollback`` answered it: a person may have cancelled the delivery meanwhile."""
         return self._replace(kind="cancelled") if word == "cancelled" else self
 
 
@@ -164,7 +167,7 @@ class Sample(NamedTuple):
     """How many of the requested slots could be read."""
     store: int
     due: int
-    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
+    """How many can be taken now: they are due in Store, have rested in Retry, or have timed out in Prepare."""
     prepare: int
     retry: int
     dead: int
@@ -207,17 +210,17 @@ class Times(NamedTuple):
     """Durations, counted by the classes of ``history.EDGES_MS``. Never reset."""
 
     late: tuple[int, ...]
-    """How late messages were handed out."""
+    """The number of messages by their lateness."""
     late_ms: int
     """The sum of the lateness, in ms."""
     took: tuple[int, ...]
-    """How long calls of the listener took."""
+    """The number of calls of the listener by their duration."""
     took_us: int
     """The sum of the durations, in microseconds."""
 
     @classmethod
     def of(cls, counted: Mapping[str, int]) -> Times:
-        """Return what the fields ``TIMES`` count."""
+        """Return the counts of the fields ``TIMES``."""
         late, took = (
             tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
             for name in ("late", "took")
@@ -237,10 +240,10 @@ class Allowance(NamedTuple):
     """The share of its topic's limits that one worker may use."""
 
     tokens: int
-    """The number of deliveries that may begin; unused ones are given back. Equals the request if no rate is
-    limited."""
+    """The number of deliveries that may begin; unused ones are given back. It equals the request if the topic has no rate
+    limit."""
     wait_us: int
-    """If there are fewer than requested: the time in microseconds until the next one."""
+    """The time in microseconds until the next token, if there are fewer than requested."""
     permits: int
     """The number of messages in use at which the worker must not take more."""
     others_wait: bool
@@ -255,17 +258,17 @@ class Beat(NamedTuple):
     members: str = ""
     """The version of the membership."""
     number: str = ""
-    """The number of the assignment. Empty: there is none."""
+    """The number of the assignment; empty if there is none."""
     first_end_ms: int = 0
     """The time in ms until the first session ends if it is not renewed."""
     basis: str = ""
     """The version of the membership for which the plan was made; only with ``plan``."""
     plan: bytes | None = None
-    """The plan. None: the worker has the current one."""
+    """The plan. None if the worker has the current one."""
     workers: dict[str, bytes] | None = None
-    """Worker -> record. None: the worker has the current ones."""
+    """Worker -> record. None if the worker has the current ones."""
     rival: bytes = b""
-    """For duplicate: the record of the worker that has this id."""
+    """The record of the worker that has this id already (duplicate)."""
 
 
 class WorkerSession(NamedTuple):
@@ -297,14 +300,14 @@ class Sent(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One message as handed out by prepare or held."""
+    """One delivered message, as prepare and held answer it."""
 
     member: bytes
     score: float
     """The Store score it had: due ms, priority, or a retry score."""
     retries_left: int
     envelope: bytes | None = None
-    """Keyed topics: the stored envelope. None: the member is the body."""
+    """The stored envelope (keyed topics). None if the member is the body."""
 
 
 class Prepared(NamedTuple):
@@ -313,13 +316,13 @@ class Prepared(NamedTuple):
     status: str
     """ok, empty, busy, fenced, paused, moved, or more (only busy members seen: continue at ``cursor``)."""
     next_due: int | None = None
-    """When to ask again, in ms. None: nothing is waiting."""
+    """When to ask again, in ms. None if nothing is waiting."""
     receipt: int = 0
     deliveries: Sequence[Delivery] = ()
     cursor: tuple[str, bytes] | None = None
     """Where to continue after ``more``: (score, member)."""
     slots: int | None = None
-    """After ``moved``: the current slot count of the slot."""
+    """The current slot count of the slot, after ``moved``."""
     is_suspect: bool = False
     """Whether it is a single message whose last delivery timed out; it may have killed its process."""
     timeout: int | None = None
@@ -332,7 +335,7 @@ class Acquired(NamedTuple):
     """The answer of acquire_all for one slot."""
 
     epoch: int | None
-    """The new epoch. None: the control key has a foreign type, and the slot has no owner."""
+    """The new epoch. None if the control key has a foreign type, so that the slot has no owner."""
     is_asleep: bool
     """Whether nothing waits there; senders then wake the owner."""
 
@@ -343,7 +346,7 @@ class HeldReply(NamedTuple):
     delivery: Delivery
     receipt: int
     marked: bool
-    """Whether a person has removed or buried it; the message is gone when the delivery ends, whatever the outcome."""
+    """Whether a person has removed, buried or cancelled the message. The delivery is then its last, whatever its outcome."""
     timeout: int | None = None
     """The message's own time-out in seconds, if it has one."""
 
@@ -367,28 +370,28 @@ class ClaimRead(NamedTuple):
     state: str
     """open, sealed, acked, lost, returned or none."""
     number: int
-    """The number of the consumer's newest claim. 0: there was none."""
+    """The number of the consumer's newest claim; 0 if there was none."""
     size: int
     rows: Sequence[bytes] = ()
     """member, score, member, score, ... as Redis writes them."""
     envelopes: Sequence[bytes | None] = ()
-    """The envelope of each row. Empty: each member is its own body."""
+    """The envelope of each row; empty if each member is its own body."""
 
 
 class Driver(NamedTuple):
     """The driver that has, or had, the name of a Spark consumer."""
 
     name: str
-    """Its own word."""
+    """The random word by which the driver identifies itself."""
     about: str
-    """Where it runs, as it has said itself."""
+    """Where the driver runs, as it has reported."""
     since_ms: int
     until_ms: int
-    """When its lease ends. 0: it has left."""
+    """When its lease ends; 0 if it has left."""
 
     @property
     def where(self) -> str:
-        """Where it runs, and since when it has the name, for people."""
+        """Where the driver runs, and since when it has the name, as text for people."""
         host, pid = (*self.about.split(" "), "?", "?")[:2]
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
         return f"host {host}, process {pid}, since {since:%Y-%m-%d %H:%M:%S} UTC"
@@ -401,11 +404,12 @@ class Entry(NamedTuple):
     score: float
     envelope: bytes | None = None
     record: bytes | None = None
-    """For prepare: the in-flight record. For dead: the death. For store and retry: the last failure."""
+    """The record of the message in its state: prepare has the in-flight record, dead the death, store and retry the last
+    failure."""
 
 
 class Page(NamedTuple):
-    """Some entries and the cursor at which to continue. ``cursor`` None: the end was reached."""
+    """Some entries, and the cursor at which to continue, or None if the end was reached."""
 
     entries: Sequence[Entry]
     cursor: tuple[str, bytes] | None
@@ -416,9 +420,9 @@ class Area(NamedTuple):
 
     state: str
     score: float | None = None
-    """Search only entries with this score. None: all of them."""
+    """The score of the entries to search, or None for all of them."""
     rank: int = 1 << 53
-    """The rank among these at which to begin. Default: the last."""
+    """The rank among these entries at which to begin. The default is the last."""
     looked: int = 0
     """The distance from the place that was already searched."""
 
@@ -427,9 +431,9 @@ class LocateReply(NamedTuple):
     """The answer of ``seek``."""
 
     members: list[bytes | None]
-    """One for each digest; None: it was not found."""
+    """The member of each digest, or None if it was not found."""
     left: list[Area | None]
-    """Each area as it must be passed to continue. None: nothing of it is left."""
+    """Each area as it must be passed to continue, or None if nothing of it is left."""
 
 
 class CopyReply(NamedTuple):
@@ -441,9 +445,9 @@ class CopyReply(NamedTuple):
     score: str
     """The score as the slot had it, with all digits."""
     failure: bytes = b""
-    """The last failure of a live message. Empty: none."""
+    """The last failure of a live message; empty if there is none."""
     rest: bytes = b""
-    """The envelope of a live message, or the death of a dead one. Empty: none."""
+    """The envelope of a live message, or the death of a dead one; empty if there is none."""
 
 
 class Handover(NamedTuple):
@@ -461,9 +465,9 @@ class ReshardSurvey(NamedTuple):
     """How far a re-slotting has progressed in one slot."""
 
     slots: int | None
-    """The slot count that callers must have. None: any; the slot was never re-slotted."""
+    """The slot count that callers must have. None if the slot has not stored one, so that any is accepted."""
     reslot: int
-    """The number of the last re-slotting that reached the slot. 0: none."""
+    """The number of the last re-slotting that reached the slot; 0 if none has."""
     is_shut: bool
     is_paused: bool
     deliveries: int
@@ -474,7 +478,7 @@ class ReshardSurvey(NamedTuple):
     rescheduled: int
     revived: int
     ticket: int
-    """The ticket of the messages that have left and are not known to have arrived. 0: none."""
+    """The ticket of the messages that have left and are not known to have arrived; 0 if there are none."""
 
 
 class Counts(NamedTuple):
@@ -482,24 +486,24 @@ class Counts(NamedTuple):
 
     store: int
     due: int
-    """How many can be taken now: in Store, rested in Retry, timed out in Prepare, or lapsed."""
+    """How many can be taken now: they are due in Store, have rested in Retry, have timed out in Prepare, or are lapsed."""
     prepare: int
     retry: int
     dead: int
     claimed: int
     oldest_due_ms: int | None
-    """Time topics: since when the first of these can be taken."""
+    """Since when the first of the due messages can be taken (topics of time)."""
     owner: str = ""
     """The last consumer that took from the slot."""
     paused: bool = False
     undrained_since_ms: int | None = None
-    """Priority topics: since when Store has not been empty, or something can be taken that is not in Store.
+    """Since when Store has not been empty, or a message outside Store can be taken (priority topics).
 
-    None: nothing can be taken, or only foreign programs have sent."""
+    None if nothing can be taken, or if only foreign programs have sent."""
     running_since_ms: int | None = None
-    """When the first delivery began that is in flight and has not timed out. No extension changes that."""
+    """When the first delivery began that is in flight and has not timed out. An extension does not change it."""
     lapsed: int = 0
-    """How many are claimed under a lease that has ended: nobody has brought them back yet."""
+    """How many are claimed under a lease that has ended, and have not come back yet."""
 
     @property
     def held(self) -> int:
@@ -508,7 +512,7 @@ class Counts(NamedTuple):
 
 
 class DescribeReply(NamedTuple):
-    """Everything that a slot knows about one member. None: nothing of that kind."""
+    """Everything that a slot knows about one member. A field is None if the slot has nothing of that kind."""
 
     store: float | None
     prepare: float | None
@@ -532,7 +536,7 @@ class DescribeReply(NamedTuple):
 
 
 class FoundReply(NamedTuple):
-    """What a slot knows about one message. None: nothing of that kind."""
+    """What a slot knows about one message. A field is None if the slot has nothing of that kind."""
 
     store: float | None
     prepare: float | None
@@ -544,9 +548,9 @@ class FoundReply(NamedTuple):
     """The death, without the body."""
     failure: bytes | None
     owner: str
-    """The last consumer that took from the slot. Empty: none has."""
+    """The last consumer that took from the slot; empty if none has."""
     outcome: bytes | None
-    """What was noted last, if it is not older than OUTCOME_RETENTION: how far a delivery has got, or how the message ended."""
+    """The last note that is not older than OUTCOME_RETENTION: the progress of a delivery, or how the message ended."""
 
 
 RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body", "claim_failed")
@@ -557,6 +561,6 @@ class OrphansReply(NamedTuple):
     """The records, among those examined, that belong to no message."""
 
     cursor: str
-    """Where to continue. "0": all were examined."""
+    """Where to continue; "0" if all records were examined."""
     scanned: int
     members: Sequence[bytes]

@@ -1,4 +1,7 @@
-"""Schedules: what one is, as settings and Redis say it, and what Redis knows about its ticks."""
+"""Schedules as values: a schedule as the settings declare it, and the record that Redis has of it and its ticks.
+
+When a schedule ticks, and the steps that write its ticks, are in ``core/schedules``.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from hashlib import sha1
 from typing import Any, NamedTuple, Self
 
 TIMING = ("cron", "every", "timezone")
-"""What decides when a schedule ticks."""
+"""The fields that decide when a schedule ticks."""
 
 EDITABLE = (*TIMING, "catch_up")
-"""What people may change; it stays changed when the settings are deployed again."""
+"""The fields that people may change. A change stays when the settings are deployed again."""
 
 CATCH_UP = ("none", "last", "all")
 
@@ -26,22 +29,22 @@ class Schedule:
     topic: str
     body: Any = None
     cron: str | None = None
-    """Five fields, as in Debian's cron. None: the schedule has ``every``."""
+    """Five fields, as in Debian's cron. None if the schedule has ``every``."""
     every: int | None = None
     """Seconds. The ticks are the multiples since 1970-01-01 UTC."""
     timezone: str = "UTC"
-    """In which ``cron`` counts."""
+    """The time zone of ``cron``."""
     catch_up: str = "last"
-    """Which of the ticks that were missed are sent: none, the last one or all."""
+    """Which missed ticks are sent: none, the last one or all."""
 
     @property
     def text(self) -> str:
-        """What is stored in Redis. Equal schedules have equal texts."""
+        """The text that is stored in Redis. Equal schedules have equal texts."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @property
     def digest(self) -> str:
-        """The SHA-1 of what is stored in Redis."""
+        """The SHA-1 of the text that is stored in Redis."""
         return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     @property
@@ -51,7 +54,7 @@ class Schedule:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it says when it ticks in one way only."""
+        """Whether the schedule has either ``cron`` or ``every``, but not both."""
         return (self.cron is None) != (self.every is None)
 
     @classmethod
@@ -64,7 +67,7 @@ class Schedule:
         return found
 
     def changed(self, override: Mapping[str, Any]) -> Schedule:
-        """Return the schedule with what people have changed; ``cron`` and ``every`` replace each other."""
+        """Return the schedule with the changes of people; ``cron`` and ``every`` replace each other."""
         given = {name: override[name] for name in EDITABLE if name in override}
         if given.get("cron") is not None:
             given["every"] = None
@@ -74,29 +77,29 @@ class Schedule:
 
 
 class Wall(NamedTuple):
-    """What the clock on the wall showed at a tick, by the rules of its time zone when the tick was planned."""
+    """The local time at a tick, by the rules that its time zone had when the tick was planned."""
 
     instant: int
     """The tick, in ms."""
     offset: int
-    """Seconds that the zone was ahead of UTC."""
+    """The number of seconds by which the zone was ahead of UTC."""
     timezone: str
 
     @property
     def shown_ms(self) -> int:
-        """The time that the clock showed, in ms since the epoch as if it were UTC."""
+        """The local time, in ms since the epoch as if it were UTC."""
         return self.instant + self.offset * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRecord:
-    """What Redis knows about a schedule. Times in ms since the epoch."""
+    """The record that Redis has of a schedule. Times are in ms since the epoch."""
 
     name: str
     declared: Schedule
-    """As the settings of the present version of the project say."""
+    """The schedule as the settings of the present version of the project declare it."""
     override: Mapping[str, Any]
-    """What people have changed."""
+    """The fields that people have changed."""
     generation: int
     """Rises with every change."""
     state: str
@@ -108,23 +111,23 @@ class ScheduleRecord:
     is_paused: bool = False
     is_removed: bool = False
     topic: str = ""
-    """The topic of the tick ``at``. Empty: there was none."""
+    """The topic of the tick ``at``; empty if there was none."""
     crc: int = 0
     """The CRC of the slot basis of the tick ``at``."""
     last: int | None = None
     """The tick before ``at``."""
     late_ms: int = 0
-    """How long after its instant the latest tick was written. 0: ahead of it."""
+    """How long after its instant the latest tick was written; 0 if it was written ahead of it."""
     renewed_ms: int = 0
-    """When a worker said last that it declares the schedule as it is. 0: the last one that did so has ended."""
+    """When a worker last renewed its declaration of the schedule; 0 if the last worker that did so has ended."""
     former: str = ""
-    """The digest of the declaration before the present one. Empty: there was none."""
+    """The digest of the declaration before the present one; empty if there was none."""
     walls: tuple[Wall, ...] = ()
-    """Of the tick ``at`` and those before."""
+    """The walls of the tick ``at`` and of the ticks before it."""
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule with what people have changed."""
+        """The schedule with the changes of people."""
         return self.declared.changed(self.override)
 
     def ran(self, now_ms: int) -> list[Wall]:
@@ -134,12 +137,12 @@ class ScheduleRecord:
         ]
 
     def last_run(self, now_ms: int) -> int | None:
-        """Return the latest tick that was due. None: there was none yet."""
+        """Return the latest tick that was due, or None if there was none yet."""
         return self.at if self.state == "written" and self.at <= now_ms else self.last
 
 
 def records(fields: Mapping[bytes, bytes]) -> list[ScheduleRecord]:
-    """Return what the fields of the hash say about each schedule. Raises ``ValueError`` for values that nobody wrote here."""
+    """Return the record of each schedule from the fields of the hash. Raises ``ValueError`` for values that RMQ did not write."""
     found: dict[str, dict[str, str]] = {}
     for field, value in fields.items():
         name, colon, part = field.decode().partition(":")
@@ -177,7 +180,7 @@ def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
 
 
 def walls_text(walls: Iterable[Wall]) -> str:
-    """Return what is stored in Redis. Empty: there are none."""
+    """Return the text of walls that is stored in Redis; empty if there are none."""
     found = [list(wall) for wall in walls]
     return json.dumps(found, separators=(",", ":")) if found else ""
 

@@ -1,4 +1,7 @@
-"""The results of sends."""
+"""The results of sends, and the durability that a send may request.
+
+A bulk send keeps its results as the answers of round trips: an object for each message is made only when it is read.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ SendStatus = Literal[
 """The status of a send; ``SendResult.status`` says what each means."""
 
 OUTDATED: Final = "outdated"
-"""The status of a send or removal whose row is gone from the outbox: the relay or a newer send has dealt with it."""
+"""The status of a send or removal whose row the relay or a newer send has already taken from the outbox."""
 
 
 class Confirmed(NamedTuple):
-    """What has been reached of a ``Durability``. None: not requested, or unknown."""
+    """The durability that was confirmed. A field is None if it was not requested, or is unknown."""
 
     replicas: int | None = None
     fsynced: bool | None = None
@@ -77,9 +80,9 @@ class SendResult:
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None
-    """How many replicas have it, if ``replicas=`` was given. None: not requested, or unknown."""
+    """How many replicas have the message, if ``replicas=`` was given. None if it was not requested, or is unknown."""
     fsynced: bool | None = None
-    """Whether it is known to be on the primary's disk, if ``fsync=`` was given; None: not requested."""
+    """Whether the message is known to be on the primary's disk. None if ``fsync=`` was not given."""
     wanted: Durability = STORED
 
     @property

@@ -1,4 +1,8 @@
-"""What a Redis server reports about itself, and what follows from it: how full it is, and whether it takes writes."""
+"""The report of a Redis server about itself: how full it is, whether it takes writes, and why not.
+
+The values come from INFO and CONFIG GET, which brokers read. What is a problem before workers start is decided in
+``server_checks``.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,19 @@ SETTINGS = ("maxmemory-policy", "save", "stop-writes-on-bgsave-error", "min-repl
 
 
 class ServerInfo(NamedTuple):
-    """What a Redis server reports about itself. A server that hides a value is taken to be well there."""
+    """The report of a Redis server about itself. A value that the server hides counts as good."""
 
     name: str
     info: Mapping[str, str]
     """The reply to INFO."""
     config: Mapping[str, str]
-    """The ``SETTINGS``, as far as the user may read them."""
+    """The values of ``SETTINGS`` that the user may read."""
     node: str = ""
-    """The address of a node of a Redis Cluster. Empty: there is only one server."""
+    """The address of a node of a Redis Cluster; empty if there is only one server."""
 
     @property
     def policy(self) -> str:
-        """The maxmemory-policy. Empty: unknown."""
+        """The maxmemory-policy; empty if it is unknown."""
         return self.config.get("maxmemory-policy") or self.info.get("maxmemory_policy", "")
 
     @property
@@ -44,18 +48,18 @@ class ServerInfo(NamedTuple):
 
     @property
     def memory_limit(self) -> int | None:
-        """The maximum of these bytes, ``maxmemory``. None: there is none, or it is unknown."""
+        """The limit of ``memory_used``, which is ``maxmemory``. None if there is no limit, or if it is unknown."""
         return self._number("maxmemory") or None
 
     @property
     def memory_share(self) -> float:
-        """The part of the limit that is used. 0: there is no limit, or it is unknown."""
+        """The part of the limit that is used; 0 if there is no limit, or if it is unknown."""
         limit = self.memory_limit
         return (self.memory_used or 0) / limit if limit else 0.0
 
     @property
     def memory_text(self) -> str:
-        """How much of its memory is used, in readable form. Empty: unknown."""
+        """How much of its memory is used, in readable form; empty if it is unknown."""
         used, limit = self.memory_used, self.memory_limit
         if used is None:
             return ""
@@ -65,7 +69,7 @@ class ServerInfo(NamedTuple):
 
     @property
     def refusals(self) -> list[str]:
-        """Why it refuses writes. Empty: it takes them."""
+        """Why the server refuses writes; empty if it takes them."""
         if self.info.get("role") == "slave":
             # Redis checks nothing else on a replica.
             if self.info.get("slave_read_only") == "0":
@@ -74,6 +78,7 @@ class ServerInfo(NamedTuple):
         found = []
         if self.memory_share > 1 and not self.deletes_messages:
             found.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
+        # With stop-writes-on-bgsave-error, Redis refuses writes from a failed snapshot until the next one succeeds.
         if self._snapshot_failed and self._stops_after_snapshots:
             found.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")
         if self.info.get("aof_enabled") == "1" and self.info.get("aof_last_write_status") == "err":
@@ -86,7 +91,7 @@ class ServerInfo(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What is not well although it takes writes."""
+        """The problems of a server that takes writes."""
         if self.refusals:
             return []
         found = []
@@ -103,7 +108,7 @@ class ServerInfo(NamedTuple):
 
     @property
     def _stops_after_snapshots(self) -> bool:
-        """Whether it refuses writes after a failed snapshot: by default it does, unless it takes none by itself."""
+        """Whether the server refuses writes after a failed snapshot: the default, unless it takes no snapshots by itself."""
         stops = self.config.get("stop-writes-on-bgsave-error", "yes")
         return stops != "no" and self.config.get("save") != ""
 

@@ -1,4 +1,8 @@
-"""What is known about one message, and how the answer of a slot is read."""
+"""The status of one message: its state, its attempts, its progress and its end, from the answer of its slot.
+
+Here are also the plain words for states beside the names of the queues that hold them. The records themselves are read in
+``replies``.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ def queue_of(state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageStatus:
-    """What Redis knows about one message. All times are aware datetimes in UTC; None: there is none, or it is not known."""
+    """The status of one message. All times are aware datetimes in UTC, or None if there is none or it is not known."""
 
     topic: str
     id: str = field(repr=False)
@@ -76,8 +80,8 @@ class MessageStatus:
     attempts: int = 0
     """How many deliveries there were since the message last ended, with the one that is in flight."""
     worker: str = ""
-    """The worker that has it, or had it when it ended. Empty: none, or unknown (claims, topics that are not
-    SERIAL)."""
+    """The worker that has the message, or had it when it ended; empty if there is none, or if it is unknown (claims, topics
+    that are not SERIAL)."""
     delivered: datetime | None = None
     """When the delivery began that is in flight, or in which it ended."""
     ended: datetime | None = None
@@ -121,6 +125,7 @@ def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageSt
         )
     ended = outcome if isinstance(outcome, Outcome) else None
     if found.dead is not None and (ended is None or ended.state == "dead" or ended.ended_ms < found.dead):
+        # The outcome may be that of another death: notes expire and are limited in number, the dead stay.
         same = ended if ended is not None and ended.ended_ms == found.dead else None
         return MessageStatus(
             topic.name,
@@ -134,13 +139,13 @@ def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageSt
             **_failed(death),
         )
     if ended is None or ended.state == "dead":
-        # What is no longer in Dead was deleted, or replayed and ended by a Spark query, which leaves no outcome.
+        # A message that is no longer in Dead was deleted, or was replayed and ended by a Spark query, which leaves no outcome.
         return MessageStatus(topic.name, name, "unknown")
     return from_outcome(topic, name, ended)
 
 
 def from_outcome(topic: Topic, name: str, ended: Outcome) -> MessageStatus:
-    """Return the status of a message of which only the note of its end is left. ``name``: its id."""
+    """Return the status of a message of which only the note of its end is left. ``name`` is its id."""
     return MessageStatus(
         topic.name,
         name,
@@ -164,6 +169,7 @@ def _in_flight(
 ) -> MessageStatus:
     receipt = (found.in_flight or b"").partition(b" ")[0]
     number = int(receipt) if receipt.isdigit() else 0
+    # Progress with another receipt was reported by an earlier delivery, which has timed out.
     reported = outcome if isinstance(outcome, Progress) and outcome.receipt == number else None
     waits = found.store is not None or found.retry is not None
     return MessageStatus(
@@ -207,7 +213,7 @@ def _failed(record: FailureRecord | Death | None) -> dict[str, Any]:
 
 
 def _instant(ms: float | None, *, whole: bool = False) -> datetime | None:
-    """Return the instant; None for a score that is none. ``whole``: a score, whose fraction is no time."""
+    """Return an instant, or None for a number that is not a time. ``whole``: the number is a score, whose fraction is no time."""
     if ms is None or not 0 < ms < 1e14:
         return None
     return datetime.fromtimestamp((floor(ms) if whole else ms) / 1000, UTC)

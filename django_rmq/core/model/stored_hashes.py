@@ -1,4 +1,4 @@
-"""Reading hashes in Redis to which any program may have written: definitions of topics, and counters.
+"""Read hashes in Redis to which any program may have written: definitions of topics, and counters.
 
 An unreadable value affects only its own topic or figure, and the error names the key.
 """
@@ -17,7 +17,7 @@ LARGEST = (1 << 63) - 1
 
 
 class Definitions(dict[str, dict[str, Any]]):
-    """The registered definition of every topic, as far as it can be read.
+    """The registered definitions of all topics that can be read.
 
     ``key`` is the hash in Redis, ``fields`` its content.
     """
@@ -35,13 +35,13 @@ class Definitions(dict[str, dict[str, Any]]):
                 self.unreadable.add(name)
 
     def of(self, name: str) -> dict[str, Any] | None:
-        """Return the definition of a topic. None: none is registered. Raises ``WrongType`` if it cannot be read."""
+        """Return the definition of a topic, or None if none is registered. Raises ``WrongType`` if it cannot be read."""
         if name in self.unreadable:
             raise unreadable(self._key, name)
         return self.get(name)
 
     def problem(self, name: str) -> str:
-        """Return why the definition of a topic cannot be read. Empty: it can be read, or there is none."""
+        """Return why the definition of a topic cannot be read; empty if it can be read, or if there is none."""
         return str(unreadable(self._key, name)) if name in self.unreadable else ""
 
 

@@ -1,4 +1,8 @@
-"""Topics: their type, their slots, and how their messages are identified and retried."""
+"""A topic: its type, its slots, and how its messages are identified, delivered and retried.
+
+The settings declare it, Redis registers the part of it that all processes must share (its definition), and everything else in
+the core takes it as a value.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +56,13 @@ class Topic:
     max_wait_ms: int | None = None
     """With ``debounce``: how long a message waits at most after its first send."""
     accumulate: int | None = None
-    """range_merge with keys: the bodies of up to this many merged sends are kept. None: the last one counts."""
+    """range_merge with keys: the bodies of up to this many merged sends are kept. None if only the last body counts."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
     typed: BodyType | None = None
-    """The type of the bodies, which are then JSON. None: any body. It is not registered in Redis."""
+    """The type of the bodies, which are then JSON. None if any body is allowed. It is not registered in Redis."""
     identity: str = "body"
-    """What makes two messages the same: body or key."""
+    """What identifies a message: its body or its key."""
     slot_basis: str | None = None
     """The field of the body whose value chooses the slot, so that messages with equal values are consumed
     serially."""
@@ -69,7 +73,7 @@ class Topic:
     max_retries: int = 16
     backoff: BackOff = field(default_factory=BackOff)
     default_priority: int | None = None
-    """priority topics: the priority of a send that gives none. None: each must give one."""
+    """priority topics: the priority of a send that gives none. None if each send must give one."""
     retry_priority: str = "original"
     """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
     order: str = "strict"
@@ -79,7 +83,7 @@ class Topic:
     max_runtime: float = 3600.0
     """Seconds a listener may run before its heartbeat stops."""
     hard_timeout: float | None = None
-    """Seconds after which a listener that still runs is ended. None: never."""
+    """Seconds after which a listener that still runs is ended. None if it is never ended."""
     prefetch: int = 512
     """Messages prepared at once for one slot."""
     max_body: int = 262_144
@@ -96,13 +100,13 @@ class Topic:
     dead_retention: float | None = None
     """Seconds after which Dead is trimmed; None keeps it."""
     listener: bool = True
-    """Whether workers consume the topic. False: only REST or Spark does."""
+    """Whether workers consume the topic. If not, only REST or Spark does."""
     origin: bool = False
     """Whether each send gives its message an origin, by which a listener with ``once`` recognises it."""
     outbox: bool = False
     """Whether a send in a database transaction is written to that database, too, until Redis has it."""
     outcome_retention_ms: int | None = None
-    """For how long it is kept what became of a message that has ended (OUTCOME_RETENTION). None: not at all."""
+    """For how long Redis keeps how a message ended (OUTCOME_RETENTION). None if it does not keep it."""
 
     # These compare texts, because they are asked for each message, and Python 3.11 takes 80 ns to look up a member of an enum.
 
@@ -126,7 +130,7 @@ class Topic:
 
     @property
     def takes_instants(self) -> bool:
-        """Whether the score of a message that waits is just when it is due."""
+        """Whether the score of a waiting message is its due time."""
         return self.type in (TopicType.FIXED_TIME, TopicType.RANGE_MERGE)
 
     @property
@@ -135,7 +139,7 @@ class Topic:
 
     @property
     def debounce_ms(self) -> int:
-        """How long a message waits at most, if each send starts the wait again. 0: the first send decides."""
+        """How long a message waits at most, if each send starts the wait again; 0 if the first send decides."""
         return (self.max_wait_ms or 0) if self.debounce and self.type is TopicType.RANGE_MERGE else 0
 
     @property
@@ -144,20 +148,20 @@ class Topic:
         return max(16, self.max_retries) + 1
 
     def retries_of(self, own: int | None) -> int:
-        """Return how often a message may be tried again: as often as it says itself, at most as often as its topic says."""
+        """Return how often a message with its ``own`` limit may be tried again: at most as often as the topic allows."""
         return self.max_retries if own is None else min(own, self.max_retries)
 
     @property
     def slot_backlog(self) -> int:
         """The maximum number of messages waiting in one slot.
 
-        0: no limit. It is per slot because no script crosses slots.
+        0 if there is no limit. It is per slot because no script crosses slots.
         """
         return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
 
     @property
     def slot_each_us(self) -> int:
-        """The µs between two deliveries of a slot. 0: no limit."""
+        """The µs between two deliveries of a slot; 0 if there is no limit."""
         return math.ceil(1e6 / self.slot_rate) if self.slot_rate else 0
 
     def definition(self) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class Topic:
             "backoff": [self.backoff.base_ms, self.backoff.cap_ms],
             "retry_priority": self.retry_priority,
             "max_prepared": self.max_prepared,
-            # Only where it is on, so that other topics keep the definition that Redis has.
+            # These entries are written only where they apply, so that other topics keep the definition that Redis has.
             **({"origin": True} if self.origin else {}),
             **({"debounce": True, "max_wait_ms": self.max_wait_ms} if self.debounce else {}),
             **({"accumulate": self.accumulate} if self.accumulate else {}),
@@ -229,6 +233,6 @@ def former_slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the definition of ``topic`` with what is ``known`` about its re-slottings."""
+    """Return the definition of ``topic`` with the re-slottings that the ``known`` definition records."""
     noted = {"reslot": known["reslot"]} if "reslot" in known else {}
     return {**topic.definition(), **noted}

@@ -1,1 +1,1 @@
-"""Sending: from a body to its slot, in as few round trips as possible."""
+"""Sending without Django: from a body to its slot, in as few round trips as possible."""

@@ -1,4 +1,7 @@
-"""Where a message belongs and when it is due: its slot, its member, its score, and its times."""
+"""The placement of a message: its slot, its member, its score and its envelope, also while its topic is re-slotted.
+
+It computes everything that a send stores, and contacts no server: ``producer`` sends. The options are checked by ``validation``.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,14 @@ TIMES = frozenset({"time_range", "delay", "fixed_time", "expires", "timeout"})
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_SECONDS, _FIRST_MS, _LAST_MS = 1_000_000_000, 100_000_000_000, 100_000_000_000_000
-"""Where numbers begin that read as seconds since the epoch (2001), and as milliseconds, and where those end."""
+"""The bounds of numbers that probably mean seconds since the epoch (from 2001 on), and of those that mean milliseconds."""
 
 
 def in_milliseconds(topic: Topic, options: Mapping[str, Any], zone: tzinfo | None = None) -> dict[str, Any]:
-    """Return the options of a message of ``topic`` with their times as the producer takes them.
+    """Return the options of a message of ``topic`` with their times in the units of the producer.
 
-    Those are whole milliseconds, since the epoch if they are instants; ``timeout`` is in seconds. ``zone``: that of
-    naive datetimes. None: they are refused.
+    Those are whole milliseconds, since the epoch for instants; ``timeout`` is in seconds. ``zone`` is the time zone of naive
+    datetimes; without one they are refused.
 
     Raises ``InvalidMessage`` for a value that is not a duration or an instant.
     """
@@ -88,7 +91,7 @@ def instant_ms(name: str, value: object, zone: tzinfo | None = None) -> int:
 
 
 def _call_for(value: object) -> str:
-    """Return the end of a sentence that shows the call for what is probably meant by ``value``."""
+    """Return the end of an error's sentence: the call that makes the datetime that ``value`` probably means."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if _FIRST_SECONDS <= value < _FIRST_MS:
             return f": say datetime.fromtimestamp({value}, timezone.utc)"
@@ -151,9 +154,9 @@ class Outgoing(NamedTuple):
     envelope: bytes | None = None
     act: Literal["send", "ensure", "remove", "cancel"] = "send"
     """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back.
-    ``cancel``: take it back, and have its listener told if it runs."""
+    ``cancel``: take it back, and notify its listener if it runs."""
     crc: int | None = None
-    """CRC of the slot basis, from which the slot follows for any slot count. None: unknown."""
+    """CRC of the slot basis, from which the slot follows for any slot count. None if it is unknown."""
 
     @property
     def removes(self) -> bool:
@@ -198,7 +201,7 @@ class Placement:
     def outgoing(
         self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None
     ) -> Outgoing:
-        """Return a message in the slot of its basis. None: in the slot of its member."""
+        """Return a message in the slot of its basis; without a basis, in the slot of its member."""
         present = self.present(topic)
         crc = crc32(member if basis is None else basis)
         return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
@@ -222,11 +225,11 @@ class Placement:
         return [out.placed(replace(out.topic, slots=slots)).slot for slots in self.counts(out.topic)]
 
     def counts(self, topic: Topic) -> tuple[int, ...]:
-        """Return the slot counts by which the messages of ``topic`` are placed, as far as it is known here."""
+        """Return the slot counts by which this process places the messages of ``topic``."""
         return self._counts.get(topic.name, (topic.slots,))
 
     def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Take over from ``definitions`` how topics were re-slotted; return those with counts not yet ``looked`` at."""
+        """Learn from ``definitions`` how topics were re-slotted; return the topics with counts that were not ``looked`` at."""
         new: set[str] = set()
         for name, known in looked.items():
             if "reslot" not in definitions.get(name, {}):
@@ -252,7 +255,7 @@ class Placement:
     ) -> list[Outgoing] | None:
         """Return messages that a slot refused as ``definitions`` place them.
 
-        None: the definitions do not explain the refusal.
+        None if the definitions do not explain the refusal.
         """
         present: dict[tuple[str, int], Topic] = {}
         for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
@@ -316,9 +319,9 @@ def member_of(topic: Topic, body: object, key: object) -> bytes:
 
 
 def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = False) -> bytes | None:
-    """Return the slot basis of a message. None: its member decides.
+    """Return the slot basis of a message, or None if its member decides the slot.
 
-    ``names``: the body only says which message is meant.
+    ``names``: the body only identifies a message that exists already.
     """
     if slot_basis is not None:
         if topic.slot_basis is not None:
@@ -331,9 +334,9 @@ def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = Fa
 
 
 def basis_of_field(topic: Topic, body: object, *, names: bool = False) -> bytes:
-    """Return the slot basis of a message that the SLOT_BASIS of its topic gives.
+    """Return the slot basis of a message from the field that the SLOT_BASIS of its topic names.
 
-    ``names``: on a keyed topic the field is enough, as it is stored.
+    ``names``: on a keyed topic the body needs only this field, in its stored form.
     """
     name = topic.slot_basis
     if topic.typed is not None:
@@ -351,7 +354,7 @@ def basis_of_field(topic: Topic, body: object, *, names: bool = False) -> bytes:
 
 
 def line_basis(topic: Topic) -> bytes | None:
-    """Return the slot basis of messages that name no entity. None: their body (SLOT_BASIS) or their member decides.
+    """Return the slot basis of fifo messages without a key, or None if their body (SLOT_BASIS) or their member decides.
 
     On a strict topic they stand in one line; their drawn members would scatter them.
     """
@@ -359,7 +362,7 @@ def line_basis(topic: Topic) -> bytes | None:
 
 
 def lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Return the members of messages with these bodies, and their envelopes. No envelopes: the members hold them."""
+    """Return the members of messages with these bodies, and their envelopes, or none if the members hold them."""
     line = line_basis(topic)
     head = encode_envelope(Envelope(b"", slot_basis=None if line is None else line.decode()))
     members, envelopes = draw_members(len(raws)), [head + raw for raw in raws]

@@ -1,7 +1,8 @@
 """The producer: it builds messages, sends one or many of them, and takes them back, also while their topic is re-slotted.
 
-A send that found its slot moved is repeated in the new one. So are removals that found nothing, and those that follow
-such a send.
+A send that a slot refuses as moved is repeated in the new slot. A removal that found nothing is repeated too, because its message
+may have moved, and so is a removal that follows a repeated send, because it has to come after it. A call whose reply was lost
+is not repeated: only the caller knows whether that is safe.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from django_rmq.core.producer.validation import check_score
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 ROUND_TRIP = 6_000
-"""The number of messages per round trip of a bulk send, at most."""
+"""The maximum number of messages per round trip of a bulk send."""
 
 TRIP_BYTES = 2_097_152
-"""The number of bytes per round trip, at most; a larger message has one of its own. Two trips can be under way, and
+"""The maximum number of bytes per round trip; a larger message has a round trip of its own. Two trips can be under way, and
 both have to pass within the time-out of a socket: 1 s in a web process."""
 
 Trip = TypeVar("Trip")
@@ -52,7 +53,7 @@ class SendPlan(Protocol[Trip]):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether an error keeps the round trips behind it from being sent."""
+        """Whether an error prevents the following round trips from being sent."""
 
     def trips(self) -> Iterator[Trip]:
         """Yield the content of each round trip."""
@@ -66,7 +67,7 @@ class SendPlan(Protocol[Trip]):
         """Take the answer of each call, which may be an error, and the confirmed durability of all of them."""
 
     def lose(self, trip: Trip, error: RmqError) -> None:
-        """Record that no answer came."""
+        """Record that the answer was lost."""
 
 
 def fly(
@@ -85,6 +86,7 @@ def fly(
             if wanted != STORED:
                 pipeline.confirm(wanted)
             if in_order:
+                # After NOSCRIPT or MOVED a call is repeated, which would put it behind the calls that follow it.
                 pipeline.keep_order()
                 while in_flight:
                     _land(plan, *in_flight.popleft())
@@ -96,6 +98,7 @@ def fly(
     except RmqError as error:
         return error
     finally:
+        # Redis has the trips that were sent, so their answers count although a later trip could not be sent.
         while in_flight:
             _land(plan, *in_flight.popleft())
     return None
@@ -116,7 +119,7 @@ class Mixed:
     def __init__(self, messages: Sequence[Outgoing], wanted: Durability) -> None:
         self._messages = messages
         self.is_in_line = any(out.topic.is_fifo for out in messages)
-        """Whether some of them have an order: what comes behind an error is then not sent."""
+        """Whether some of the messages have an order: those behind an error are then not sent."""
         self._spans = list(spans([len(out.member) + len(out.envelope or b"") for out in messages]))
         self.repeats = len(self._spans) > 1 and len({(out[0].name, *out[1:3]) for out in messages}) < len(
             messages
@@ -173,12 +176,12 @@ class Mixed:
                     self.results[i].replicas, self.results[i].fsynced = confirmed
 
     def lose(self, trip: list[list[int]], error: RmqError) -> None:
-        """Record that it is unknown whether these messages arrived."""
+        """Record that the answer was lost, so that it is unknown whether these messages arrived."""
         for indexes in trip:
             self.errors.update(dict.fromkeys(indexes, error))
 
     def give_up(self, trouble: RmqError | None) -> None:
-        """Mark everything without an outcome as failed, with ``trouble`` as the reason if no other is known."""
+        """Mark all messages without an outcome as failed, with the error ``trouble`` as the reason if no other is known."""
         trouble = trouble or next(iter(self.errors.values()), None)
         for i, result in enumerate(self.results):
             if result.status == "pending":
@@ -233,7 +236,7 @@ def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]
-"""Sends messages that slots refused to the slots to which their topic was re-slotted."""
+"""A function that sends messages which slots refused as moved to the new slots of their topic."""
 
 
 class BulkTrip(NamedTuple):
@@ -328,7 +331,7 @@ class BulkSend:
             self._results.add(trip.slots, trip.members, found)
 
     def lose(self, trip: BulkTrip, error: RmqError) -> None:
-        """Record that it is unknown whether these messages arrived."""
+        """Record that the answer was lost, so that it is unknown whether these messages arrived."""
         self.error = error
 
     def _send_again(self, trip: BulkTrip, found: Mapping[int, list[Sent]]) -> None:
@@ -410,8 +413,8 @@ def missed(
 ) -> list[int]:
     """Return the indexes of removals that found nothing, although their message may be in another slot.
 
-    Where a later send of the same message was accepted, its slot had not moved: the removal has looked in the
-    right place, and done again it would remove what was sent after it.
+    If a later send of the same message was accepted, its slot had not moved. The removal has then looked in the right slot,
+    and a repetition would remove the message of the later send.
     """
     found: list[int] = []
     accepted: set[tuple[str, bytes]] = set()
@@ -451,10 +454,9 @@ NOTE_SECONDS = 60.0
 class Producer:
     """Validates messages and sends them to their slots.
 
-    Safe to share between threads. It keeps two things: which topics have messages with an explicit slot basis
-    (the first ``send`` after such a message records this in Redis), and how Redis has topics that were
-    re-slotted or whose consumers' options differ (``counts`` and ``followed``: see ``Placement``; several producers may
-    share them).
+    Safe to share between threads. It remembers which topics have messages with an explicit slot basis (the first ``send`` after
+    such a message records this in Redis), and the definitions of topics that were re-slotted or whose consumers' options differ
+    (``counts`` and ``followed``: see ``Placement``; several producers may share them).
     """
 
     def __init__(
@@ -519,12 +521,12 @@ class Producer:
         envelope: bytes | None,
         slot_basis: object = None,
     ) -> Outgoing:
-        """Return a message that exists as it is sent again: in the slot of ``body``, with this member."""
+        """Return an existing message for another send: in the slot of ``body``, with this member."""
         basis = basis_of(topic, body, slot_basis, names=True)
         return self._places.outgoing(topic, basis, member, score, envelope)
 
     def restore(self, out: Outgoing) -> Outgoing:
-        """Return a message that was built by another process, and stored without its slot, in its slot.
+        """Return a message that another process has built and stored without a slot, placed in its present slot.
 
         Its ``crc`` must be known.
         """
@@ -549,8 +551,8 @@ class Producer:
 
         Returns a result for each, in order. Raises ``ServerTrouble`` if a lost connection leaves the outcome
         unknown; a message that is sent again merges with the first one while that is still waiting.
-        ``wanted`` requests durability beyond being stored: the call waits for it, and the results say what
-        was reached, without an error.
+        ``wanted`` requests durability beyond being stored: the call waits for it, and the results have the durability that was
+        reached, without an error.
         """
         if ensure:
             messages = [out._replace(act="ensure") for out in messages]
@@ -620,10 +622,10 @@ class Producer:
         errors: dict[int, RmqError],
         looked: dict[str, set[int]],
     ) -> tuple[list[int], Sequence[Outgoing]]:
-        """Return the indexes of what has to be done again, and these messages in their current placement.
+        """Return the indexes of the messages that have to be repeated, and these messages in their current placement.
 
-        Those are what a slot refused, and removals that found nothing where a topic has slot counts by which
-        nothing was ``looked`` for; the definitions are read for both.
+        Those are messages that a slot refused, and removals that found nothing although their topic has slot counts that were
+        not ``looked`` at. The definitions are read for both.
         """
         moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
         unfound = missed(messages, results, errors) if looked else []
@@ -633,7 +635,7 @@ class Producer:
             definitions = self.broker.definitions()
         except RmqError as error:
             for index in unfound:
-                # What was not found may be elsewhere.
+                # Without the definitions it is unknown whether the message is in another slot.
                 results[index].status, errors[index] = "failed", error
             return [], ()
         if looked:
@@ -692,6 +694,7 @@ class Producer:
     def note_slot_bases(self) -> None:
         """Record in Redis which topics have messages with an explicit slot basis; each send does it first."""
         while self._to_note:
+            # The entry goes only after Redis has the note, so that the next send tries again if the connection is lost.
             name, topic = next(iter(self._to_note.items()))
             self.broker.note_slot_basis(topic)
             self._noted[name] = time.monotonic() + NOTE_SECONDS

@@ -1,4 +1,8 @@
-"""Checks of the options of a send. Each returns the value in its final form, or raises ``InvalidMessage``."""
+"""Checks of the options of a send: each returns the value in its final form, or raises ``InvalidMessage``.
+
+They run before anything is written, so that a mistake never sends a part of a call. Times are in ms here; ``placement`` converts
+durations and datetimes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ MAX_REPLICAS = 100
 
 
 JUST_NOW_MS = 60_000
-"""For how long an instant that has just passed is taken as now: ``fixed_time=timezone.now()`` is no mistake."""
+"""For how many ms an instant that has passed counts as now: ``fixed_time=timezone.now()`` is not a mistake."""
 
 
 def check_time_range(value: int) -> int:
@@ -158,11 +162,11 @@ _OPTIONS = {
     TopicType.FIXED_TIME: "fixed_time",
     TopicType.FIFO: "delay",
 }
-"""The option of a send that says when a message of this type is due, or how urgent it is."""
+"""Type of a topic -> the option of a send that gives the due time or the priority of its messages."""
 
 
 def option_of(topic: Topic) -> str:
-    """Return the option of a send that says when a message of ``topic`` is due or how urgent it is, and what it takes."""
+    """Return the option of a send that gives the due time or the priority of a message of ``topic``, and the values it takes."""
     return _TAKEN[topic.type]
 
 
@@ -181,7 +185,7 @@ def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
 
 
 def check_key(key: object) -> bytes:
-    """Return a key as the member that Redis holds. None: a generated key."""
+    """Return a key as the member that Redis holds; without a key, a generated one."""
     if key is None:
         # As unlikely to come twice as a UUID, and made in a third of the time.
         return os.urandom(16).hex().encode()
@@ -197,7 +201,7 @@ def check_key(key: object) -> bytes:
 
 
 def check_headers(headers: object) -> dict[str, str] | None:
-    """Return headers in their stored form. None: there are none."""
+    """Return headers in their stored form, or None if there are none."""
     if headers is None:
         return None
     if not isinstance(headers, Mapping):

@@ -41,7 +41,7 @@ T = TypeVar("T")
 class RedisBroker:
     """Runs calls on a Redis server, one round trip each.
 
-    ``client`` is a redis-py client that does not retry and does not decode. ``clock`` is for tests.
+    ``client`` is a redis-py client that neither retries nor decodes. ``clock`` is for tests.
     """
 
     in_memory: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class RedisBroker:
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
-        The change is atomic: if somebody else changes the definition meanwhile, ``change`` is called again.
+        The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
         Raises ``WrongType`` if the key holds another type.
         """
         key = topics_key(self.prefix)
@@ -109,11 +109,15 @@ class RedisBroker:
             if wanted == known:
                 return known
             after = json.dumps(wanted, sort_keys=True)
+            # The script writes only if the definition is still the one that was read; otherwise another process was faster.
             if self.run(registry.redefine(name, before, after)):
                 return wanted
 
     def undefine(self, topic: Topic) -> None:
-        """Delete the definition of a topic, its counters and its history."""
+        """Delete the definition of a topic, its counters and its history. Not atomic, but it can be repeated.
+
+        The definition is deleted last, so that the topic is still listed if the connection is lost in between.
+        """
         others = (
             *history_keys(self.prefix, topic.name),
             times_key(self.prefix, topic.name),
@@ -125,7 +129,7 @@ class RedisBroker:
         self._ask("HDEL", topics_key(self.prefix), topic.name)
 
     def note_slot_basis(self, topic: Topic) -> None:
-        """Record that ``topic`` has messages whose slot cannot be computed from what is stored."""
+        """Record that ``topic`` has messages whose slot cannot be computed from their stored form."""
         self._ask("HSET", explicit_basis_key(self.prefix), topic.name, 1)
 
     def has_slot_bases(self, topic: Topic) -> bool:
@@ -146,7 +150,7 @@ class RedisBroker:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def servers(self) -> list[ServerInfo]:
-        """Return what the server reports about itself; on a cluster, what each primary reports. One round trip.
+        """Return the report of the server about itself; on a cluster, the report of each primary. One round trip.
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """

@@ -1,4 +1,7 @@
-"""Clients of redis-py, what their server is and permits, and the subscription to wake-ups."""
+"""Clients of redis-py: their pools and options, what their server reports and permits, and subscriptions.
+
+The places that know the quirks of redis-py's objects are here and in ``connection``; the settings are validated elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,11 @@ class RenewingPool(redis.ConnectionPool):
 
 
 class Pool(RenewingPool):
-    """A pool whose connections rest here after use and are handed out again as they are, the last one first.
+    """A pool that keeps connections after use and returns them again as they are, the last one first.
 
-    redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes a new one only if
-    none rests, so ``max_connections`` applies. A connection that was closed or has something to read goes
-    back to redis-py, which connects it again. This pool is not for connections that a server behind Sentinels
-    or a token replaces while they rest: those need redis-py's own pools.
+    redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes a new one only if none rests, so
+    ``max_connections`` applies. A connection that was closed or has something to read goes back to redis-py, which connects it
+    again. This pool is not for connections that Sentinels or a token replace while they rest: those need redis-py's own pools.
     """
 
     _resting: list[Any]
@@ -51,6 +53,8 @@ class Pool(RenewingPool):
             connection = self._resting.pop()
         except IndexError:
             return super().get_connection()
+        # A socket that a fork has copied belongs to the parent process. A readable socket was closed by the server, or has a
+        # reply that no caller has read.
         if connection.pid == os.getpid() and connection._sock is not None:  # noqa: SLF001 - redis-py shows its socket nowhere else
             try:
                 if not connection.can_read():
@@ -76,7 +80,7 @@ class Pool(RenewingPool):
 
 
 COMMANDS: list[tuple[str, ...]] = [("INFO",), *(("CONFIG", "GET", name) for name in SETTINGS)]
-"""What each server is asked. Redis 6 takes one setting per command."""
+"""The commands whose answers describe a server. Redis 6 takes one setting per CONFIG GET."""
 
 
 def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
@@ -179,12 +183,15 @@ def refused(
         except ServerRefused as error:
             found[str(error)] = None
         except (WrongType, ServerUnavailable):
-            pass  # Nothing was refused.
+            pass  # The server refused nothing: a key has a foreign type, or a node is unavailable.
     return list(found)
 
 
 def own_options() -> dict[str, Any]:
-    """Return the options of every connection of this package, whatever was given."""
+    """Return the options that every connection of this package has, whatever options were given.
+
+    redis-py must not retry: it would repeat a call whose reply was lost, although only the caller knows whether that is safe.
+    """
     return {
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
@@ -253,7 +260,7 @@ class _Subscription:
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)
         try:
             self._pubsub.subscribe(*channels)
-            # SUBSCRIBE is answered once per channel; only after all answers is nothing missed.
+            # The server answers SUBSCRIBE once per channel. What is published before the last answer may be missed.
             for _ in channels:
                 self._pubsub.parse_response(block=True)
         except RedisError as error:
@@ -287,6 +294,7 @@ class Wakeups(_Subscription):
         except RedisError as error:
             raise translate(error) from error
         except (ValueError, KeyError):
+            # Any program may publish on the channel; the slow poll finds what this notice may have meant.
             pass
         return woken
 

@@ -1,6 +1,7 @@
-"""Commands on their way to a Redis server and back: one at a time or in a pipeline, and errors of the client as ours.
+"""Connections to a Redis server: one call or a pipeline in a round trip, and redis-py's errors as errors of this package.
 
-A write that has to be durable waits until enough replicas have it.
+No call is repeated here, except after NOSCRIPT, which means that nothing ran. A write that has to be durable waits until enough
+replicas have it. The byte format is the subject of ``wire``, a cluster that of ``cluster``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from django_rmq.core.redis import wire
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-"""How Redis 6 shows the code of an error that a command got inside a script."""
+"""The form in which Redis 6 wraps the code of an error that a command got inside a script."""
 
 _UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
 _UNWRITABLE = ("READONLY", "NOREPLICAS")
@@ -27,7 +28,7 @@ _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,  # includes MASTERDOWN
     redis.exceptions.TryAgainError,
-    NoScriptError,  # it was loaded just before, so the server has just lost it
+    NoScriptError,  # the script was loaded just before, so the server has lost it by a restart or a fail-over
 )
 
 
@@ -72,7 +73,7 @@ def named(key: bytes, error: RmqError) -> RmqError:
 
 
 def explain(call: Call[Any], prefix: str, error: RmqError) -> RmqError:
-    """Return the error of a call, with the key that it is about if there is one."""
+    """Return the error of a call, with the name of its key if a plain command found a foreign value."""
     if not isinstance(call, RedisCommand) or not isinstance(error, WrongType):
         return error
     return named(call.keys(prefix)[0], error)
@@ -132,7 +133,7 @@ class ServerConnection:
             raise translate(error) from error
 
     def ask(self, packed: bytes) -> Any:
-        """Run one command like the driver does without retries, but without its bookkeeping, which takes half the time."""
+        """Run one command as the driver does without retries, but without its bookkeeping, which takes half of the time."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
         try:
@@ -141,6 +142,7 @@ class ServerConnection:
         except ResponseError:
             raise
         except BaseException:
+            # The reply may still arrive, and the next user of this connection would take it for its own.
             connection.disconnect()
             raise
         finally:
@@ -160,6 +162,7 @@ class ServerConnection:
                     except ResponseError as error:
                         replies.append(error)
             finally:
+                # Replies that are left unread would be taken for those of the next commands on this connection.
                 if len(replies) < len(commands):
                     connection.disconnect()
                 pool.release(connection)
@@ -180,7 +183,7 @@ class ServerConnection:
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
     """Return the commands that wait, at the end of a connection's writes, until these are as durable as wanted."""
-    # Each has to end well within the socket time-out.
+    # Each wait has to end well within the socket time-out, or the connection would be given up with all its answers.
     ms = int((connection.socket_timeout or 1.0) * 400)
     commands: list[tuple[Any, ...]] = []
     if wanted.replicas:
@@ -191,7 +194,7 @@ def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, 
 
 
 def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
-    """Read the answers of ``durability_commands``. What the server cannot or may not report is unknown."""
+    """Read the answers of ``durability_commands``. A value that the server cannot or may not report is None."""
     replicas: int | None = None
     fsynced: bool | None = None
     if wanted.replicas:
@@ -203,12 +206,13 @@ def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
         try:
             fsynced = connection.read_response()[0] >= 1
         except ResponseError:
+            # A server before 7.2 does not know WAITAOF.
             fsynced = _syncs_always(connection)
     return Confirmed(replicas, fsynced)
 
 
 def _syncs_always(connection: Any) -> bool:
-    """Return whether a server without WAITAOF (before 7.2) answers only after its writes are on disk."""
+    """Return whether a server without WAITAOF answers only after its writes are on disk: with appendfsync always."""
     found = []
     for name in ("appendonly", "appendfsync"):
         connection.send_command("CONFIG", "GET", name)
@@ -222,9 +226,8 @@ def _syncs_always(connection: Any) -> bool:
 class RedisPipeline:
     """Collects calls; ``execute`` runs them and returns results, errors in their places.
 
-    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
-    same time. A failed connection fails every call of the pipeline, because it is not known which of them
-    ran.
+    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the same time. A failed
+    connection fails every call of the pipeline, because it is unknown which of them ran.
     """
 
     def __init__(self, exchange: ServerConnection) -> None:
@@ -236,7 +239,7 @@ class RedisPipeline:
         self._wanted: Durability | None = None
         self._in_order = False
         self.confirmed: Confirmed | None = None
-        """What ``confirm`` has reached; available after ``receive``."""
+        """The durability that ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
         """Collect a call; return an object that holds its answer after the pipeline has run."""
@@ -260,11 +263,11 @@ class RedisPipeline:
         return len(self._calls)
 
     def execute(self) -> list[Any]:
-        """Run what was collected and return a result or an ``RmqError`` for each call."""
+        """Run the collected calls and return a result or an ``RmqError`` for each."""
         return self.send().receive() if self._calls else []
 
     def send(self) -> Self:
-        """Send what was collected. Raises ``ServerTrouble``; ``receive`` must not be called then."""
+        """Send the collected calls. Raises ``ServerTrouble``; ``receive`` must not be called then."""
         exchange = self._exchange
         exchange.load_scripts()
         connection = None
@@ -298,13 +301,14 @@ class RedisPipeline:
             self._give_up(connection)
             raise
         self._exchange.give_back(connection)
+        # The server lost its scripts between the loading and this pipeline: a fail-over, a restart or SCRIPT FLUSH.
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._exchange.scripts_are_lost()
             self._repeat_behind(calls, replies)
         return self._told(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
     def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
-        """Return what was collected, and start collecting again."""
+        """Return the collected calls and their answers, and start collecting again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
         return taken
@@ -319,7 +323,7 @@ class RedisPipeline:
     def _repeat_behind(self, calls: list[Call[Any]], replies: list[Any]) -> None:
         """Repeat the reads that follow a call that has to be repeated, or everything that follows it if in order."""
         if self.confirmed is not None:
-            # These run after the confirmation.
+            # The repeated calls run after the confirmation, so it does not cover them.
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
         for i in range(first + 1, len(calls)):
@@ -337,6 +341,7 @@ class RedisPipeline:
             return error
 
     def _run_again(self, call: Call[Any]) -> Any:
+        # Only a pipeline can write arguments that are encoded already.
         if not wire.has_packed(call):
             return self._exchange.run(call)
         again = RedisPipeline(self._exchange)

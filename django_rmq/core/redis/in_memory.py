@@ -1,4 +1,7 @@
-"""A broker in the memory of this process, for tests: the real scripts on fakeredis, a Redis server written in Python."""
+"""A broker in the memory of this process, for tests of users: it runs the real scripts on fakeredis, a server in Python.
+
+It replaces the transport only. Everything that the scripts do is as on a Redis server.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,11 @@ end
 
 setfenv(0, setmetatable({}, {__index = _G}))
 """
-"""What fakeredis lacks (redis.sha1hex), and what makes it five times as fast: it would compile a script at each call,
-collect all garbage after it, and at each command of a script look through all globals for one that it has set. Those
-that scripts set are now in a table of their own."""
+"""Lua code that adds what fakeredis lacks (redis.sha1hex), and makes it five times as fast.
+
+fakeredis would compile a script at each call, collect all garbage after it, and search all globals at each command of a script
+for one that the script has set. With this code, the globals that scripts set are in a table of their own.
+"""
 
 
 class InMemoryBroker(RedisBroker):
@@ -70,7 +75,7 @@ class InMemoryBroker(RedisBroker):
 
 
 class _Exchange(ServerConnection):
-    """Sends the names of scripts, not their digests: they are here already."""
+    """Sends the names of scripts instead of their digests, because the scripts are in this process."""
 
     def command(self, call: Call[Any]) -> tuple[Any, ...]:
         command = super().command(call)
@@ -83,7 +88,7 @@ class _Exchange(ServerConnection):
 
 
 class _Pipeline(RedisPipeline):
-    """Collects calls. What was asked for is confirmed: memory has no replica and no disk."""
+    """Collects calls. It confirms every requested durability, because memory has neither a replica nor a disk."""
 
     def __init__(self, exchange: ServerConnection) -> None:
         super().__init__(exchange)

@@ -1,6 +1,6 @@
 """The registry of listeners, which are found in the ``listeners`` modules of the installed apps.
 
-This module only registers. Consuming is done by the consumer; ``checks`` and ``runrmqconsumers`` report a
+This module only registers. Listeners are called by ``core.consumer``; ``checks`` and ``runrmqconsumers`` report a
 topic that is not declared.
 """
 
@@ -53,9 +53,9 @@ class Listener:
     name: str
     """``module.qualname``, by which the same function is recognised after a reload."""
     using: str | None = None
-    """The database in which its effects happen once. None: they may happen again."""
+    """The database in which its effects happen once; None if they may happen again."""
     coroutine: Callable[[Any], Awaitable[Any]] | None = None
-    """The coroutine function that workers run beside others in their event loop. None: they call ``function``."""
+    """The coroutine function that workers run beside others in their event loop; None if they call ``function``."""
 
 
 class FailedModule(NamedTuple):
@@ -325,5 +325,5 @@ def _location_of(function: Any) -> str:
 
 
 def _call_method(function: Any) -> Any:
-    """Return the function that runs when an object that is not a function is called."""
+    """Return the function behind the call of an object that is not a function."""
     return inspect.unwrap(type(function).__call__)

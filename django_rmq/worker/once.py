@@ -37,7 +37,7 @@ class _PartlyDone(Exception):
 
 
 class OnceListener:
-    """What is called in place of the listener ``name`` with ``once``; ``using`` is the database that has its effects."""
+    """Stands in for the listener ``name`` with ``once``; ``using`` is the database in which its effects happen."""
 
     def __init__(self, name: str, function: Callable[[Any], Any], using: str) -> None:
         self._name, self._function = name, function
@@ -60,7 +60,7 @@ class OnceListener:
         """Call the listener with the messages that are new, in one transaction.
 
         If it gives up some of them with ``retry`` or ``reject``, nothing is kept, and it is called again with the
-        others: what it wrote for one message cannot be told from what it wrote for another. On a strict fifo topic
+        others: nobody knows for which message it wrote which row. On a strict fifo topic
         the others are those before the first message that holds the slot. The messages behind that one must not
         have an effect before it.
         """
@@ -72,6 +72,8 @@ class OnceListener:
                     # A list of its own: the listener may change it.
                     returned = self._call(connection, list(new), new, row) if new else None
             except _PartlyDone:
+                # A lost acknowledgement makes Redis deliver a message again whose effects are there. Inserting one
+                # by one shows which messages these are.
                 is_partly_done = True
                 continue
             if returned is False:
@@ -95,13 +97,14 @@ class OnceListener:
     def _call(self, connection: Any, argument: Any, messages: list[Message], row: int | None) -> Any:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
-            # What it leaves open would take the end of this transaction for its own.
+            # A transaction that the listener leaves open would take the end of this one for its own.
             returned = transactions.call_closed(self._name, self._function, argument)
         finally:
             # A copy of the process must not reach the end of the transaction: it would commit it.
             if invoke.forking is not None:
                 invoke.end_copy()
         if returned is False or any(message.outcome is not None for message in messages):
+            # The queue will deliver the message again, so the effects of this attempt must not stay.
             connection.set_rollback(True)  # rule: keeps_the_effects_of_a_failure
             return returned
         if returned is not None:
@@ -113,7 +116,7 @@ class OnceListener:
 def _before_the_hold(messages: list[Message]) -> list[Message]:
     """Return the messages that may have an effect now: on a strict fifo topic, those before one that holds the slot.
 
-    That one is tried again first, so those behind it are marked as not called: the queue must not commit them.
+    That message is tried again first, so the messages behind it are marked as not called: the queue must not commit them.
     """
     is_strict = bool(messages) and messages[0].topic.is_strict
     for index, message in enumerate(messages if is_strict else ()):

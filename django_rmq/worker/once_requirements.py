@@ -1,6 +1,7 @@
-"""Conditions of ``once``: what a topic, a database and the settings must be like for effects to happen exactly once.
+"""Requirements of ``once``: conditions of topic, database and settings under which effects happen exactly once.
 
-The system checks report what is missing; a worker does not start without it.
+The system checks report conditions that are not met, and a worker does not start then. ``once`` itself checks nothing of
+this at run time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class OnceProblem(NamedTuple):
 
 
 def problems(config: Config, listener: Listener) -> Iterator[OnceProblem]:
-    """Yield what the settings say against ``listener``, which has ``once``. No database is asked."""
+    """Yield the conditions that the settings do not meet for ``listener``, which has ``once``. No database is asked."""
     who = f'{listener.name} ({listener.location}) listens to "{listener.topic}" with once='
     alias = listener.using
     assert alias is not None
@@ -72,7 +73,7 @@ def _of_topic(topic: Topic, who: str, retention: float) -> Iterator[OnceProblem]
 
 
 def warnings(config: Config, listener: Listener) -> Iterator[OnceProblem]:
-    """Yield what may be a mistake in ``listener``, which has ``once``."""
+    """Yield settings that may be a mistake for ``listener``, which has ``once``."""
     if config.uses_outbox and listener.using != DEFAULT_DB_ALIAS:
         yield OnceProblem(
             "W066",
@@ -103,7 +104,7 @@ def _longest_rest(backoff: BackOff, failures: int) -> float:
 
 
 def missing_table(alias: str) -> list[OnceProblem]:
-    """Return that a database lacks the table of processed messages, if it does.
+    """Return a problem if a database lacks the table of processed messages.
 
     Raises ``django.db.Error`` if it cannot be reached.
     """

@@ -65,7 +65,7 @@ def row_of(message: Message) -> Row:
 
 
 class Inserted(NamedTuple):
-    """What an insert has done."""
+    """The result of an insert."""
 
     new: int
     """The number of rows that are new."""
@@ -101,7 +101,7 @@ def is_there(connection: Any, number: int) -> bool:
 
 
 def _statement(connection: Any) -> tuple[str, str]:
-    """Return what comes before and after the values of an INSERT that reports or ignores rows that exist."""
+    """Return the text before and after the values of an INSERT that reports or ignores rows that exist."""
     key = (connection.alias, connection.vendor)
     if key not in _statements:
         quote = connection.ops.quote_name
@@ -120,6 +120,7 @@ def _insert_carefully(connection: Any, row: Row) -> bool:
         with transaction.atomic(connection.alias):
             known.create(topic=topic, origin=origin)
     except IntegrityError:
+        # Another constraint of the database may have failed, and that error must not pass for a row that exists.
         if known.filter(topic=topic, origin=origin).exists():
             return False
         raise
@@ -178,6 +179,7 @@ class _Forgetting:
         Rows were inserted in about the order of their ids, so no index by time is needed.
         """
         reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+        # The duty runs rarely, so the database may have closed the connection since.
         close_old_connections()
         try:
             rows = ProcessedMessage.objects.using(self._alias)

@@ -1,6 +1,6 @@
 """``--reload``: detects changed code, tries it out, and restarts with it.
 
-Code that cannot be loaded replaces nothing: the worker goes on with the old code, logs the error and its
+Code that cannot be loaded replaces nothing: the worker continues with the old code, logs the error and its
 place, and waits for the next change.
 """
 
@@ -68,6 +68,7 @@ class SourceWatch:
         for path in autoreload.iter_all_python_module_files():
             try:
                 found[path] = path.stat().st_mtime_ns
+            # The file was deleted, or is being replaced by an editor.
             except OSError:
                 continue
         return found

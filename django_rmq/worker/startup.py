@@ -26,7 +26,7 @@ NAMED = 10
 """The number of topics that are named in one line of the log."""
 
 READY = "Consuming "
-"""How the line begins that says what is consumed."""
+"""The beginning of the log line that lists what is consumed."""
 
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
@@ -119,6 +119,7 @@ class Preparation:
         """Raises what ``check_start`` does."""
         try:
             self._topics[:] = check_start(self._topics)
+        # An orchestrator may start the worker before its server. Ending would make it pause longer with each attempt.
         except ServerUnavailable as error:
             if not self._waits:
                 raise

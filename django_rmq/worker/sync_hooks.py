@@ -1,7 +1,7 @@
-"""What Django does around each request, around each call of a listener: connections, transactions, language, queries.
+"""Hooks around listeners that do what Django does around requests: connections, transactions, language, queries.
 
-Synchronous code in async listeners has a thread for each call, and that thread's database connections. This is what
-Django does for each request under ASGI: ``sync_to_async`` runs what is thread-sensitive, and so the ORM, in one thread per
+Synchronous code in async listeners has a thread for each call, and that thread's database connections. So does
+Django for each request under ASGI: ``sync_to_async`` runs what is thread-sensitive, and so the ORM, in one thread per
 call, so that calls that overlap share no connection. A call that needs no such thread starts none. Unlike a request's, a
 thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps connections open.
 """
@@ -36,7 +36,7 @@ class SyncThreads:
         """Each stands for a thread that no call uses, or that was never started."""
 
     def around(self, topic: Topic, function: Coroutine) -> Coroutine:
-        """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+        """Return the function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
         watched, name = announcements.around_async(topic, function), listener_registry.name_of(topic.name)
 
         async def call(argument: Any) -> Any:
@@ -60,7 +60,8 @@ class SyncThreads:
         try:
             left: list[str] | None = await _run_in(thread, _end_call)
         except asyncio.CancelledError:
-            _end(thread)  # its code still runs, and the next call would wait for that
+            # The call was cancelled again while its code runs in the thread. The next call would wait for that code.
+            _end(thread)
             raise
         self._idle.append(thread)
         return left or []
@@ -73,7 +74,7 @@ class SyncThreads:
 
 
 def _executor_of(thread: ThreadSensitiveContext) -> Executor | None:
-    """Return what runs the code of a thread. None: there was none to run."""
+    """Return the executor that runs the code of a thread; None if there was no code to run."""
     return SyncToAsync.context_to_thread_executor.get(thread)
 
 
@@ -86,7 +87,7 @@ def _end(thread: ThreadSensitiveContext) -> None:
 
 
 def hooks() -> Hooks:
-    """Return what Django needs around listeners of both kinds."""
+    """Return the hooks that Django needs around listeners of both kinds."""
     threads = SyncThreads()
     return Hooks(
         before=_begin_batch,
@@ -106,7 +107,7 @@ def _begin_batch() -> None:
 
 
 def _around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a thread calls in place of ``function``, a listener of ``topic``."""
+    """Return the function that a thread calls in place of ``function``, a listener of ``topic``."""
     isolated = transactions.isolated(
         listener_registry.name_of(topic.name), announcements.around(topic, function)
     )
@@ -133,7 +134,7 @@ def _end_call() -> list[str]:
 
 
 async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], Any]) -> Any:
-    """Call a function in the thread that has the connections of a call. None: there is no thread."""
+    """Call a function in the thread that has the connections of a call. Return None if the call has no thread."""
     executor = _executor_of(thread)
     return None if executor is None else await asyncio.get_running_loop().run_in_executor(executor, function)
 

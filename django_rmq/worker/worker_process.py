@@ -1,6 +1,7 @@
 """The worker of one process: a dispatcher with Django's hooks, made from the settings, and its periodic checks.
 
-Processes: the children of a supervisor, and what their parent does when one has died.
+``run_child`` runs it as a child of a supervisor. ``supervise`` makes that supervisor, which settles the messages of a child
+that died. How processes are started, watched and replaced is the part of ``core.consumer.supervisor``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ START_SECONDS = 0.5
 
 
 def before_fork() -> None:
-    """Close what processes must not share."""
+    """Close the connections, which processes must not share."""
     databases.close_all()
     connections.close()
 
@@ -80,12 +81,14 @@ def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedPro
     invoke.handle_signal(signal.SIGTERM, ask)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     try:
+        # A signal that was blocked since before the fork arrives when it is unblocked.
         if asked:
             return RECYCLE
         worker = _begun(topics, options, notes, parent, asked)
         if worker is None:
             return RECYCLE
         working.append(worker)
+        # The signal may have come before the handler had a worker to stop.
         if asked:
             return RECYCLE
         return worker.run()
@@ -101,12 +104,13 @@ def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedPro
 def _begun(
     topics: Iterable[Topic], options: ProcessOptions, notes: SharedProgress, parent: int, asked: list[int]
 ) -> WorkerProcess | None:
-    """Return a worker as soon as Redis (or the coordinator) answers. None: it was told to end before that."""
+    """Return a worker as soon as Redis (or the coordinator) answers, or None if a signal or the end of the parent came first."""
     complain = LogThrottle(logger)
     while not asked and os.getppid() == parent:
         try:
             return WorkerProcess(topics, options, notes=notes, parent=parent)
         except ServerTrouble as error:
+            # The process waits for its server itself. Its beats keep the watchdog from killing it.
             complain("server", "A worker process is waiting for its server (%s)", error)
             notes.beat(0, False)
             time.sleep(START_SECONDS)
@@ -114,7 +118,7 @@ def _begun(
 
 
 def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
-    """Settle the messages that a dead process had in hand; return how many were given back."""
+    """Settle the messages that a dead process had in flight; return how many were given back."""
     try:
         broker = connections.get_broker("coordinator")
         served = [connections.present(topic) for topic in topics]
@@ -122,6 +126,7 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
         return_permits(broker, served, notes.owner)
     finally:
         try:
+            # Also if settling failed: other workers then take over the slots now instead of when the session expires.
             connections.end_session(notes.owner, notes.token)
         except ServerTrouble as error:
             logger.warning(
@@ -134,7 +139,7 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
 
 
 def _log_settled(settled: RecoveryResult) -> None:
-    """Log which messages a dead process had in hand: what it was running may have killed it."""
+    """Log which messages a dead process had in flight: those that it was running may have killed it."""
     if done := settled.count("committed"):
         logger.info(
             "Committed %d messages that a dead process had finished",
@@ -191,10 +196,10 @@ LOOK_SECONDS = 0.5
 """Seconds between two checks of the parent process, the memory in use and the coordinator."""
 
 FULL_SECONDS = 10.0
-"""Seconds without room for a topic after which other workers should own its slots."""
+"""Seconds without capacity for a topic after which other workers should own its slots."""
 
 STUCK_SECONDS = 60.0
-"""Seconds without room for a topic after which a worker is not ready."""
+"""Seconds without capacity for a topic after which a worker is not ready."""
 
 DEFINITIONS_SECONDS = 30.0
 """Seconds between two checks whether Redis still has the definitions of topics."""
@@ -246,7 +251,7 @@ class WorkerProcess:
         self._next_look = 0.0
         self._settled_at = float("-inf")
         self._is_stuck = False
-        """Whether it has had no room for a topic for long."""
+        """Whether it has had no capacity for a topic for long."""
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
         self._reporter = announcements.Reporter()
@@ -336,7 +341,7 @@ class WorkerProcess:
         return relay.duties() if self._config.uses_outbox else []
 
     def run(self) -> int:
-        """Join, work until told to stop or done, leave; return one of the ends of ``notes``."""
+        """Join the other workers, work until stopped or done, and leave; return one of the ends of ``notes``."""
         self._beat()
         collect_less()
         self.coordinator.start()
@@ -393,18 +398,20 @@ class WorkerProcess:
                 self.coordinator.announce(topics=self._served)
                 logger.info("The slot count of a topic has changed", extra={"rmq_event": "moved"})
         except RmqError:
+            # The next check tries again.
             self._moved = True
 
     def _leave(self) -> None:
-        """Let other workers take the slots while this one settles what is in hand."""
+        """Let other workers take the slots while this one settles its deliveries."""
         if self._leaving is None:
+            # The server of the coordinator may be unavailable, and must not keep the dispatcher from settling.
             self._leaving = threading.Thread(
                 target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
             )
             self._leaving.start()
 
     def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
-        """Return the slots that only this worker looks after: its own, or its share of those without an owner."""
+        """Return the slots that only this worker looks after: those that it owns, or its share of slots without owners."""
         me = self.dispatcher.owner
         if topic.serial and topic.name in self.dispatcher.topics:
             return self.coordinator.owned().get(topic.name, ())
@@ -444,6 +451,7 @@ class WorkerProcess:
         self._next_look = now + LOOK_SECONDS
         if self._moved:
             self._follow()
+        # No one would replace this process, or settle its messages after its death.
         if self._parent is not None and os.getppid() != self._parent:
             logger.error("The parent process has died; stopping", extra={"rmq_event": "orphaned"})
             self._parent = None

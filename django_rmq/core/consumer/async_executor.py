@@ -1,7 +1,10 @@
 """The event loop of a worker, in a thread of its own, and the batches of async listeners that run in it at the same time.
 
-An executor thread writes its marks into a ring. In the loop batches end in any order, so a batch that runs for long would
-find others in its place of a ring. Therefore each batch has a cell of its own.
+Coroutines wait without a thread, so one loop runs as many calls of a topic as its CONCURRENCY. The loop has the interface
+of an executor thread, so that the dispatcher commits, gives back and replaces in the same way.
+
+An executor thread records its progress in a ring. In the loop batches end in any order, so in a ring others would overwrite
+the record of a batch that runs for long. Therefore each message has a cell of its own (``ProgressCells``).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ TICK_SECONDS = 0.25
 
 
 class LoopLag:
-    """Beats in a loop. Other threads may ask it anything."""
+    """Measures for how long an event loop is blocked. Other threads may call ``silent`` and ``blocked_for``."""
 
     def __init__(self) -> None:
         self.ticked = uptime()
@@ -60,7 +63,8 @@ class LoopLag:
     def blocked_for(self, task: asyncio.Task[Any] | None) -> float:
         """Return the seconds so far in which the loop was blocked for a call.
 
-        A block that goes on counts only if another call is the cause. A task that a listener has started may be anybody's.
+        A block that lasts counts only if another call is its cause. It is unknown to which call a task belongs that a listener
+        has started, so its blocks do not count before they end.
         """
         blocked, late, ticked = self.blocked, self.silent() - TICK_SECONDS, self.ticked
         if late <= 0 or self._loop is None:
@@ -84,9 +88,9 @@ class FairQueue:
         self._running: Counter[str] = Counter()
         """Topic -> the number of batches that run."""
         self._ready: defaultdict[str, list[Batch]] = defaultdict(list)
-        """Topic -> batches that wait until fewer run, at most one of each serial slot."""
+        """Topic -> batches that wait until fewer batches run, at most one of each serial slot."""
         self._behind: dict[Any, deque[Batch]] = {}
-        """Serial slot -> batches that wait for the one that runs or is ready. No entry: there is none."""
+        """Serial slot -> batches that wait for the one that runs or is ready; a slot without such a batch has no entry."""
 
     def __bool__(self) -> bool:
         """Return whether any batch waits."""
@@ -122,7 +126,7 @@ class FairQueue:
         self._next_of_slot(batch)
 
     def remove(self, batch: Batch) -> bool:
-        """Remove a batch that waits. False: it does not."""
+        """Remove a batch that waits; return whether it did."""
         ready, behind = self._ready[batch.topic.name], self._behind.get(batch.state, ())
         if batch in ready:
             ready.remove(batch)
@@ -158,7 +162,7 @@ class Taken:
             recorded[place] = state
 
     def end(self) -> None:
-        """Let others have the cells. What they hold stays until all other cells were used."""
+        """Free the cells. Their contents stay until all other cells were used, because the messages may not be settled yet."""
         self._cells.free(self._places)
 
 
@@ -172,7 +176,7 @@ class ProgressCells:
         self._free = deque(range(MARKS if marks is not None else 0))
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> Taken:
-        """Record which messages are next, and return their cells: none if there are too few."""
+        """Record which messages are next, and return their cells; if too few are free, nothing is recorded."""
         if self._marks is None or len(self._free) < len(members):
             return Taken(self, [])
         places = [self._free.popleft() for _ in members]  # rule: shares_cells
@@ -181,7 +185,7 @@ class ProgressCells:
         return Taken(self, places)
 
     def free(self, places: list[int]) -> None:
-        """Let others have these cells."""
+        """Let other batches use these cells."""
         self._free.extend(places)
 
 
@@ -200,7 +204,7 @@ class AsyncBatch:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
         self._stopped_by: set[str] = set()
-        """Why it was cancelled. Each reason counts once, so that nothing disturbs what it does at its end."""
+        """The reasons for which it was cancelled. Each counts once, so that a coroutine that cleans up is not cancelled again."""
         self._pulse, self._blocked_before = pulse, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
@@ -212,13 +216,13 @@ class AsyncBatch:
         members = [message.delivery.member for message in batch.messages]
         self._taken = cells.take(batch.topic.name, batch.state.slot, batch.receipt, members)
         self._tally, self._flushed = BatchResults(batch), uptime()
-        # Many batches that report often would keep Redis from handing out messages.
+        # Many batches that report often would keep Redis busy with acknowledgements.
         self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
         waits_for_better = batch.topic.is_priority or not batch.topic.serial
         self._patience = self._flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
 
     def end(self) -> None:
-        """Let others have what the batch needed."""
+        """Free the cells of the batch."""
         self._taken.end()
 
     def blocked(self) -> float:
@@ -273,9 +277,13 @@ class AsyncBatch:
         batch = self._batch
         # Messages of a list that failed have begun: they are settled one by one, however long that takes.
         is_again = at < batch.begun
+        # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse: no message is given back and
+        # begun.
         batch.begun = max(batch.begun, end)
+        # If the process was paused or the loop blocked, the time-out is soon over, and another worker may get the message.
         if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:  # rule: begins_late_in_the_loop
             return False
+        # This worker no longer holds a message of a strict slot, so none behind it may begin.
         if batch.topic.is_strict and batch.stale:
             return False
         # rule: begins_after_the_stop
@@ -314,7 +322,7 @@ class AsyncBatch:
         return current is None or current.cancelling() > 0
 
     def _report(self, rest: list[Message] | None) -> None:
-        """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
         tally = self._tally
         committed = tally.committed
         self._mailbox.put(tally.slice(rest))
@@ -407,7 +415,7 @@ class AsyncExecutor(threading.Thread):
         self._wake()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take a batch out of the queue. False: it runs already."""
+        """Take a batch out of the queue; return whether it was there. Otherwise it runs already."""
         with self._lock:
             return self._turns.remove(batch)
 
@@ -425,7 +433,7 @@ class AsyncExecutor(threading.Thread):
         return self.hangs
 
     def blocked_seconds(self) -> float:
-        """Return for how long something has blocked the loop. 0: nothing does, or it does not run yet."""
+        """Return for how long something has blocked the loop, or 0, also if it does not run yet."""
         silent = self._pulse.silent()
         return silent if silent >= BLOCKED_SECONDS and self._loop is not None else 0.0
 
@@ -451,6 +459,8 @@ class AsyncExecutor(threading.Thread):
 
     def _wake(self) -> None:
         with self._lock:
+            # A loop that does not run yet will begin with the queue, one that was woken looks into it soon, and one that has
+            # ended begins nothing.
             if self._loop is None or self._is_woken or self._loop.is_closed():
                 return
             self._is_woken = True
@@ -481,9 +491,10 @@ class AsyncExecutor(threading.Thread):
         return not (self._turns or self._running)
 
     def _begin(self) -> None:
-        """Begin as many batches as may run, and end the loop if it is told to and nothing is left."""
+        """Begin as many batches as may run, and end the loop if it is to stop and nothing is left."""
         with self._lock:
             self._is_woken = False
+            # A loop that hung has a successor. If its block ends after all, it begins nothing more.
             begun = [] if self.hangs or self._is_over else self._turns.take()
         for batch in begun:
             self._start(batch)
@@ -526,15 +537,18 @@ class AsyncExecutor(threading.Thread):
     def _close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel what listeners have left running, and close the loop."""
         self._is_over = True
+        # A batch whose call is cancelled below must not begin its next message.
         for batch in self._running:
             batch.halted = batch.dropped = True
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
         if left:
+            # A task may suppress its cancellation, so the loop does not wait for long.
             loop.run_until_complete(asyncio.wait(left, timeout=1.0))
         loop.run_until_complete(loop.shutdown_asyncgens())
         with self._lock:
+            # Another thread may be about to wake the loop, which fails in a closed one, so both hold the lock.
             asyncio.set_event_loop(None)
             loop.close()
 

@@ -1,6 +1,8 @@
-"""What a worker fetches next: one round trip settles what has ended and prepares due slots, and its answers are processed.
+"""Fetching: which slots a worker prepares next, the round trips that do it, and what happens with the answers.
 
-Slots of which nothing is known are polled; what has timed out in topics of nobody is ended.
+One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Sleeping slots are polled,
+because a wake-up may be lost (``DuePoll``). Time-outs in topics that the worker does not serve are ended
+(``TimeoutReaper``). Passing the messages to executors is the part of ``executor_pool``.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Sleeping = tuple[int, SlotState | None]
 
 
 class DuePoll:
-    """The slow poll of one worker."""
+    """The slow poll: asks Redis when sleeping slots are due, because a wake-up may be lost and a plain ZADD sends none."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class DuePoll:
         self.due, self._hurries, self._round = 0.0, True, None
 
     def poll(self) -> None:
-        """Ask for the next due times of sleeping slots. Raises trouble that concerns the whole server."""
+        """Ask for the next due times of sleeping slots. Raises an error that concerns the whole server."""
         before = time.monotonic()
         server = self._broker.now_ms()
         self._schedule.clock.note(before, server, time.monotonic())
@@ -102,6 +104,8 @@ class DuePoll:
             if isinstance(error, RmqError):
                 trouble = self._slot_errors.of(state, error) or trouble
         if untaken:
+            # The coordinator may be unavailable. If nobody takes from a slot for the length of a time-out, this worker acquires
+            # it again.
             for state in self._acquirer.fenced_slots.left_alone(untaken):
                 self._acquirer.acquire_fenced(state)
         if trouble is not None:
@@ -158,7 +162,7 @@ class DuePoll:
 
 
 IN_HAND = 20_000
-"""The maximum number of messages that one process has in hand."""
+"""The maximum number of messages in flight in one process."""
 
 TURN = 512
 """The maximum number of slots prepared in one round trip."""
@@ -200,7 +204,7 @@ class FetchPlan:
     def burden(self, thread: int, seconds: float) -> None:
         """Add to the work of a thread.
 
-        It is unknown how many messages a slot will hand out. Half the limit keeps many slots from flooding one
+        It is unknown how many messages a slot will return. Half the limit keeps many slots from flooding one
         thread.
         """
         self.load[thread] += seconds
@@ -217,7 +221,7 @@ class FetchPlan:
 
 
 class FetchPlanner:
-    """Asks for as many messages as there is room for, as ``owner``."""
+    """Asks Redis for as many messages as the worker ``owner`` has capacity for."""
 
     def __init__(
         self,
@@ -261,6 +265,7 @@ class FetchPlanner:
                 parked.append(state)
                 continue
             thread = capacity.thread_for(state, asked.load)
+            # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
@@ -298,7 +303,7 @@ class FetchPlanner:
         return min(asked.load[: self._capacity.threads], default=0.0) > 2 * WORK_SECONDS
 
     def _limit(self, topic: Topic, left: int, asked: FetchPlan, coming: FetchPlan | None) -> int:
-        """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
+        """Return how many messages the next prepare of a topic may return, or 0 if the topic's limits leave no room."""
         capacity, taken = self._capacity, asked.of_topic[topic.name]
         limit = min(capacity.limit(topic), left - asked.messages)
         if topic.name in capacity.async_capacity and not topic.serial:
@@ -316,7 +321,7 @@ class FetchPlanner:
         return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.partitions)
 
     def ask_limits(self) -> bool:
-        """Request room for slots that wait for it; return whether any of them got some."""
+        """Request permits and deliveries for slots that wait for them; return whether any of them got some."""
         if not self._capacity.is_limited:
             return False
         parked = self._schedule.parked
@@ -378,6 +383,7 @@ class RoundTrips:
                 return self._planner.ask_limits()
             if self._planner.has_more:
                 return True
+            # No further slot waits, so no other trip could be packed while this one is under way.
             round_trip, self.under_way = sent, None
         self.receive(round_trip)
         # Not earlier: a message that has ended is in flight for all others until Redis has received that.
@@ -385,7 +391,7 @@ class RoundTrips:
         return True
 
     def send(self, *, takes: bool = True) -> RoundTrip | None:
-        """Send what is to be settled and, if it ``takes``, what is asked. None: nothing."""
+        """Send acknowledgements and, if it ``takes``, prepares. Return the trip, or None if there is nothing to send."""
         pipeline = self._broker.pipeline()
         told, parts = self._acks.queue(pipeline)
         coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
@@ -400,15 +406,17 @@ class RoundTrips:
         try:
             pipeline.send()
         except ServerTrouble:
+            # The connection broke while it was written to. Redis may have executed the calls, so their answers count as lost.
             self.lost(round_trip)
             raise
         return round_trip
 
     def receive(self, round_trip: RoundTrip) -> None:
-        """Wait for the answer to a trip, and process it. Raises trouble that concerns more than one slot."""
+        """Wait for the answer to a trip, and process it. Raises an error that concerns more than one slot."""
         try:
             round_trip.pipeline.receive()
         except ServerTrouble:
+            # The connection broke before the answer, and Redis may have executed all of the calls or none.
             self.lost(round_trip)
             raise
         self._granted.answered(round_trip.asked.bytes)
@@ -425,7 +433,7 @@ class RoundTrips:
             self.receive(round_trip)
 
     def lost(self, round_trip: RoundTrip) -> None:
-        """Send again what was sent, and ask what was handed out, because the answer to a trip was lost."""
+        """Queue the acknowledgements of a trip again whose answer was lost, and have Redis asked which messages it delivered."""
         self._granted.answered(round_trip.asked.bytes)
         for state in round_trip.asked.states:
             self._replies.lost(state)
@@ -467,7 +475,8 @@ class FetchReplies:
         self._table.forget(state)
 
     def prepared(self, state: SlotState, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
-        """Process the answer of a prepare; return trouble that concerns more than this slot."""
+        """Process the answer of a prepare; return an error that concerns more than this slot."""
+        # The slot was lost or paused while the answer was under way, so the messages in it are given back.
         recalled = state.recalled or not state.owned
         state.asked = state.recalled = False
         trouble = None
@@ -485,6 +494,7 @@ class FetchReplies:
                 self._schedule.ready(state)
             else:
                 self._take(state, reply, at)
+        # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
         if state.again:
             state.again = False
             self._schedule.ready(state)
@@ -492,7 +502,7 @@ class FetchReplies:
         return trouble
 
     def _take(self, state: SlotState, reply: Prepared, at: float) -> None:
-        """Process messages that were handed out."""
+        """Pass delivered messages to executors."""
         topic, receipt, deliveries = state.topic, reply.receipt, reply.deliveries
         # rule: takes_the_time_out_of_the_topic
         start = partial(
@@ -521,7 +531,7 @@ class FetchReplies:
         self._schedule.ready(state)
 
     def _nothing(self, state: SlotState, reply: Prepared) -> None:
-        """Continue with a slot that handed out nothing."""
+        """Continue with a slot whose prepare returned no messages."""
         if reply.status == "more":
             state.cursor = reply.cursor
             self._schedule.ready(state)
@@ -529,6 +539,7 @@ class FetchReplies:
             self._schedule.pause(state, reply.next_due, is_paused=reply.status == "paused")
         elif reply.status == "fenced":
             self._acquirer.fenced(state)
+            # Another worker has acquired the slot. It can take these messages at once instead of waiting for their time-out.
             self._router.give_back_slot(state)  # rule: keeps_what_it_was_fenced_from
         elif reply.status == "moved":
             self._moved(state, reply.slots)
@@ -545,6 +556,7 @@ class FetchReplies:
             self._on_moved(state.topic.name)
             self._schedule.ready(state)
             return
+        # Without a callback nobody would load the new definition, so the worker settles what is in flight and ends.
         self._shutdown.moved = SlotMoved(
             f"topic {state.topic.name} no longer has {state.topic.slots} slots; restart the worker to "
             "load the current definition"
@@ -563,7 +575,7 @@ STEPS = 8
 
 
 class TimeoutReaper:
-    """Sweeps ``topics``."""
+    """Ends deliveries and claims that have timed out in ``topics``, which this worker does not serve, and perhaps none does."""
 
     def __init__(self, broker: Broker, topics: Iterable[Topic], complain: LogThrottle) -> None:
         self._broker = broker

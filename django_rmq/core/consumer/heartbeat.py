@@ -1,6 +1,6 @@
-"""The threads beside the dispatcher: the heartbeat, the subscription to wake-ups, and the watchdog of both.
+"""The background threads of a worker: the heartbeat, and the subscriber to wake-ups. The watchdog replaces dead ones.
 
-The heartbeat extends what is in flight while it makes progress, and reports listeners that run too long. It runs in a
+The heartbeat extends deliveries in flight while their listeners run, and reports listeners that run too long. It runs in a
 separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
 batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. Redis answers each extension with
 what was cancelled meanwhile.
@@ -52,7 +52,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks."""
 
 GIVE_UP_SECONDS = 10.0
-"""Seconds for which a worker goes on that has lost a thread and cannot start another one."""
+"""Seconds for which a worker continues that has lost a thread and cannot start another one."""
 
 
 class ThreadLost(RuntimeError):
@@ -105,7 +105,7 @@ class Watchdog:
         self._posts.append(_Post(name, is_manned, replace))
 
     def look(self) -> None:
-        """Replace what has died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
+        """Replace threads that have died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
         now = time.monotonic()
         self.due = now + LOOK_SECONDS
         failed: Exception | None = None
@@ -120,6 +120,7 @@ class Watchdog:
                     extra={"rmq_event": "thread_replaced", "rmq_thread": post.name},
                 )
             except Exception as error:
+                # The process may have reached its limit of threads or memory for a moment, so the next check tries again.
                 failed = error
                 logger.exception(
                     "The %s thread has stopped working and cannot be replaced; trying again",
@@ -140,11 +141,12 @@ GRACE_SECONDS = 5.0
 """Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""
 
 NEWS_SECONDS = 60.0
-"""Seconds for which news is kept. A batch that was taken before it came may get into hand only after it."""
+"""Seconds for which a notice that something of a slot was cancelled is remembered. A batch that contains the message may be
+registered only after the notice arrived."""
 
 
 class Heartbeat(threading.Thread):
-    """Extends every batch in hand when a third of its time-out has passed.
+    """Extends every batch in flight when a third of its time-out has passed.
 
     ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
     run longer than MAX_RUNTIME, ``unending`` for one that only the end of the process can end.
@@ -170,9 +172,9 @@ class Heartbeat(threading.Thread):
         self._stopped = False
         self._woken = threading.Event()
         self._news: dict[tuple[str, int], float] = {}
-        """Slots of which something in flight was cancelled, and the ``uptime`` of the latest news of it."""
+        """Slots of which a message in flight was cancelled -> the ``uptime`` of the latest notice."""
         self._doubted_at = float("-inf")
-        """The ``uptime`` at which such news may have been lost."""
+        """The latest ``uptime`` at which such a notice may have been lost."""
         self._complain = LogThrottle(logger)
 
     def stop(self) -> None:
@@ -181,12 +183,12 @@ class Heartbeat(threading.Thread):
         self._woken.set()
 
     def look_again(self, topic: str, slot: int) -> None:
-        """Extend what is in hand of a slot at once: the answer says what was cancelled."""
+        """Extend the deliveries of a slot at once: the answer says which messages were cancelled."""
         self._news[topic, slot] = uptime()
         self._woken.set()
 
     def look_everywhere(self) -> None:
-        """Extend everything in hand at once, because the news that something was cancelled may be lost."""
+        """Extend all deliveries at once, because a notice that something was cancelled may be lost."""
         self._doubted_at = uptime()
         self._woken.set()
 
@@ -202,7 +204,7 @@ class Heartbeat(threading.Thread):
                 self._complain("beat", "A heartbeat failed; the worker tries again: %s", error, exc_info=True)
 
     def beat(self) -> None:
-        """Extend what needs it, and abandon what has run too long."""
+        """Extend the batches whose time-out or notice asks for it, and abandon those whose listener runs too long."""
         now = uptime()
         for told, at in list(self._news.items()):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
@@ -210,8 +212,10 @@ class Heartbeat(threading.Thread):
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
+            # No one works on the batch of a dead thread. What it had begun times out, and the dispatcher gives back the rest.
             if thread is not None and not thread.is_alive():  # rule: extends_for_dead_threads
                 continue
+            # A message may have a shorter time-out than its topic.
             self._pause = min(self._pause, batch.timeout / 12)
             since = batch.running_since
             if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
@@ -229,17 +233,19 @@ class Heartbeat(threading.Thread):
                 self._complain("redis", f"Cannot extend the time-outs of {len(due)} batches: %s", error)
 
     def _is_asked(self, batch: Batch) -> bool:
-        """Return whether something of the batch may be cancelled that Redis did not know when it confirmed the batch."""
+        """Return whether a message of the batch may have been cancelled since Redis confirmed the batch."""
         # rule: asks_nothing_when_something_is_cancelled
         told_at = self._news.get((batch.topic.name, batch.state.slot), 0.0)
         # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
 
     def _extend(self, due: list[Batch]) -> None:
+        # The clock is read before the calls, because a time-out starts again when Redis executes them, not when it answers.
         at = uptime()
         sent = [(batch, members) for batch in due if (members := batch.in_flight())]
         calls = [ack.extend(batch.topic, batch.state.slot, batch.receipt, members) for batch, members in sent]
         for (batch, members), words in zip(sent, run_all(self._broker, calls), strict=True):
+            # ``confirmed`` stays as it is, so the next beat tries again, and nothing begins once half of the time-out is over.
             if isinstance(words, RmqError):
                 self._complain(
                     batch.topic.name,
@@ -279,6 +285,7 @@ class Heartbeat(threading.Thread):
                     "rmq_slot": batch.state.slot,
                 },
             )
+        # A coroutine may suppress its cancellation. Like a thread, it then ends only with the process.
         # rule: waits_for_coroutines_that_do_not_end
         elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
@@ -337,6 +344,7 @@ class WakeupSubscriber(threading.Thread):
         while not self._stopped.is_set():
             wakeups = None
             try:
+                # The flag is cleared before the subscription is made, so that a renewal requested meanwhile is not overlooked.
                 self._renewed.clear()
                 wakeups = self._broker.wakeups(self._topics)
                 self.subscribed.set()
@@ -360,7 +368,7 @@ class WakeupSubscriber(threading.Thread):
 
 
 class BackgroundThreads:
-    """Both threads put what they find into ``mailbox``. ``watchdog`` replaces them."""
+    """The heartbeat and the subscriber of one worker, which report to ``mailbox``. ``watchdog`` replaces them if they die."""
 
     def __init__(
         self,
@@ -407,6 +415,7 @@ class BackgroundThreads:
         def unending(batch: Batch) -> None:
             self._mailbox.queue.put(Unending(batch))
 
+        # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
         in_hand = self._in_flight.batches
         return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
 
@@ -414,11 +423,13 @@ class BackgroundThreads:
         def woken(topic: str, told: int) -> None:
             what, slot = read(told)
             if what == "look_again":
+                # The heartbeat may have been replaced since, so its present thread is looked up for each notice.
                 self._heartbeat.thread.look_again(topic, slot)
             else:
                 self._mailbox.queue.put(Wake(topic, told))
 
         def subscribed() -> None:
+            # Redis keeps no notices for a client without a subscription, so wake-ups and cancellations may have been lost.
             self._mailbox.queue.put(Resubscribed())
             self._heartbeat.thread.look_everywhere()
 

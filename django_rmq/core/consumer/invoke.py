@@ -1,7 +1,7 @@
 """Runs a listener for messages, one by one or in lists, in a thread or in the event loop, and determines their outcomes.
 
 A process that a listener has forked is a copy of a worker. It ends when the listener returns in it, because it would
-process the batch again.
+process the batch again. Which messages may begin, and who reports the outcomes, is decided by the executors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
 
 
 forking: threading.Thread | None = None
-"""In a process that a listener has forked: the thread that did it, which is the only thread there."""
+"""In a process that a listener has forked: the thread that forked, which is the only thread there; else None."""
 
 
 _watched: list[type[threading.Thread]] = []
@@ -67,7 +67,7 @@ _handled: set[int] = set()
 def handle_signal(number: int, handler: Any) -> Any:
     """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
 
-    A child process of a listener would otherwise take SIGTERM for the end of a worker, and go on.
+    Otherwise a SIGTERM to a child process of a listener would call the handler of a worker, and not end the process.
     """
     _handled.add(number)
     return signal.signal(number, handler)
@@ -170,6 +170,7 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
     SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
     """
     try:
+        # The message was cancelled after its delivery and before its call.
         if message.stopped:
             raise Cancelled
         try:
@@ -179,6 +180,7 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
         try:
             returned = function(argument)
         finally:
+            # If the listener has forked, the child returns here as well, and must not continue with the batch.
             if forking is not None:
                 end_copy()
         if returned is not None:
@@ -193,7 +195,7 @@ class CallGroup:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.readable: list[Message] = []
-        """What the listener gets."""
+        """The messages with which the listener is called."""
         self._unreadable: list[tuple[Message, BaseException]] = []
         for message in messages:
             if message.stopped:
@@ -214,7 +216,7 @@ class CallGroup:
         return [(message, failure_of(message, error)) for message, error in self._unreadable]
 
     def returned(self, returned: Any) -> list[Outcome] | None:
-        """Return the outcomes. None: the list failed as a whole. May raise ``TypeError``."""
+        """Return the outcomes, or None if the list failed as a whole. May raise ``TypeError``."""
         if returned is False:
             self._failed("returned False")
             return None
@@ -230,11 +232,13 @@ class CallGroup:
     def _failed(self, why: str) -> None:
         failures.batch_failed(self.readable[0].topic, len(self.readable), why)
         for message in self.readable:
+            # The listener may have called ``retry`` or ``reject`` before it failed. Each message gets its outcome in a call of
+            # its own.
             message.outcome = None
 
 
 def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[Outcome] | None:
-    """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    """Call a batch listener. Return None if it failed as a whole, because it is unknown which message caused that."""
     if len(messages) == 1:
         return [(messages[0], call_one(function, messages[0], list(messages)))]
     group = CallGroup(messages)
@@ -261,8 +265,8 @@ def holds(failure: Failure | None) -> bool:
 def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
     """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
 
-    What is behind it goes back uncharged, even if the list was called with it: no later message may succeed
-    before that one. Such messages may have no outcome at all.
+    The messages behind it are given back without using a retry, even if the listener was called with them: no later
+    message may succeed before that one. Such messages may have no outcome at all.
     """
     of = {id(message): (message, failure) for message, failure in outcomes}
     kept: list[Outcome] = []
@@ -363,7 +367,7 @@ async def await_one(function: Coroutine, message: Message, argument: Any) -> Fai
 
 
 async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
-    """Await a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    """Await a batch listener. Return None if it failed as a whole, because it is unknown which message caused that."""
     if len(messages) == 1:
         return [(messages[0], await await_one(function, messages[0], list(messages)))]
     group = CallGroup(messages)

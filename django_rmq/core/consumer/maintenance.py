@@ -78,7 +78,7 @@ class Maintenance(threading.Thread):
             except StopIteration:
                 continue
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                # All duties fail while their server is unavailable, which is logged as one kind of trouble.
+                # All duties fail while their server is unavailable, which is logged as one kind of error.
                 kind = "server" if isinstance(error, ServerTrouble) else duty
                 self._complain(
                     kind,
@@ -123,6 +123,7 @@ class _Retention:
                 found = self._trim_some(part)
                 trimmed += sum(found)
                 for slot, gone in zip(part, found, strict=True):
+                    # One script deletes a bounded number of messages, so a slot that reached the bound may have more.
                     while gone >= MEMBERS_AT_ONCE:
                         yield 0.01
                         gone = self._broker.run(

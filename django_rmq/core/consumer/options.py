@@ -1,4 +1,4 @@
-"""Terms: the options of a worker, and the callbacks that it informs."""
+"""The options of a worker, and the callbacks by which the layers above follow and direct it. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rmq.core.model.topic import Topic
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The options of a worker. Times in seconds; None: never."""
+    """The options of a worker. Times are in seconds; None means never."""
 
     threads: int = 4
     burst: bool = False
@@ -24,7 +24,7 @@ class WorkerOptions:
     max_messages: int | None = None
     max_idle_time: float | None = None
     swept: Iterable[Topic] = ()
-    """Topics that it does not serve, and perhaps no worker does; it only ends what times out there."""
+    """Topics that it does not serve, and perhaps no worker does; it only ends deliveries that time out there."""
 
 
 class AssignmentCallbacks(NamedTuple):
@@ -38,7 +38,7 @@ class AssignmentCallbacks(NamedTuple):
     """Called once, when nothing more will be taken: other workers may have the slots."""
     on_moved: Callable[[str], None] | None = None
     """Called for a topic with a slot that was given another slot count (often, and from the loop, so it must
-    be quick); the slot is still worked on. Without it the worker settles what is in hand and raises
+    be quick); the slot is still worked on. Without it the worker settles what is in flight and raises
     ``SlotMoved``."""
 
 

@@ -1,7 +1,7 @@
-"""Notes that a worker process keeps in shared memory, which outlives it: its id, its beats, and what its threads run.
+"""Progress: the notes of a worker process in shared memory, which outlives it: its id, its beats, and which messages run.
 
-After a sudden death its parent reads them: it commits what was done, ends what was running as timed out, and
-gives back what had not begun (``settle``).
+After a sudden death its parent reads the notes. It commits the messages that were done, ends those that were running as
+timed out, and gives back those that had not begun (``settle``). Without the notes all of them would wait for their time-out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
 SETTLE_SECONDS = 3.0
-"""Maximum seconds for settling. What is not reached by then is left to its time-out."""
+"""Maximum seconds for settling. The remaining messages become available again after their time-out."""
 
 _AT_ONCE = 64
 """The number of slots asked in one round trip for what is held there."""
@@ -36,8 +36,8 @@ DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, OVERRAN, RECYCLE = 0, 1, 2, 3, 4
 """The meanings of an end that a process announces, which are also its exit code. DONE_FOR_GOOD: it needs no successor.
 FORCED: something was not settled in time. USAGE: a successor would fail too. SERVER: Redis or the coordinator was
 unavailable. WATCHDOG: only of the whole command, the last process that could work hung. OVERRAN: only the end of the
-process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was told to end, or has reached its limit of messages
-or memory, and asks for a successor."""
+process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked to end, or has reached its limit of messages
+or memory, and needs a successor."""
 
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
@@ -79,7 +79,9 @@ class ThreadProgress:
         self._at = 0
 
     def put(self, place: int, topic: str, slot: int, receipt: int, member: bytes) -> None:
-        """Record at ``place`` which message is next there."""
+        """Record at ``place`` which message is next there, as not begun."""
+        # The state is cleared first: if the process is killed in between, the new message does not have the state of the old
+        # one.
         self.states[place] = 0
         self._marks[place] = hash(member) ^ hash((topic, slot, receipt))
 
@@ -90,13 +92,14 @@ class ThreadProgress:
             at = 0
         self._at = at + count
         states = self.states[at : at + count]
+        # The states are cleared before the marks change, because the process may be killed in between.
         states[:] = bytes(count)
         self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
         return states
 
 
 class SharedProgress:
-    """Memory that a child writes and its parent reads. Create it before the fork."""
+    """Shared memory that a child writes and its parent reads. Create it before the fork."""
 
     def __init__(self, threads: int) -> None:
         self.token = uuid4().hex
@@ -117,7 +120,7 @@ class SharedProgress:
 
     @property
     def owner(self) -> str:
-        """The owner id of the child's dispatcher. Empty: it has none yet."""
+        """The owner id of the child's dispatcher; empty before it has one."""
         return self._memory[:_OWNER].rstrip(b"\0").decode()
 
     @owner.setter
@@ -172,6 +175,7 @@ class SharedProgress:
         at = self._words[_CHARGED]
         some = marks[: CHARGES - at]
         self._charged[at : at + len(some)] = memoryview(array("q", some))
+        # The count is written last, because the process may be killed at any time.
         self._words[_CHARGED] = at + len(some)
 
     @property
@@ -185,7 +189,7 @@ class SharedProgress:
 
     @property
     def end(self) -> int | None:
-        """The end that the process has announced. None: if it has ended, it has died, whatever its exit code."""
+        """The end that the process has announced. A process that ends without one has died, whatever its exit code."""
         return self._words[_END] - 1 if self._words[_END] else None
 
     def clear(self) -> None:
@@ -268,7 +272,7 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
 
 
 class _Ends:
-    """How the messages of a dead worker end, by what it has recorded of them."""
+    """Decides how the messages of a dead worker end, by the progress that it has recorded."""
 
     def __init__(self, notes: SharedProgress) -> None:
         self._begun = notes.begun()
@@ -282,6 +286,7 @@ class _Ends:
             return "committed"
         if mark in self._overran:
             return "overran"
+        # A process that ended itself was not killed by the messages beside the one that ran too long, so they use no retry.
         # rule: charges_the_neighbours_of_what_ran_too_long
         return "released" if is_done is None or self._is_replaced else "charged"
 
@@ -294,6 +299,7 @@ def _settle_some(
     told: list[tuple[Ending, int, Sequence[bytes]]] = []
     calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
+        # A slot that cannot be read is left to its time-outs, so that the others are settled.
         if isinstance(first, RmqError) or not first:
             continue
         to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
@@ -315,5 +321,6 @@ def _settle_some(
                 told.append((end, slot, part))
     for (end, slot, sent), words in zip(told, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
+            # A message may have timed out between the question and this call; then another delivery of it may run already.
             ended = [member for member, word in zip(sent, words, strict=True) if word != "stale"]
             settled.add(end, topic.name, slot, ended)

@@ -1,8 +1,8 @@
-"""MAX_RATE and MAX_IN_FLIGHT: what one worker may take of topics that are limited over all workers.
+"""MAX_RATE and MAX_IN_FLIGHT: the share of one worker of the limits that hold over all workers.
 
 Redis holds what is left of each limit (``scripts/limits/allow.lua``): a bucket of deliveries, and permits for
 messages in flight. A worker requests as much as it can use now, gives back what it does not use, and reports
-what it has about once a second, so that the sums are right whichever worker owns which slots.
+its share about once a second, so that the sums are right whichever worker owns which slots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REST_SECONDS = 5.0
 """Seconds for which a topic is left alone if Redis refuses to change its limits."""
 
 RETURN_SECONDS = 1.0
-"""Maximum seconds for finding out what a dead worker still holds."""
+"""Maximum seconds for finding out which messages a dead worker still has in flight."""
 
 HELD_AT_ONCE = 64
 """The number of slots asked for that in one round trip."""
@@ -66,7 +66,7 @@ class RateLimitShare:
         self.ask_at = 0.0
         """Monotonic time before which it is useless to ask for more."""
         self.renew_at = float("inf")
-        """Monotonic time at which to report what this worker has, even if it asks for nothing."""
+        """Monotonic time at which to report the share of this worker, even if it asks for nothing."""
 
     @property
     def room(self) -> int:
@@ -82,7 +82,7 @@ class RateLimitShare:
 class RateLimits:
     """The shares of all limited topics of one worker.
 
-    ``capacity`` returns how many messages of a topic this worker could have in hand at once.
+    ``capacity`` returns how many messages of a topic this worker could have in flight at once.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RateLimits:
         return UNLIMITED if share is None else share.room
 
     def started(self, topic: str, messages: int) -> None:
-        """Record messages that were handed out to this worker."""
+        """Record messages that were delivered to this worker."""
         share = self.shares.get(topic)
         if share is not None:
             share.in_use += messages
@@ -112,7 +112,7 @@ class RateLimits:
                 share.tokens -= messages
 
     def ended(self, topic: str, messages: int, now: float) -> None:
-        """Record messages that are no longer in hand."""
+        """Record messages that are no longer in flight here."""
         share = self.shares.get(topic)
         if share is not None:
             share.in_use -= messages
@@ -143,6 +143,8 @@ class RateLimits:
             try:
                 self._ask(share, slots, unsettled(name), now)
             except RmqError as error:
+                # An unavailable server concerns all topics. A refusal, or a node that does not answer, concerns this topic
+                # alone.
                 if isinstance(error, ServerTrouble) and not isinstance(
                     error, (NodeUnavailable, ServerRefused)
                 ):
@@ -153,6 +155,7 @@ class RateLimits:
 
     def _ask(self, share: RateLimitShare, slots: int, unsettled: int, now: float) -> None:
         topic, capacity = share.topic, self._capacity(share.topic)
+        # A message that has ended here is in flight in Redis, and uses its permit, until its acknowledgement arrives.
         in_use = share.in_use + unsettled
         more = min(capacity, slots * capacity)
         wanted = max(in_use, min(in_use + more, capacity))
@@ -177,6 +180,7 @@ class RateLimits:
         if topic.max_rate:
             share.tokens += allowed.tokens
             if allowed.tokens < tokens:
+                # Workers that wait for the same bucket ask at different moments.
                 share.ask_at = now + max(SHORTEST_WAIT, allowed.wait_us / 1e6) * random.uniform(1.0, 1.1)
             if share.tokens > 0:
                 # Tokens that will not be used soon are given back.
@@ -209,7 +213,7 @@ class RateLimits:
 
 
 def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
-    """Give back what a dead worker held of MAX_IN_FLIGHT, except for what Prepare still holds for it.
+    """Give back the permits of a dead worker, except for those of messages that it still has in flight.
 
     Call this when everything that could be settled was settled. For topics without a gate it is unknown who
     holds what: the permits end with their lease, as they do if there are too many slots to check. Raises
@@ -221,6 +225,7 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
             continue
         in_use = 0
         for start in range(0, topic.slots, HELD_AT_ONCE):
+            # There are too many slots to check, so the permits end with their lease.
             if time.monotonic() > end:
                 return
             calls = [

@@ -1,7 +1,8 @@
 """The slots of a worker: the state of each, when it is due next, and which of them another worker has acquired.
 
-Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot has come
-back meanwhile, and no other worker will ask for its messages.
+Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot belongs to this
+worker again, and no other worker will ask for its messages. This module sends no commands that change a slot; acquiring
+and fetching are the parts of ``acquisition`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ASLEEP: acquired and empty."""
 
 
 class SlotState:
-    """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in hand."""
+    """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in flight."""
 
     __slots__ = (
         "acquired",
@@ -80,7 +81,7 @@ class SlotState:
         self.home = thread
         """Serial topics: the index of the thread that works on this slot unless it is taken."""
         self.thread = thread
-        """Serial topics: the index of the one thread that works on this slot while anything of it is in hand."""
+        """Serial topics: the index of the one thread that works on this slot while anything of it is in flight."""
         self.owned = True
         self.acquired = False
         """Whether its epoch belongs to this worker. Nothing is prepared otherwise."""
@@ -88,19 +89,19 @@ class SlotState:
         self.uncertain = False
         """Whether a prepare of this worker may have run without its answer having arrived."""
         self.expected: int | None = None
-        """How many messages the next prepare is expected to hand out. None: this worker has not asked it yet."""
+        """How many messages the next prepare is expected to return; None before the first one."""
         self.asked = False
         """Whether a prepare of the slot is under way."""
         self.again = False
         """Whether the slot became ready meanwhile; then it is asked again when that prepare is answered."""
         self.recalled = False
-        """Whether what that prepare returns is given back, because the slot was lost or paused meanwhile."""
+        """Whether the messages of that prepare are given back, because the slot was lost or paused meanwhile."""
         self.fenced_at = 0.0
         """The ``uptime`` at which this worker learned that another owner has acquired it. 0: not fenced."""
         self.untaken_since: float | None = None
         """If fenced: since when (monotonic) messages are due that nobody takes."""
         self.due = 0.0
-        """Server time in ms at which to prepare. Infinity: nothing is known to wait."""
+        """Server time in ms at which to prepare; infinity if nothing is known to wait."""
         self.entry = 0
         """The number of its valid entry in the heap. 0: none."""
         self.not_before = 0.0
@@ -132,7 +133,7 @@ class SlotState:
 
 
 class SlotTable:
-    """All slots that this worker owns, by (topic, slot), and those given up of which something is still in hand."""
+    """All slots that this worker owns, by (topic, slot), and those given up of which something is still in flight."""
 
     def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str] = ()) -> None:
         self.awake: dict[tuple[str, int], SlotState] = {}
@@ -162,7 +163,7 @@ class SlotTable:
     # --- one slot
 
     def get(self, topic: str, slot: int) -> SlotState | None:
-        """Return a slot, and make it awake. None: it is not owned, or is to be acquired first."""
+        """Return a slot, and make it awake; None if it is not owned, or is still to be acquired."""
         state = self.awake.get((topic, slot))
         if state is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
             self._sleeping -= 1
@@ -195,7 +196,7 @@ class SlotTable:
             self.slots_of_thread[state.home] -= 1
 
     def forget(self, state: SlotState) -> None:
-        """Drop a slot that is no longer owned once nothing of it is in hand; until then its thread must not change."""
+        """Drop a slot that is no longer owned once nothing of it is in flight; until then its thread must not change."""
         if not (state.owned or state.batches or state.uncertain or state.asked):
             self.drop(state)
 
@@ -282,6 +283,7 @@ class SlotTable:
     def round(self) -> Iterator[tuple[str, int, SlotState | None]]:
         """Yield every slot once, with its object if it has one at that moment."""
         for topic, slot in list(self.awake):
+            # A round takes several polls, and slots come and go in between.
             state = self.awake.get((topic, slot))
             if state is not None:
                 yield topic, slot, state
@@ -298,7 +300,7 @@ milliseconds."""
 
 
 class SlotSchedule:
-    """The schedule of one worker. ``depth`` returns how many batches of a slot may be in hand."""
+    """The schedule of one worker: when to prepare which slot. ``depth`` returns how many batches of one may be in flight."""
 
     def __init__(self, table: SlotTable, depth: Callable[[SlotState], int], poll_seconds: float) -> None:
         self.clock = ServerClock()
@@ -321,6 +323,7 @@ class SlotSchedule:
         state.due = 0.0
         state.entry = 0
         if state.asked:
+            # The prepare under way may have run before the message arrived, so the slot is asked once more after it.
             state.again = True
             return
         if not (state.owned and state.acquired) or state.blocked_by or state.batches >= self._depth(state):
@@ -333,12 +336,13 @@ class SlotSchedule:
             self.waiting[state] = None
 
     def look_at(self, state: SlotState, due: float | None) -> None:
-        """Check ``state`` when the server's clock shows ``due`` (None: nothing is waiting)."""
+        """Check ``state`` when the server's clock shows ``due``, which is None if nothing is waiting."""
         if due is None or not state.owned:
             state.due, state.entry = float("inf"), 0
             return
         state.due, state.entry = due, next(self._entries)
         heapq.heappush(self._heap, (due, state.entry, state))
+        # Earlier entries of a slot stay in the heap and no longer count. They are removed when there are too many.
         if len(self._heap) > 2 * len(self._table.awake) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
             heapq.heapify(self._heap)
@@ -348,6 +352,7 @@ class SlotSchedule:
         now = self.clock.ms()
         while self._heap and self._heap[0][0] <= now:
             _, entry, state = heapq.heappop(self._heap)
+            # Otherwise the slot has got another due time since.
             if entry == state.entry:
                 self.ready(state)
 
@@ -436,6 +441,7 @@ class FencedSlots:
         calls = [fetch.held(state.topic, state.slot, self._owner, 0, 1) for state in untaken]
         now = time.monotonic()
         for state, held in zip(untaken, run_all(self._broker, calls), strict=True):
+            # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
             if held != []:
                 state.untaken_since = None
             elif state.untaken_since is None:

@@ -1,7 +1,8 @@
 """The supervisor: the parent of worker processes. It forks them, replaces those that die, and answers probes.
 
-A child announces in its notes that it ends, and what that means. Then it runs the exit handlers of user code. An end
-without this word is a death, whatever the exit code, because a listener or a library in C may exit with any.
+A child announces in its notes that it ends, and with which meaning. Then it runs the exit handlers of user code. An end
+without an announcement is a death, whatever the exit code, because a listener or a library in C may exit with any.
+The work of a child, and the settling of its messages after a death, are passed in.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 THRESHOLD = 10_000
-"""How many more objects than at the last collection begin the next one. A worker has thousands of messages in hand,
-and the 700 of Python 3.11 would have it look at each of them several times."""
+"""How many more objects than at the last collection begin the next one. A worker has thousands of messages in flight,
+and the collector, with the 700 of Python 3.11, would look at each of them several times."""
 
 
 def collect_less() -> None:
@@ -59,7 +60,7 @@ _MOST, _SECONDS, _BYTES = 64, 5.0, 8192
 
 
 class HealthServer:
-    """A minimal HTTP server.
+    """A minimal HTTP server for probes, in the loop of the supervisor, so that a supervisor that hangs does not answer.
 
     ``address`` is ``host:port``; ``answer`` returns the state for ``live`` or ``ready``, and details.
 
@@ -103,6 +104,8 @@ class HealthServer:
             while True:
                 connection, _ = self._subscriber.accept()
                 if len(self._planner) >= _MOST:
+                    # Clients that connect and send nothing must not keep a probe from connecting, so the oldest connection
+                    # ends.
                     self._end(next(iter(self._planner)))
                 connection.setblocking(False)
                 self._planner[connection] = (time.monotonic() + _SECONDS, b"")
@@ -111,6 +114,7 @@ class HealthServer:
             try:
                 more = connection.recv(_BYTES)
             except BlockingIOError:
+                # The client is too slow: it would keep its place among the connections.
                 if time.monotonic() > until:
                     self._end(connection)
                 continue
@@ -250,7 +254,7 @@ class ChildProcess:
             os._exit(code)
 
     def wait(self) -> int | None:
-        """Return the exit code (negative: the signal) of the ended process. None: it is running, or there is none."""
+        """Return the exit code (negative: the signal) of the ended process; None if it is running, or there is none."""
         if not self.pid:
             return None
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -261,6 +265,7 @@ class ChildProcess:
         is_young = time.monotonic() - self.started < OLD_ENOUGH
         is_clean = self.notes.end in (*CLEAN, OVERRAN)
         self.deaths = 0 if is_clean else self.deaths + 1 if is_young else 1
+        # A child that could not begin without its server must not wait for long once the server is back.
         longest = LONGEST_PAUSE_AWAY if self.notes.end == SERVER else LONGEST_PAUSE
         pause = 0.0 if is_clean else min(longest, FIRST_PAUSE * 2 ** min(self.deaths - 1, 20))
         self.not_before = time.monotonic() + pause
@@ -276,8 +281,9 @@ class ChildProcess:
             self.beaten, self.seen = beaten, now
         if not self.pid or watchdog is None:
             return
+        # The child has announced its end, so it beats no more while its exit handlers run.
         if self.notes.end is not None:
-            watchdog += FINISH_SECONDS + FLUSH_SECONDS  # without a beat, its exit handlers run
+            watchdog += FINISH_SECONDS + FLUSH_SECONDS
         if self.kill_at is not None:
             if now >= self.kill_at:
                 self.send(signal.SIGKILL)
@@ -288,6 +294,7 @@ class ChildProcess:
                 watchdog,
                 extra={"rmq_event": "watchdog", "rmq_pid": self.pid},
             )
+            # The child writes the stacks of its threads before it is killed.
             self.send(signal.SIGUSR1)
             self.kill_at = now + DUMP_SECONDS
 
@@ -312,7 +319,7 @@ def _call_for(seconds: float, function: Callable[[], object]) -> None:
 
 
 def _leave_to_parent() -> None:
-    """Have this child leave alone what modules have made in the parent: temporary directories, and processes.
+    """Have this child leave the temporary directories and processes alone that modules have made in the parent.
 
     At its end it would delete and terminate them, although the parent and the other children still use them.
     """
@@ -549,10 +556,12 @@ class Supervisor:
                         return self._worst
                     for key, _ in selector.select(self._pause()):
                         if key.fd == self._wakeup[0]:
+                            # A signal has written here, so that `select` returns; `_heed` and `_reap` do the rest.
                             os.read(self._wakeup[0], 4096)
                     if self._health is not None:
                         self._health.serve()
             finally:
+                # Children still run here only if an error ends the supervisor. None may outlive it.
                 for child in self._children:
                     if child.pid:
                         child.send(signal.SIGKILL)
@@ -650,15 +659,18 @@ class Supervisor:
                         "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
                     )
                     self._tell(signal.SIGTERM)
+            # A signal during a restart for changed code ends the command.
             elif self._stopping_since is None or self.begin_anew:
                 self.begin_anew = False
                 self._stop()
             else:
+                # This is the second request to stop: listeners are not waited for.
                 logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
                 self._worst = self._worst or FORCED
                 self._tell(signal.SIGKILL)
         if self._stopping_since is not None and self.pids:
             over = time.monotonic() - self._stopping_since - self.shutdown_timeout
+            # A child should have ended by itself, so it hangs.
             if over > OVERTIME_SECONDS:
                 self._worst = self._worst or FORCED
                 self._tell(signal.SIGKILL)
@@ -705,6 +717,7 @@ class Supervisor:
         if end not in CLEAN:
             self._give_back(child, pid)
         was_hung, child.kill_at = child.kill_at is not None, None
+        # No other process works, so the command ends with an exit code of its own instead of replacing this one.
         if was_hung and not self._others_live(child):
             self._worst = WATCHDOG
             self._stop()

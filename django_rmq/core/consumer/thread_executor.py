@@ -1,4 +1,8 @@
-"""The executor threads: each runs batches one after the other and reports the outcomes of their messages."""
+"""The executor threads: each runs batches one after the other and reports the outcomes of their messages.
+
+A thread decides before each call whether its messages may still begin. The call itself is the part of ``invoke``, and a
+thread that hangs is replaced by ``executor_pool``.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +107,7 @@ class ExecutorThread(threading.Thread):
             self._ready.notify()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take a batch out of the queue. False: the thread has it already."""
+        """Take a batch out of the queue; return whether it was there. Otherwise the thread has begun it."""
         with self._ready:
             if batch not in self._queue:
                 return False
@@ -120,6 +124,7 @@ class ExecutorThread(threading.Thread):
         with self._ready:
             while not self._queue and not self._stopping:
                 self._ready.wait()
+            # The thread is to stop, or it has a successor because its listener exceeded MAX_RUNTIME and returned only now.
             if self.hangs or not self._queue:
                 return None
             self.current = self._choose()
@@ -204,17 +209,21 @@ class ExecutorThread(threading.Thread):
         half, patience = batch.timeout / 2, self._patience(batch)
         tally, flushed, is_held = BatchResults(batch), uptime(), False
         for i, message in enumerate(messages, 1):
+            # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse: no message is given back and
+            # begun.
             batch.begun = i
             now = uptime()
             if batch.running_since is not None:
                 # The end of one call is the beginning of the next, so one reading of the clock serves both.
                 tally.times.append(now - batch.running_since)
                 batch.running_since = None
+            # If the process was paused or Redis unavailable, the time-out is soon over, and another worker may get the message.
             # rule: begins_without_half_a_time_out_left
             if batch.halted or is_held or now > batch.confirmed + half or (now > patience and i > 1):
                 break
             member = message.delivery.member
             if batch.stale and member in batch.stale:
+                # The message timed out or was given back. It comes again before the others, so none behind it may begin.
                 is_held = batch.topic.is_strict  # rule: goes_on_behind_what_it_lost
                 continue
             states[i - 1] = BEGUN
@@ -274,7 +283,7 @@ class ExecutorThread(threading.Thread):
             self._report(tally, batch.messages[at:])
 
     def _report(self, tally: BatchResults, rest: list[Message] | None) -> None:
-        """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
         batch, committed = tally.batch, tally.committed
         self._mailbox.put(tally.slice(rest))
         tally.clear()

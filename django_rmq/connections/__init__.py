@@ -3,28 +3,26 @@
 from django_rmq.connections.brokers import (
     SOCKET_TIMEOUTS,
     Purpose,
+    agree,
     begin_test,
     close,
     events,
+    forget,
     get_broker,
     get_producer,
     in_memory,
+    is_agreed,
+    present,
     replaced_broker,
     server_flaws,
+    slots_now,
+    unreadable,
 )
 from django_rmq.connections.coordinators import (
     check_coordinator,
     coordinator_maker,
     end_session,
     survey_zookeeper,
-)
-from django_rmq.connections.registration import (
-    agree,
-    forget,
-    is_agreed,
-    present,
-    slots_now,
-    unreadable,
 )
 
 __all__ = [

@@ -1,4 +1,12 @@
-"""The brokers and producers of this process, as the settings configure them.
+"""The registration of topic definitions: this process and Redis agree on them, and on the slot counts of messages.
+
+A sender compares the definition of a topic once in its process. Re-slottings are noticed by a look every few seconds.
+
+Clients of redis-py for the server that the settings name: one server, one behind Sentinels, or a Redis Cluster.
+
+Errors of the options become ``ConfigurationError`` here, without the passwords in them.
+
+The brokers and producers of this process, as the settings configure them.
 
 Each process and each purpose has its own connections. A child process shares none with its parent: two processes that
 read from one socket would get each other's answers.
@@ -8,26 +16,74 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from django_rmq.conf import Config, get_config
-from django_rmq.connections.client_factory import build_client, build_cluster
+import redis
+from django.views.decorators.debug import sensitive_variables
+
+from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.connections.isolation import running_test
-from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model import redis_url
+from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.monitoring.events import EventStream
 from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
+from django_rmq.core.redis.clients import Pool
 from django_rmq.core.server_checks import Flaw, flaws
+from django_rmq.core.topic_registration import as_registered, consumer_fields, register_topics
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
+
+
+@sensitive_variables()
+def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
+    """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
+    # A node that is down must not delay the calls to the other nodes, so a connection has less time than a call.
+    ours = {**clients.own_options(), **clients.timeouts(socket_timeout, min(socket_timeout, 1.0))}
+    options: dict[str, Any] = {}
+    try:
+        seeds, options = parse_seeds(server.cluster)
+        clients.checked(Pool(**{**options, **ours}))
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigurationError(redis_url.unusable(str(server), options, error)) from None
+    return Cluster(seeds, {**options, **ours}, patience=patience)
+
+
+@sensitive_variables()
+def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
+    """Return a client of ``server`` that neither retries nor decodes."""
+    ours = {**clients.own_options(), **clients.timeouts(socket_timeout)}
+    given = dict(server.pool)
+    for name in redis_url.LOGIN:
+        value = getattr(server, name)
+        if value:
+            given[name] = value
+    names = {*given, *server.sentinel_options}
+    try:
+        names |= set(redis_url.without_login(server.url).options)
+        if server.sentinels:
+            return clients.build_client_behind_sentinels(
+                server.url, server.sentinels, server.sentinel_options, given, ours
+            )
+        return clients.build_client(server.url, given, ours)
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigurationError(redis_url.unusable(str(server), names, error)) from None
+
 
 Purpose = Literal["web", "worker", "coordinator"]
 
@@ -194,3 +250,104 @@ def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
     if in_memory():
         return []
     return flaws(get_broker("worker"), topics, strict=get_config().durability == "strict")
+
+
+logger = safe_logger("django_rmq")
+
+LOOK_SECONDS = 5.0
+"""Seconds between two checks for topics that were re-slotted."""
+
+
+def agree(topic: Topic) -> None:
+    """Check, once per process, that Redis has the same definition of ``topic`` (or none yet), as far as senders need it.
+
+    A different slot count after a re-slotting, and different options of its consumers, are taken from Redis.
+    Raises ``TopicMismatch``, or ``ServerTrouble`` if Redis is unavailable.
+    """
+    built = current()
+    if topic.name not in built.agreed:
+        registered = register_topics(get_broker(), [topic], sends_only=True)[topic.name]
+        followed = consumer_fields(topic, registered)
+        if followed:
+            built.followed[topic.name] = followed
+        # The topic has been re-slotted, or is being: the settings of this process may still have the former count.
+        if followed or "reslot" in registered:
+            built.slot_counts[topic.name] = slot_counts(registered)
+        built.agreed.add(topic.name)
+
+
+def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
+    """Return ``topic`` with all slots that may currently hold its messages, whatever the settings say.
+
+    It asks Redis every few seconds (each time if a ``broker`` is given, or ``at_once``). While Redis is unavailable, the
+    last known slots are used.
+    """
+    if broker is not None:
+        return as_registered(topic, broker.definitions().get(topic.name, {}))
+    built, now = current(), time.monotonic()
+    if at_once or now >= built.next_look:
+        try:
+            definitions = get_broker().definitions()
+        except WrongType as error:
+            # Another program has put a value of another type in place of the definitions, so none of them can be
+            # read.
+            built.unreadable = dict.fromkeys(built.config.topics, str(error))
+        except ServerTrouble:
+            pass
+        else:
+            # A server that was flushed, or restarted without its data, has lost the definitions that it had.
+            if built.registered and not definitions and not definitions.unreadable:
+                definitions = _register_again(built.registered)
+            built.registered.update(
+                {name: definitions[name] for name in built.config.topics if name in definitions}
+            )
+            built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
+            built.slot_counts.update(
+                {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+            )
+        built.next_look = now + LOOK_SECONDS
+    slots = max(built.slot_counts.get(topic.name, (topic.slots,)))
+    return replace(topic, slots=slots, **built.followed.get(topic.name, {}))
+
+
+def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:
+    """Register the definitions that Redis had before it lost all of them, and return those that it has then.
+
+    Without them, processes that start would place messages of a re-slotted topic by the SLOTS of their settings,
+    and those that have been running by its present slot count.
+    """
+    broker = get_broker()
+    for name, definition in registered.items():
+        broker.redefine(name, partial(_or_else, definition))
+    logger.warning(
+        "Redis has lost the definitions of all topics; %d of them are registered again",
+        len(registered),
+        extra={"rmq_event": "definitions_lost"},
+    )
+    return broker.definitions()
+
+
+def _or_else(definition: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    # Another process may have registered a definition meanwhile. That one stays.
+    return found or definition
+
+
+def slots_now(topic: Topic) -> tuple[int, ...]:
+    """Return the slot counts by which messages of ``topic`` are placed; see ``present``."""
+    present(topic)
+    return current().slot_counts.get(topic.name, (topic.slots,))
+
+
+def unreadable(topic: Topic) -> str:
+    """Return why the definition of ``topic`` could not be read at the last check, or an empty text if it could."""
+    return current().unreadable.get(topic.name, "")
+
+
+def is_agreed(topic: Topic) -> bool:
+    """Return whether ``agree`` would need no request."""
+    return topic.name in current().agreed
+
+
+def forget(topic: Topic) -> None:
+    """Compare the definition again before the next send."""
+    current().agreed.discard(topic.name)

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, cast
 from django.utils.module_loading import import_string
 
 from django_rmq.conf import Config, get_config
-from django_rmq.connections.brokers import (
-    SOCKET_TIMEOUTS,
-    current,
-    get_broker,
-    in_memory,
-)
+from django_rmq.connections.brokers import SOCKET_TIMEOUTS, current, get_broker, in_memory
 from django_rmq.core.commands import registry
 from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator

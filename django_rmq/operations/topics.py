@@ -13,8 +13,8 @@ from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
+from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.replies import Death, Entry
-from django_rmq.core.model.stored_hashes import Definitions
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer

@@ -30,7 +30,7 @@ from django.db import transaction
 
 from django_rmq import connections, outbox
 from django_rmq.conf import get_config
-from django_rmq.conf.config import Config
+from django_rmq.conf.settings_reader import Config
 from django_rmq.core.log.throttle import LogThrottle, counted
 from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult, SendStatus
 from django_rmq.core.model.topic import Topic

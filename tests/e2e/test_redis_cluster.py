@@ -13,7 +13,7 @@ import pytest
 from redis.crc import key_slot
 
 from django_rmq.conf import RedisServer as Address
-from django_rmq.connections.client_factory import build_client
+from django_rmq.connections.brokers import build_client
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.producer.producer import Producer

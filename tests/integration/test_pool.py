@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_rmq.conf import RedisServer
-from django_rmq.connections.client_factory import build_client
+from django_rmq.connections.brokers import build_client
 from django_rmq.core.redis.clients import Pool, RenewingPool
 from tests import servers
 

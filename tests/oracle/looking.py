@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from django_rmq.core.model import stored_hashes
+from django_rmq.core.model import keys as stored_hashes
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import GATE

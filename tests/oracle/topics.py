@@ -6,9 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from django_rmq.core.model import stored_hashes
-from django_rmq.core.model.keys import explicit_basis_key, history_keys, limits_key, times_key, topics_key
-from django_rmq.core.model.stored_hashes import Definitions
+from django_rmq.core.model import keys
+from django_rmq.core.model.keys import (
+    Definitions,
+    explicit_basis_key,
+    history_keys,
+    limits_key,
+    times_key,
+    topics_key,
+)
 from django_rmq.core.model.topic import Topic, redefined
 from tests.oracle.keyspace import Memory
 
@@ -28,7 +34,7 @@ def define(memory: Memory, topic: Topic, *, replace: bool = False) -> dict[str, 
 def redefine(memory: Memory, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     key = topics_key(memory.prefix)
     with memory.hash(key) as found:
-        known = stored_hashes.definition(key, name, found.get(name.encode(), b""))
+        known = keys.definition(key, name, found.get(name.encode(), b""))
         wanted = change(known)
         if wanted != known:
             found[name.encode()] = json.dumps(wanted, sort_keys=True).encode()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from django_rmq.conf.config import Consumer
+from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.consumer.progress import SERVER, USAGE, WATCHDOG
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command

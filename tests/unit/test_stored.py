@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq.core.model import stored_hashes
-from django_rmq.core.model.stored_hashes import Definitions
+from django_rmq.core.model import keys
+from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import WrongType
 from tests.brokers import OracleBroker
@@ -47,7 +47,7 @@ def test_what_is_no_definition_is_told_apart_and_nobody_writes_over_it(text: byt
     assert found.of("sound") == found["sound"]
     assert found.of("unknown") is None
     assert found.problem("sound") == found.problem("unknown") == ""
-    for call in (lambda: found.of("spoilt"), lambda: stored_hashes.definition(KEY, "spoilt", text)):
+    for call in (lambda: found.of("spoilt"), lambda: keys.definition(KEY, "spoilt", text)):
         with pytest.raises(WrongType, match="field 'spoilt' of the hash 'shop:rmq:topics'"):
             call()
     assert "shop:rmq:topics" in found.problem("spoilt")
@@ -59,17 +59,17 @@ def test_what_is_no_definition_is_told_apart_and_nobody_writes_over_it(text: byt
 
 
 def test_where_nothing_is_registered_the_definition_is_empty() -> None:
-    assert stored_hashes.definition(KEY, "new", b"") == {}
+    assert keys.definition(KEY, "new", b"") == {}
 
 
 @pytest.mark.parametrize("value", [b"x", b"1.5", b"nan", b"\xff", b"9" * 400, b"-" + b"9" * 30, b"9" * 5_000])
 def test_a_counter_that_is_no_number_is_named_with_its_key(value: bytes) -> None:
     with pytest.raises(WrongType, match="field 'late3' of the hash 'times'"):
-        stored_hashes.counters(b"times", [(b"late2", b"7"), (b"late3", value)])
+        keys.counters(b"times", [(b"late2", b"7"), (b"late3", value)])
 
 
 def test_counters_are_whole_numbers_and_0_where_nothing_is() -> None:
-    assert stored_hashes.counters(b"k", [(b"a", b"7"), (b"b", None), (b"c", b""), (b"\xff", b"-1")]) == {
+    assert keys.counters(b"k", [(b"a", b"7"), (b"b", None), (b"c", b""), (b"\xff", b"-1")]) == {
         "a": 7,
         "b": 0,
         "c": 0,

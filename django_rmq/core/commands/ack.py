@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django_rmq.core.commands.codecs import word, words
-from django_rmq.core.commands.script_call import Call, form
+from django_rmq.core.commands.script_call import Call, form, word, words
 from django_rmq.core.commands.script_keys import AtSlot
 from django_rmq.core.model.replies import Failure, cut_error
 from django_rmq.core.model.topic import Topic

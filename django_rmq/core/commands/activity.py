@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from django_rmq.core.commands.codecs import moment, same, word
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
+from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, moment, same, word
 from django_rmq.core.commands.script_keys import AtSlots, Named, OfHistory
-from django_rmq.core.model import stored_hashes
+from django_rmq.core.model import keys
 from django_rmq.core.model.keys import history_keys, times_key
 from django_rmq.core.model.replies import SAMPLED, TIMES, Sample, Times
 from django_rmq.core.model.topic import Topic
@@ -72,7 +71,7 @@ def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
 
 
 def _times(key: bytes, values: list[Any]) -> Times:
-    return Times.of(stored_hashes.counters(key, zip(TIMES, values, strict=True)))
+    return Times.of(keys.counters(key, zip(TIMES, values, strict=True)))
 
 
 def times(topic: Topic) -> Call[Times]:

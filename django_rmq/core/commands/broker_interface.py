@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo
-from django_rmq.core.model.stored_hashes import Definitions
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from django_rmq.core.commands import fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.codecs import cursor, moment, number, same, text
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand
+from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, cursor, moment, number, same, text
 from django_rmq.core.commands.script_keys import AtSlot, AtSlots, InState
-from django_rmq.core.model import stored_hashes
+from django_rmq.core.model import keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import (
@@ -122,7 +121,7 @@ def _heads(reply: list[bytes]) -> list[int | None]:
 
 def _ledger(key: bytes, reply: list[Any]) -> Ledger:
     store, prepare, retry, dead, flat, claimed = reply
-    counters = stored_hashes.counters(key, zip(flat[::2], flat[1::2], strict=True))
+    counters = keys.counters(key, zip(flat[::2], flat[1::2], strict=True))
     return Ledger(counters, store, prepare, retry, dead, claimed)
 
 

@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 
 from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model import stored_hashes
+from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
+    Definitions,
     check_prefix,
     events_channel,
     explicit_basis_key,
@@ -28,7 +29,6 @@ from django_rmq.core.model.keys import (
     workers_channel,
 )
 from django_rmq.core.model.server_info import ServerInfo
-from django_rmq.core.model.stored_hashes import Definitions
 from django_rmq.core.model.topic import Topic, redefined
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.clients import Events, Wakeups
@@ -104,7 +104,7 @@ class RedisBroker:
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
                 raise named(key, translate(error)) from error
-            known = stored_hashes.definition(key, name, before)
+            known = keys.definition(key, name, before)
             wanted = change(known)
             if wanted == known:
                 return known

@@ -24,7 +24,7 @@ from django.core.management.base import CommandError
 
 from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
-from django_rmq.conf.config import Consumer
+from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.progress import RECYCLE
 from django_rmq.core.consumer.supervisor import handling_signals

@@ -19,9 +19,9 @@ class DjangoRmqConfig(AppConfig):
             checks,  # noqa: F401 - importing it registers the checks
         )
         from django_rmq.conf import get_config
-        from django_rmq.core.model import redaction
+        from django_rmq.core.model import log_redaction
         from django_rmq.opaque_ids import sealed_id
 
-        redaction.rules = redaction.RedactionRules(
+        log_redaction.rules = log_redaction.RedactionRules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )

@@ -16,11 +16,11 @@ from typing import Any
 from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
-from django_rmq import connections, signals, transactions
+from django_rmq import connections, open_transactions, signals
 from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
-from django_rmq.core.model import redaction
+from django_rmq.core.model import log_redaction
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
@@ -152,7 +152,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
             topic = some[0][0].topic.name
             _send(signal, topic, failures=some)
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
-            if redaction.hides(topic):
+            if log_redaction.hides(topic):
                 errors = [error_class(error) for error in errors]
             _note(event, topic, [message for message, _ in some], errors=errors)
 
@@ -223,7 +223,7 @@ class Reporter:
                     _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
                     # A receiver may have left a transaction open, which would keep its locks until the next
                     # announcement.
-                    transactions.roll_back_open()
+                    open_transactions.roll_back_open()
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
                     self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)

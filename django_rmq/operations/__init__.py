@@ -30,7 +30,7 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
-from django_rmq.operations.actors import Actor, Permission, Trace
+from django_rmq.operations.authorization import Actor, Permission, Trace
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of

@@ -18,7 +18,7 @@ from django_rmq.core.producer.validation import check_fixed_time, check_priority
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.actors import Actor, Permission
+from django_rmq.operations.authorization import Actor, Permission
 from django_rmq.operations.bulk import BulkProgress, CallOf
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import require_search

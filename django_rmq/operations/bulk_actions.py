@@ -11,7 +11,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import actions, bulk, topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.bulk import BulkRun, Limits
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter

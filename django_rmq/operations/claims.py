@@ -11,7 +11,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, BulkTally
 from django_rmq.operations.context import OperationContext
 

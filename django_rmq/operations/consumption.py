@@ -27,7 +27,7 @@ from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
-from django_rmq.operations.actors import Actor, Permission
+from django_rmq.operations.authorization import Actor, Permission
 from django_rmq.operations.context import OperationContext
 
 _SIGNER_SALT = "django_rmq.operations.consumption"

@@ -11,7 +11,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import SlotMoved
 from django_rmq.observability import announcements
-from django_rmq.operations.actors import Actor, Trace, record
+from django_rmq.operations.authorization import Actor, Trace, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 from django_rmq.worker.listener_registry import known_settings
 

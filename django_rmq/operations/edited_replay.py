@@ -17,7 +17,7 @@ from django_rmq.core.producer.placement import basis_of_field, score_at_once
 from django_rmq.core.producer.validation import check_stored_basis
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations.actions import ActionResult, chosen, instead, public_id
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import MessageCopy, from_look
 from django_rmq.operations.messages import identified, look_at

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from django_rmq import connections
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination.plan import AssignmentPlan
+from django_rmq.core.coordination.assignment_plan import AssignmentPlan
 from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
 from django_rmq.operations import stats, topics
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.parallel_reads import ParallelReads

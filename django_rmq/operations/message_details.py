@@ -9,7 +9,7 @@ from django_rmq import message_tracking
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.status import MessageStatus, read
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look, is_withheld, require_search
 from django_rmq.operations.messages import gone, identified, require_seen, whereabouts

@@ -20,7 +20,7 @@ from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, OperationRefused
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.actors import Actor, Permission
+from django_rmq.operations.authorization import Actor, Permission
 
 logger = logging.getLogger("django_rmq.operations")
 

@@ -28,7 +28,7 @@ from django_rmq.message_ids import (
     id_of,
     identify,
 )
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import (

@@ -12,13 +12,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
 
-from django_rmq.core.consumer.maintenance import Maintenance
+from django_rmq.core.consumer.background_jobs import Maintenance
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable, UnknownTopic
 from django_rmq.operations import message_view
 from django_rmq.operations.actions import chosen as chosen_note
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.outbox import contents, relay

@@ -14,7 +14,7 @@ from django_rmq.core.monitoring.history import Minute
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import shared_reads, stats, topic_metrics, topics
 from django_rmq.operations import stats as flows
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting
 from django_rmq.operations.schedules import ScheduleStats

@@ -40,7 +40,7 @@ from django_rmq.exceptions import (
     UnknownSchedule,
 )
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.sends import charge
 from django_rmq.schedules import registry, schedule_requirements

@@ -16,7 +16,7 @@ from uuid import uuid4
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
-from django_rmq.operations.actors import Actor
+from django_rmq.operations.authorization import Actor
 
 ATTEMPT_MS = 30_000
 """Milliseconds for which a repeated request waits for a silent attempt; then the attempt counts as dead, and

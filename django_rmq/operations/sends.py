@@ -11,7 +11,7 @@ from django_rmq.exceptions import TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import send_quotas
 from django_rmq.operations.actions import CANCEL
-from django_rmq.operations.actors import Permission, record
+from django_rmq.operations.authorization import Permission, record
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import require_search
 from django_rmq.sending import (

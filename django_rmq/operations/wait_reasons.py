@@ -14,7 +14,7 @@ from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.actors import Permission
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts

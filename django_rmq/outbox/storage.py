@@ -47,7 +47,7 @@ from django.db.models import Func, IntegerField
 from django.db.models.functions import Coalesce
 
 from django_rmq.conf import get_config
-from django_rmq.core.consumer.maintenance import DatabaseTrouble, Duty, Maintenance
+from django_rmq.core.consumer.background_jobs import DatabaseTrouble, Duty, Maintenance
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.envelope import uuid_of

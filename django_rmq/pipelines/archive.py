@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from django_rmq.conf import get_config
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations.actors import record
+from django_rmq.operations.authorization import record
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.spark.body_columns import KEY_TEXT
 from django_rmq.spark.spark_session import stored_files

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_rmq.exceptions import LostRace, OperationRefused
-from django_rmq.operations.actors import record
+from django_rmq.operations.authorization import record
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.archive import archive_of, archived_columns, tally, told
 

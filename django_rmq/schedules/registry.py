@@ -1,6 +1,6 @@
 """The registry of schedules: those of ``RMQ["SCHEDULES"]``, and those that ``@schedule`` declares.
 
-It lives in the memory of one process. ``schedules.duty`` declares its schedules in Redis.
+It lives in the memory of one process. ``schedules.schedule_runner`` declares its schedules in Redis.
 """
 
 from __future__ import annotations

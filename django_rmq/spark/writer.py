@@ -40,7 +40,7 @@ from django_rmq.core.producer.producer import Producer, takes_bodies
 from django_rmq.core.producer.validation import check_priority
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
-from django_rmq.spark.arrow_bulk import ArrowBulk, ArrowRows
+from django_rmq.spark.arrow_bulk_send import ArrowBulk, ArrowRows
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
 from django_rmq.spark.canonical_json import canonical_rows, canonical_texts
 from django_rmq.spark.columns import (

@@ -33,7 +33,7 @@ def drain(
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
-    from django_rmq import connections, transactions
+    from django_rmq import connections, open_transactions
     from django_rmq.conf import get_config
     from django_rmq.worker import listener_registry
 
@@ -53,7 +53,7 @@ def drain(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
-    transactions.note_opened_before()
+    open_transactions.note_opened_before()
     total = 0
     while True:
         handled = 0
@@ -87,13 +87,13 @@ def _drain_slot(
     broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
     """Deliver what is due in one slot; return the number of deliveries."""
-    from django_rmq import transactions
+    from django_rmq import open_transactions
     from django_rmq.core.consumer import invoke
     from django_rmq.observability import announcements
 
     raised: list[BaseException] = []
     topic = replace(topic, slot_rate=None)  # a test does not wait for a pace
-    function = _recorded(transactions.isolated(listener.name, listener.function), raised)
+    function = _recorded(open_transactions.isolated(listener.name, listener.function), raised)
     recording = replace(listener, function=announcements.around(topic, function))
     handled, after = 0, None
     while True:

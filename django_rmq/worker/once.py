@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_rmq import transactions
+from django_rmq import open_transactions
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
 from django_rmq.core.log.safe_logger import safe_logger
@@ -98,7 +98,7 @@ class OnceListener:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
             # A transaction that the listener leaves open would take the end of this one for its own.
-            returned = transactions.call_closed(self._name, self._function, argument)
+            returned = open_transactions.call_closed(self._name, self._function, argument)
         finally:
             # A copy of the process must not reach the end of the transaction: it would commit it.
             if invoke.forking is not None:

@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import IntegrityError, close_old_connections, connections, reset_queries, transaction
 from django.db.models.functions import Now
 
-from django_rmq.core.consumer.maintenance import Duty
+from django_rmq.core.consumer.background_jobs import Duty
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.envelope import uuid_of
 from django_rmq.core.model.message import Message

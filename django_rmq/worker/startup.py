@@ -12,7 +12,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.outbox.storage import ask_each
-from django_rmq.schedules import duty
+from django_rmq.schedules import schedule_runner
 from django_rmq.tasks import task_modules
 from django_rmq.typed_bodies import typed_body_requirements as validating
 from django_rmq.worker import listener_registry, once_requirements
@@ -100,7 +100,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     _check_bodies(readable)
     _check_once(readable)
     register_topics(broker, readable)
-    duty.declare()
+    schedule_runner.declare()
     return readable
 
 

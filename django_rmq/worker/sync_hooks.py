@@ -19,7 +19,7 @@ from django.core.cache import caches
 from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
-from django_rmq import transactions
+from django_rmq import open_transactions
 from django_rmq.conf import is_debug
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.invoke import Coroutine
@@ -47,10 +47,10 @@ class SyncThreads:
                 await _run_in(thread, _begin_call)
                 returned = await watched(argument)
             except BaseException:
-                transactions.log_open(name, await self._end_call(thread))
+                open_transactions.log_open(name, await self._end_call(thread))
                 raise
             if left := await self._end_call(thread):
-                raise transactions.error_of(name, left)
+                raise open_transactions.error_of(name, left)
             return returned
 
         return call
@@ -108,7 +108,7 @@ def _begin_batch() -> None:
 
 def _around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the function that a thread calls in place of ``function``, a listener of ``topic``."""
-    isolated = transactions.isolated(
+    isolated = open_transactions.isolated(
         listener_registry.name_of(topic.name), announcements.around(topic, function)
     )
     if not is_debug():
@@ -128,7 +128,7 @@ def _begin_call() -> None:
 
 
 def _end_call() -> list[str]:
-    left = transactions.roll_back_open()
+    left = open_transactions.roll_back_open()
     close_old_connections()
     return left
 

@@ -24,7 +24,7 @@ from django.db import connections as databases
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
-from django_rmq.core.consumer.maintenance import Duty, Maintenance, trim_dead
+from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
     FORCED,
@@ -51,7 +51,7 @@ from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.outbox.storage import threads_of_duties
-from django_rmq.schedules import duty
+from django_rmq.schedules import schedule_runner
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
 
@@ -319,7 +319,7 @@ class WorkerProcess:
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
-            *duty.duties(),
+            *schedule_runner.duties(),
             self._keep_definitions,
         ]
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]

@@ -19,11 +19,11 @@ from django.test import override_settings
 from django.utils import timezone, translation
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_rmq import Message, send_message, transactions
+from django_rmq import Message, open_transactions, send_message
 from django_rmq import listener as register
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.open_transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
-from django_rmq.transactions import TransactionLeftOpen
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
 from tests.brokers import OracleBroker
@@ -317,8 +317,8 @@ def test_looking_for_open_transactions_asks_for_no_connection(monkeypatch: pytes
         # As in a test without a database.
         one.ensure_connection.side_effect = one.get_autocommit.side_effect = RuntimeError("forbidden")
     opened = {"idle": idle, "closed": closed}
-    monkeypatch.setattr(transactions, "_opened", Mock(connections=opened))
-    assert transactions.roll_back_open() == []
+    monkeypatch.setattr(open_transactions, "_opened", Mock(connections=opened))
+    assert open_transactions.roll_back_open() == []
     opened["switched"] = switched
-    assert transactions.roll_back_open() == ["switched"]
+    assert open_transactions.roll_back_open() == ["switched"]
     assert switched.close.called and not idle.close.called

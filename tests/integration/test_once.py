@@ -27,9 +27,9 @@ from django_rmq import (
     asend_message,
     ensure_message,
     listener,
+    open_transactions,
     send_message,
     send_messages,
-    transactions,
 )
 from django_rmq.checks import check_outbox_tables, check_tables
 from django_rmq.conf import get_config
@@ -219,7 +219,7 @@ def test_a_listener_that_exits_rolls_back(broker: InMemoryBroker, clock: Clock) 
 
 
 def test_a_listener_that_leaves_a_block_open_keeps_nothing(broker: InMemoryBroker, clock: Clock) -> None:
-    transactions.note_opened_before()
+    open_transactions.note_opened_before()
     left: list[Iterator[None]] = []
 
     def rows() -> Iterator[None]:

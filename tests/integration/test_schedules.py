@@ -44,9 +44,9 @@ from django_rmq.exceptions import (
 from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
-from django_rmq.operations.actors import Permission
-from django_rmq.schedules import duty as schedule_duty
+from django_rmq.operations.authorization import Permission
 from django_rmq.schedules import registry
+from django_rmq.schedules import schedule_runner as schedule_duty
 from django_rmq.testing import (
     Clock,
     ScheduleState,

@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.spark.arrow_bulk import (
+from django_rmq.spark.arrow_bulk_send import (
     CALL_BYTES,
     PAUSE,
     ArrowBulk,

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue, SlotErrors
-from django_rmq.core.consumer.acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.batch import BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
@@ -42,6 +41,7 @@ from django_rmq.core.consumer.options import (
     WorkerOptions,
 )
 from django_rmq.core.consumer.progress import SharedProgress
+from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slots import FencedSlots, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle, counted
-from django_rmq.core.model import redaction
+from django_rmq.core.model import log_redaction
 from django_rmq.core.model.limits import delay_ms
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, cut_error, error_class
@@ -100,7 +100,7 @@ def _shown(
 ) -> tuple[str, BaseException | None, str]:
     """Return what may be logged of a failure: its text, the error to trace, and frames in its place."""
     what = failure.error.partition("\n")[0][:200]
-    if not redaction.hides(topic.name):
+    if not log_redaction.hides(topic.name):
         return what, error, ""
     # An error quotes the message, and error reporters collect the variables of its frames.
     frames = "\n" + "".join(traceback.format_tb(error.__traceback__, limit=-8)) if error else ""
@@ -146,7 +146,7 @@ def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for member in members:
-        shown = redaction.name(topic.name, slot, member)
+        shown = log_redaction.name(topic.name, slot, member)
         logger.debug(
             "Message %s of topic %s done",
             shown,

@@ -20,11 +20,11 @@ from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.acks import AckCall, AckQueue, Settlements, SlotErrors, concerns_all
-from django_rmq.core.consumer.acquisition import SlotAcquirer
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudget
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
+from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
 from django_rmq.core.consumer.slots import SlotSchedule, SlotState, SlotTable, uptime
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.replies import Delivery, Prepared

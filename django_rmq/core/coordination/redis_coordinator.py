@@ -23,7 +23,7 @@ from django_rmq.core.coordination import (
     Worker,
     assign,
 )
-from django_rmq.core.coordination.plan import (
+from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
     read_crew,
     read_record,

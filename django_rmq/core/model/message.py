@@ -13,7 +13,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from django_rmq.core.model import redaction
+from django_rmq.core.model import log_redaction
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.body_type import BodyType
 from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
@@ -172,7 +172,7 @@ class Message(DeliveryHandle, Generic[Body]):
     @property
     def name(self) -> str:
         """An id for log lines. It reveals nothing of the message, and finds it in the admin."""
-        return redaction.name(self.topic.name, self.slot, self.delivery.member)
+        return log_redaction.name(self.topic.name, self.slot, self.delivery.member)
 
     @property
     def envelope(self) -> Envelope:

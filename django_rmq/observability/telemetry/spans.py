@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.consumer.invoke import Coroutine
-from django_rmq.core.model import redaction
+from django_rmq.core.model import log_redaction
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.send_results import SendResult
@@ -77,8 +77,8 @@ def _recorded(
 
 def message_name(topic: Topic, slot: int, member: bytes) -> str:
     """Return how a span names a message of a keyed topic: by its key, if it has one that may be revealed."""
-    key = None if redaction.hides(topic.name) else key_of(topic, member)
-    return redaction.name(topic.name, slot, member) if key is None else key
+    key = None if log_redaction.hides(topic.name) else key_of(topic, member)
+    return log_redaction.name(topic.name, slot, member) if key is None else key
 
 
 def creator(headers: Mapping[str, str]) -> SpanContext | None:
@@ -281,7 +281,7 @@ def _observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
 
     operation = "create" if waits else "send"
     attributes = semantic_conventions.attributes(topic.name, operation)
-    hidden = redaction.hides(topic.name)
+    hidden = log_redaction.hides(topic.name)
     began = time.perf_counter()
     error: Exception | None = None
     with span_around(f"{operation} {topic.name}", SpanKind.PRODUCER, attributes, hidden=hidden) as span:
@@ -323,7 +323,7 @@ class _ObservedCall:
     def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
         self._topic, self._function = topic, function
         self._is_traced, self._is_measured = is_traced(), is_measured()
-        self._is_hidden = redaction.hides(topic.name)
+        self._is_hidden = log_redaction.hides(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 
     def __call__(self, argument: Any) -> Any:

@@ -147,7 +147,7 @@ def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in half an hour."""
     from django_rmq.conf import get_config
     from django_rmq.core.coordination import Worker, topic_slots
-    from django_rmq.core.coordination.plan import write_record
+    from django_rmq.core.coordination.assignment_plan import write_record
     from tests.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
@@ -183,11 +183,11 @@ def history(topic: str, hours: int) -> None:
 
 def schedules() -> None:
     """Declare the schedules of the shop, as the start of a worker does."""
-    from django_rmq.schedules import duty
+    from django_rmq.schedules import schedule_runner
     from django_rmq.worker.listener_registry import autodiscover
 
     autodiscover()
-    duty.declare()
+    schedule_runner.declare()
 
 
 def product_sets(items: int, *, labelled: int) -> None:

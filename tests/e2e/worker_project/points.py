@@ -24,7 +24,13 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import acquisition, async_executor, dispatcher, supervisor, thread_executor
+from django_rmq.core.consumer import (
+    async_executor,
+    dispatcher,
+    slot_acquisition,
+    supervisor,
+    thread_executor,
+)
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.connection import RedisPipeline
 from django_rmq.worker import worker_process
@@ -223,7 +229,7 @@ def install() -> None:
         reporter._report = wrapped(reporter._report, "after-listener", "after-report")
     worker: Any = dispatcher.Dispatcher
     django: Any = worker_process
-    recovery: Any = acquisition.LostReplyRecovery
+    recovery: Any = slot_acquisition.LostReplyRecovery
     recovery.adopt = wrapped(recovery.adopt, "going-on", "gone-on")
     worker.own, worker.disown = wrapped(worker.own, after="gaining"), wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child

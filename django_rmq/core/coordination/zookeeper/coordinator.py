@@ -17,7 +17,13 @@ from typing import Any
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
-from django_rmq.core.coordination.plan import AssignmentPlan, read_crew, served_topics, whose, write_record
+from django_rmq.core.coordination.assignment_plan import (
+    AssignmentPlan,
+    read_crew,
+    served_topics,
+    whose,
+    write_record,
+)
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
     SETTLE_SECONDS,

@@ -41,7 +41,7 @@ def _note_opened(connection: Any, **_: Any) -> None:
     _opened.connections[connection.alias] = connection
 
 
-connection_created.connect(_note_opened, dispatch_uid="django_rmq.transactions")
+connection_created.connect(_note_opened, dispatch_uid="django_rmq.open_transactions")
 
 
 def note_opened_before() -> None:

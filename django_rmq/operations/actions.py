@@ -1,4 +1,8 @@
-"""Actions on messages: what each one may do to a message in its state, and their run on messages that are named."""
+"""Actions on messages: what each may do to a message in its state, and their run on messages that are named by ids.
+
+The script decides about each message when it runs, and answers a word: if two people act at the same time, the second
+one gets the state that it found. The same actions on all selected messages are in ``bulk_actions``.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class MessageAction:
     outcomes: Mapping[str, str] = field(default_factory=dict)
     """The script's word → the outcome."""
     detail: str = ""
-    """What the audit trail says of it beside its name. Never any content."""
+    """The text of the audit trail beside the name of the action. It never has any content."""
 
     def renamed(self, progress: BulkProgress) -> BulkProgress:
         """Return the progress of a sweep with outcomes instead of words."""
@@ -76,7 +80,7 @@ CANCEL = MessageAction("cancel", operate.cancel, _CANCELLED)
 
 
 def bury_action(actor: Actor, why: str) -> MessageAction:
-    """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
+    """Return the action that puts messages into Dead. Its reason cannot be taken for the class of an error."""
     reason = cut_error(f"put into Dead by {actor.name}{f': {why}' if why else ''}").decode()
     return MessageAction(
         "bury",
@@ -125,7 +129,7 @@ def replay(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResul
     """Send dead messages again, with their full number of retries.
 
     Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
-    dead (any more), its actual state: ``waiting``, ``resting``, ``running`` or ``gone``. All operations on
+    dead (any more), its actual state: ``waiting``, ``resting``, ``running`` or ``gone``. All actions on
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
@@ -233,7 +237,7 @@ def _do(
     unseen: set[MessageIdentity] = set()
     error: RmqError | None = None
     for find in (find_messages, find_moved):
-        # What was not in the slot of its id may have been moved by a re-slotting.
+        # A re-slotting may have moved a message that was not in the slot of its id.
         missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
         if error is not None or not missing:
             break
@@ -245,6 +249,8 @@ def _do(
         at |= places
         error = _tell(desk, act, topic, places, found)
     found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
+    # Slots before the failing one have been changed, so the audit trail gets their outcomes before the error is
+    # raised.
     if error is not None and not set(found.values()) - {"gone", "not_found"}:
         raise error
     public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
@@ -255,14 +261,14 @@ def _do(
 
 
 def chosen(ids: Sequence[str], detail: str = "") -> str:
-    """Return what the audit trail says of messages that were chosen: how many, and the first ids, which are sealed."""
+    """Return the text of the audit trail about messages that were named: their number, and the first sealed ids."""
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     named = f"{len(ids)} chosen: {', '.join(ids[:MOST_NAMED])}{more}"
     return f"{named}; {detail}" if detail else named
 
 
 def public_id(topic: Topic, text: str, identity: MessageIdentity) -> str:
-    """Return an id that reveals nothing of a message, which somebody has named by the id ``text``."""
+    """Return an id that reveals nothing of a message, which a person has named by the id ``text``."""
     if identity.member is not None:
         return sealed_id(topic.name, identity.slot, identity.member)
     return f"{identity.slot}~{text.partition('~')[2] or '(not found)'}"
@@ -297,6 +303,7 @@ def _tell_slot(
     words = desk.in_present_slots(topic, lambda topic: desk.broker.run(act.call(topic, slot, members)))
     outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
     missing = [member for member, word in outcomes.items() if word == "not_found"]
+    # A replay acts on dead messages alone, so the state of the others is read for their outcome.
     if act is not REPLAY:
         return outcomes | dict.fromkeys(missing, "gone")
     for first in range(0, len(missing), 100):

@@ -1,4 +1,7 @@
-"""Compares what Redis counts with what it holds, and finds records that belong to no message."""
+"""The audit of a topic: its ledgers compared with what Redis holds, and records that belong to no message.
+
+It reads every slot, so it is for the command ``rmqaudit``, and not for pages.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ class Overdue:
     """What is overdue in a topic."""
 
     oldest_due_seconds: float | None = None
-    """How long the oldest waiting message has been due. None: none is, or the topic orders by priority."""
+    """How long the oldest waiting message has been due; None if none is due, or the topic orders by priority."""
     oldest_slot: int | None = None
     undrained_seconds: float | None = None
     """Priority topics: the longest time for which a slot has not been empty."""
     undrained_slot: int | None = None
     deliveries: int = 0
-    """Deliveries that were neither extended nor timed out, because no worker looks after their slots."""
+    """Deliveries that were neither extended nor timed out, because no worker serves their slots."""
     consumers: int = 0
     """The largest number of Spark consumers that a slot remembers."""
 
@@ -91,6 +94,7 @@ def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedReco
     never lost.
     """
     found = OrphanedRecords()
+    # If messages have slot bases of their own, the right slot of a message is not known by its member.
     placed = not broker.has_slot_bases(topic)
     for first in range(0, topic.slots, SLOTS_AT_ONCE):
         slots = list(range(first, min(first + SLOTS_AT_ONCE, topic.slots)))
@@ -156,7 +160,7 @@ def _misplaced(
 
 
 def _own_slot(topic: Topic, entry: Entry) -> int | None:
-    """Return the slot to which a waiting message belongs. None: unknown."""
+    """Return the slot to which a waiting message belongs, or None if it is unknown."""
     basis = stored_basis(topic, entry.member, entry.envelope)
     return None if basis is None else slot_of(basis, topic.slots)
 
@@ -165,13 +169,15 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     """Send a message to its own slot and delete it from the wrong one; return whether that was possible."""
     member, score = entry.member, entry.score
     if topic.is_fifo:
-        return False  # its place is one among the messages of this slot
+        return False  # Its place is one among the messages of this slot.
     if topic.debounce_ms:
-        score = float(int(score))  # its fraction is for its former wait
+        score = float(int(score))  # Its fraction belongs to its former wait.
+    # Such a score is that of a retry, whose number of retries a send would lose.
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]
     (there,) = broker.run(inspect.look(topic, own, [member]))
+    # An equal message in the own slot makes the send unnecessary, unless the topic collects the bodies of both.
     if topic.accumulate or (there.store is None and there.retry is None):
         if topic.type is TopicType.RANGE_MERGE:
             in_ms = max(0, int(score) - broker.now_ms())
@@ -180,6 +186,7 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
             (sent,) = broker.run(send.send_replace(topic, own, [int(score)], [member], envelopes))
         if sent.status == "refused":
             return False
+    # The message is deleted after it was sent: a crash in between leaves it twice, and never loses it.
     broker.run(operate.remove(topic, slot, [member], "live"))
     return True
 

@@ -1,8 +1,8 @@
 """The actor of an operation, its permissions, and the audit trail.
 
-Permissions are Django's, of the model ``Topic``. Every action is written to the logger ``django_rmq.audit``
-and, if there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many. What is said by
-the filter, by sealed ids and by the values before and after; never by any content.
+Permissions are Django's, of the model ``Topic``. Every action is written to the logger ``django_rmq.audit`` and, if there
+is a user and the admin is installed, as a LogEntry of the topic: who, what, how many. An entry names messages by the
+filter, by sealed ids and by the values before and after; never by any content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Actor:
     via: str
     """admin, command or rest."""
     user: Any = None
-    """A user of Django, for the LogEntry. None: there is none."""
+    """A user of Django, for the LogEntry, or None."""
     permits: Callable[[Permission], bool] | None = None
 
     @classmethod
@@ -79,7 +79,7 @@ class Trace:
     """The single LogEntry of an action that takes several requests, and its outcomes so far."""
 
     entry: int | None = None
-    """Primary key of the LogEntry. None: not written yet."""
+    """The primary key of the LogEntry, or None before it is written."""
     outcomes: dict[str, int] = field(default_factory=dict)
 
 
@@ -95,7 +95,7 @@ def record(
 ) -> None:
     """Record that ``actor`` performed an action on ``topic``, and the outcomes.
 
-    ``entry`` False: without a LogEntry, for what programs do many times a second. ``trace``: add the outcomes
+    ``entry`` False: without a LogEntry, for actions that programs do many times a second. ``trace``: add the outcomes
     to the LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is
     logged and not raised, because the action itself has been done.
     """
@@ -143,6 +143,7 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
     message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})".replace("\0", "\N{REPLACEMENT CHARACTER}")
     if known is not None:
         own = LogEntry.objects.filter(pk=known, user_id=actor.user.pk, object_id=topic)
+        # A person may have deleted the entry between two requests. A new one is written then.
         if own.update(change_message=message):
             return known
     created = LogEntry.objects.create(

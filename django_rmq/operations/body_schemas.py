@@ -1,4 +1,4 @@
-"""The types of bodies, for people and programs that send: their schemas, and what does not fit."""
+"""The schemas of typed bodies, for people and programs that send."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django_rmq.exceptions import ConfigurationError
 def body_schema(topic: Topic) -> dict[str, Any] | None:
     """Return the JSON schema of what may be sent to ``topic``.
 
-    None: it takes any body, or its type has no schema, or cannot be used; a system check says so, and what else
-    there is to see of the topic is seen all the same.
+    Return None if the topic takes any body, or its type has no schema, or cannot be used. A system check reports an
+    unusable type, and everything else about the topic is shown all the same.
     """
     try:
         return None if topic.typed is None else topic.typed.schema()

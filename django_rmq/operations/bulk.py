@@ -1,9 +1,8 @@
-"""Operations over all slots of a topic, in small steps that report their progress.
+"""Runs over all slots of a topic, in small steps: their progress, their limits and their speed.
 
-No step takes more than some thousands of messages, so Redis serves other clients between two of them.
-Messages that arrive meanwhile are left alone: one that dies again is not replayed a second time.
-
-Long operations in small steps: their progress, their limits and their speed.
+No step takes more than some thousands of messages, so Redis serves other clients between two of them. Messages that
+arrive meanwhile are left alone: one that dies again is not replayed a second time. Permissions and records are those
+of ``bulk_actions``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class BulkProgress:
     outcomes: dict[str, int]
     """Outcome → number of messages."""
     is_complete: bool = False
-    """False at the end: it was stopped by its limits, or given up."""
+    """Whether the run has reached its end. Its limits may have stopped it, or a person."""
     problems: tuple[str, ...] = ()
     """Slots that could not be processed, and the reasons."""
 
@@ -72,7 +71,7 @@ class BulkRun:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop before the end, and the maximum speed. None: no limit."""
+    """The bounds of a run, and its maximum speed. None means no limit."""
 
     messages: int | None = None
     seconds: float | None = None
@@ -196,7 +195,7 @@ class Selection(NamedTuple):
 class _Slot:
     slot: int
     left: int | None = None
-    """How many messages are still taken from it. None: as many as there are."""
+    """The number of messages that may still be taken from the slot, or None without a bound."""
     after: tuple[str, bytes] | None = None
 
 
@@ -228,13 +227,14 @@ def sweep(
 ) -> Iterator[BulkProgress]:
     """Perform a call on all messages of a state that ``wanted`` selects. ``call_of`` None: only count them.
 
-    ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are
-    left out, and no slot loses more than it held: what the call moves behind the cursor must not come again.
+    ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are left
+    out, and no slot loses more than it held: a message that the call moves behind the cursor must not come again.
 
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
     meant = Selection.at(topic, queue, wanted, broker.now_ms(), but=but)
     held = count(broker, meant)
+    # Messages that have the new scores already are left out, so they do not count.
     if but is not None:
         low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
         there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
@@ -258,6 +258,7 @@ def sweep(
                 _tell(broker, topic, call_of, found, tally)
             pace.wait(tally.done)
             yield tally.progress()
+        # A limit has stopped the run, so this is not its end.
         if turn:
             yield tally.progress()
             return
@@ -287,7 +288,7 @@ def _fetch(
     broker: Broker, meant: Selection, turn: list[_Slot], step: int, tally: BulkTally
 ) -> tuple[list[tuple[int, list[bytes]]], list[_Slot]]:
     """Return the next selected members, by slot, and the slots that have more."""
-    # If there are fewer messages to take than slots, the other slots wait for the next step.
+    # If a step takes fewer messages than there are slots, the other slots wait for the next step.
     now, later = turn[:step], turn[step:]
     search = meant.wanted.search
     options: dict[str, Any] = {
@@ -318,7 +319,7 @@ def purge(
 ) -> Iterator[BulkProgress]:
     """Delete the messages of a state by age and slot of ``wanted``, without examining them."""
     meant = Selection.at(topic, queue, wanted, broker.now_ms())
-    # What is sent meanwhile is not included: no slot loses more than it held.
+    # Messages that are sent meanwhile are not included: no slot loses more than it held.
     left = count(broker, meant)
     tally = BulkTally(sum(left.values()))
     if dry_run:

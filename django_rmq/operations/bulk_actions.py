@@ -1,4 +1,4 @@
-"""Operations on all selected messages, and on whole topics: each is a run of small steps."""
+"""Actions on all selected messages, and on whole topics: each is a run of small steps (``bulk``), which is recorded."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def reschedule_all(
     if dry_run and due is None and priority is None:
         return _sweep(desk, actions.reschedule_action(0, is_time=True), topic, queue, wanted, limits, dry_run)
     score = new_score(topic, due, priority)
-    # A place in the line of a fifo topic is up to some seconds later than the time that was asked for.
+    # A place in the line of a fifo topic is up to some seconds later than the time that was given.
     but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
     act = actions.reschedule_action(score, is_time=not topic.is_priority)
     return _sweep(desk, act, topic, queue, wanted, limits, dry_run, but)
@@ -128,7 +128,7 @@ def _sweep(
 
 
 def _described(queue: str, wanted: Filter, detail: str = "") -> str:
-    """Return what the audit trail says of the messages that were selected, and of what was done to them."""
+    """Return the text of the audit trail about the messages that were selected, and about the action on them."""
     selected = ", ".join(filter(None, (STATE_OF[queue], wanted.description)))
     return f"{selected}; {detail}" if detail else selected
 
@@ -145,7 +145,7 @@ def purge(
 ) -> BulkRun:
     """Empty a state of a topic (waiting, resting or dead), without examining the messages. Outcome: ``purged``.
 
-    ``older_than``: only what has been due, or dead, for this many seconds; waiting retries have no time and
+    ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
     desk.actor.require(Permission.PURGE)
@@ -161,9 +161,9 @@ def purge(
 
 
 def pause(desk: OperationContext, name: str) -> BulkRun:
-    """Stop handing out messages of a topic, until ``resume``. Deliveries in progress are completed. Counts slots.
+    """Stop the delivery of a topic's messages until ``resume``. Deliveries in flight are completed. Counts slots.
 
-    Outcomes: ``paused``, ``unchanged``. Every worker learns it from Redis at its next prepare.
+    Outcomes: ``paused``, ``unchanged``. Every worker gets the pause from Redis at its next prepare.
     """
     return _pause(desk, name, True)
 

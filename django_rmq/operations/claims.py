@@ -1,4 +1,4 @@
-"""What Spark queries hold of a topic: a list, and the return of a claim whose query will not end it."""
+"""Claims of Spark queries on a topic: a list, and the return of a claim whose query will not end it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClaimStats:
     lease_ms: int
     """When the first of its leases ends (ms) unless it is renewed."""
     driver: str = ""
-    """Where the query runs or ran, and since when. Empty: nobody knows."""
+    """Where the query runs or ran, and since when; empty if it is not known."""
 
 
 def claims(desk: OperationContext, name: str) -> list[ClaimStats]:
@@ -106,6 +106,7 @@ def _returning(
     tally = BulkTally(sum(one.messages for one in chosen))
     yield tally.progress()
     for name in names:
+        # Another query may use the name of the consumer from now on.
         broker.run(registry.leave_consumer(topic, name))
     for one in chosen:
         for slot in one.slots:
@@ -113,6 +114,7 @@ def _returning(
             try:
                 before = broker.run(calls.read_claim(topic, slot, one.consumer, one.number)).size
                 while left is None or left:
+                    # One script returns a bounded part of a claim, so it does not block Redis for long.
                     call = calls.return_claim(topic, slot, one.consumer, one.number, spent=spent)
                     word, left = broker.run(call)
                     if word == "ok":
@@ -120,6 +122,7 @@ def _returning(
                         tally.outcomes["returned"] += before - left
                     before = left
             except RmqError as error:
+                # The other slots are returned all the same.
                 tally.failed(slot, error)
             yield tally.progress()
     yield tally.progress(is_complete=True)

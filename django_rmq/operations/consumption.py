@@ -1,4 +1,8 @@
-"""Consuming by programs that are no workers: messages are taken with a long poll, and each delivery is settled or extended."""
+"""Consumption by programs that are not workers, over REST: they take messages with a long poll, and settle each delivery.
+
+Between two requests such a program has neither a process nor a connection here. So a receipt is sealed, and Redis keeps
+what a consumer holds. HTTP is the part of ``api``.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,9 @@ def sealed(topic: str, slot: int, receipt: int) -> str:
 
 
 def unsealed(topic: str, slot: int, text: str) -> int | None:
-    """Return the number in a receipt.
+    """Return the number in a receipt, or None if it is not one of this slot.
 
-    None: it is not of this slot. Raises ``InvalidRequest`` for text that is not a receipt.
+    Raises ``InvalidRequest`` for text that is not a receipt.
 
     A receipt that was signed with a key of SECRET_KEY_FALLBACKS is valid.
     """
@@ -115,9 +119,9 @@ class Permits:
         return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
 
     def tell(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
-        """Report what is in flight now, and give back what was not needed.
+        """Report what is in flight now, and give back the deliveries of MAX_RATE that were not used.
 
-        ``wish``: for a moment it is remembered that this many are wanted, so that others leave a share.
+        ``wish``: it is remembered for a moment that N messages are wanted, so that others leave a share.
         """
         topic = self._topic
         if not (topic.max_rate or topic.max_in_flight):
@@ -144,6 +148,7 @@ class Permits:
         try:
             self._broker.run(registry.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
         except ServerTrouble:
+            # The permits of the delivery end with their lease.
             logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)
 
 
@@ -187,10 +192,10 @@ TRIED_AT_ONCE = 16
 """The number of slots tried in one round trip, if those before them were held by others."""
 
 MOST_BYTES = 4_194_304
-"""The approximate number of bytes that one take hands out, unless its first message alone is larger."""
+"""The approximate number of bytes that one take returns, unless its first message alone is larger."""
 
 REDIRECTS = 4
-"""How often one take asks a slot again that has another slot count, or more messages after those in flight."""
+"""The number of times that one take asks a slot again that has another slot count, or more messages."""
 
 
 class _Try(NamedTuple):
@@ -235,6 +240,7 @@ class LongPoll:
                 time.sleep(min(pause, left, *until_due))
                 pause = max(rest, min(pause * 1.5, LONGEST_PAUSE))
         finally:
+            # The wish of a request that has ended must not keep others back.
             if is_short and wait:
                 self._permits.tell(request, 0, 0, ())
 
@@ -248,6 +254,7 @@ class LongPoll:
         """
         due = self._due(later)
         first = next(due, None)
+        # Nothing is due, so the request takes no permits from others.
         if first is None:
             return [], False
         room, tokens = self._permits.ask(request, most)
@@ -272,6 +279,7 @@ class LongPoll:
             following = min((at for at in heads if at is not None and at > now_ms), default=None)
             if following is not None:
                 later.append(now + (following - now_ms) / 1000)
+            # Consumers that poll at the same time begin with different slots.
             random.shuffle(due)
             yield from due
 
@@ -286,8 +294,8 @@ class LongPoll:
             try:
                 replies = self._ask(owner, now, room, MOST_BYTES - size)
             except RmqError as trouble:
-                # What was taken before is handed out; for what may have been taken now, the consumer calls
-                # `held`.
+                # The messages that were taken before are returned. Redis may have prepared others whose reply was lost: the
+                # consumer gets these by ``held``.
                 error = error or trouble
                 break
             for one, reply in zip(now, replies, strict=True):
@@ -300,14 +308,17 @@ class LongPoll:
                     taken += messages
                     size += sum(len(each.member) + len(each.envelope or b"") for each in reply.deliveries)
                 elif one.asked < REDIRECTS and reply.status == "moved" and reply.slots:
+                    # The topic is being re-slotted, and this slot has another slot count already.
                     tries.append(_Try(replace(one.topic, slots=reply.slots), one.slot, None, one.asked + 1))
                 elif one.asked < REDIRECTS and reply.status == "more":
+                    # The script has passed messages in flight, and there are more behind them.
                     tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
             at_once = min(2 * at_once, TRIED_AT_ONCE)
             try:
                 wanted = at_once - len(tries) if time.monotonic() < end else 0
                 tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
             except RmqError as trouble:
+                # The messages that were taken are returned all the same.
                 error = error or trouble
         if error is not None and not taken:
             raise error
@@ -317,6 +328,7 @@ class LongPoll:
     ) -> list[Prepared | RmqError]:
         """Prepare in several slots, which share the room. A strict fifo slot hands out one message at a time."""
         each, bytes_each = room // len(tries), most_bytes // len(tries)
+        # The order of a strict slot needs one message in flight at a time: a failed one comes before the next one.
         if self._topic.is_strict:  # rule: rest_hands_out_many_of_a_strict_slot
             each = 1
         calls = [
@@ -339,9 +351,9 @@ class SettlementOutcome:
 
     error: str = ""
     delay_ms: int | None = None
-    """The rest until the next delivery in ms. None: the topic's back-off."""
+    """The rest until the next delivery in ms, or None for the topic's back-off."""
     is_rejected: bool = False
-    """Whether it can never succeed, so that it goes to Dead at once."""
+    """Whether the message can never succeed, so it goes to Dead at once."""
 
 
 _CALLS = {"commit": ack.commit, "release": ack.release, "extend": ack.extend}
@@ -366,12 +378,13 @@ class Settlements:
             raise InvalidRequest(f"at most {BATCH} deliveries can be settled at once, got {len(settled)}")
         topic, words = self._topic, ["stale"] * len(settled)
         groups: defaultdict[tuple[int, int], dict[bytes, int]] = defaultdict(dict)
+        # The place in an id of a list was that of a waiting message, and the message is in flight now.
         identities = [replace(identify(topic, one.id, self._broker), place=None) for one in settled]
         receipts = [
             unsealed(topic.name, identity.slot, one.receipt)
             for identity, one in zip(identities, settled, strict=True)
         ]
-        # Ids of long messages are searched among what is in flight. A re-slotting waits until that has ended.
+        # Ids of long messages are searched among the messages in flight. A re-slotting waits until these have ended.
         sought = find_messages(
             self._broker,
             topic,
@@ -382,6 +395,7 @@ class Settlements:
         for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
             at = sought.get(identity)
             if receipt is not None and at is not None and at.member is not None:
+                # A delivery that is named twice is settled once, and its second name is stale.
                 groups[identity.slot, receipt].setdefault(at.member, index)
         calls: list[Call[list[str]]] = []
         for (slot, receipt), members in groups.items():
@@ -408,6 +422,7 @@ class Settlements:
     def _failures(self, slot: int, failed: dict[bytes, SettlementOutcome]) -> list[Failure]:
         topic, found = self._topic, []
         left: dict[bytes, int] = {}
+        # A back-off function is called with the number of failures, which Redis knows by the retries left.
         if topic.backoff.function is not None:
             left = self._retries_left(
                 slot, [member for member, how in failed.items() if how.delay_ms is None]
@@ -428,6 +443,7 @@ class Settlements:
             answers = self._broker.run(inspect.look(self._topic, slot, part))
             for member, looked in zip(part, answers, strict=True):
                 if looked.prepare is not None:
+                    # The last three digits of the score of a delivery are its retries left.
                     found[member] = int(looked.prepare) % 1000
         return found
 
@@ -437,11 +453,11 @@ HELD_AT_ONCE = 512
 
 
 class HeldDelivery(NamedTuple):
-    """A part of what a consumer holds."""
+    """A part of the messages that a consumer holds."""
 
     messages: list[Message]
     next_slot: int | None
-    """The slot at which to continue. None: that was all."""
+    """The slot at which to continue, or None if that was all."""
 
 
 class Deliveries:
@@ -459,8 +475,6 @@ class Deliveries:
         """Return the name under which this actor's ``consumer`` holds the gate of a slot."""
         return f"{self._who}:{consumer.hex}"
 
-    # --- the first phase
-
     def take(self, consumer: UUID, most: int, wait: float = 0.0) -> list[Message]:
         """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
 
@@ -469,7 +483,7 @@ class Deliveries:
         return self._taking.take(self.owner(consumer), most, wait)
 
     def held(self, consumer: UUID, first: int = 0) -> HeldDelivery:
-        """Return what ``consumer`` holds, from slot ``first`` on; used to continue after a lost answer.
+        """Return the messages that ``consumer`` holds, from slot ``first`` on; used to continue after a lost answer.
 
         Raises ``OperationRefused`` for a topic without a gate, for which it is unknown who holds what.
         """
@@ -489,8 +503,6 @@ class Deliveries:
             if slots.stop < topic.slots and (len(found) >= BATCH or time.monotonic() > end):
                 return HeldDelivery(found, slots.stop)
         return HeldDelivery(found, None)
-
-    # --- the second phase
 
     def receipt(self, message: Message) -> str:
         """Return the receipt of a message that was taken."""
@@ -515,7 +527,7 @@ class Deliveries:
     def rollback(
         self, settled: Sequence[SettledDelivery], outcomes: Sequence[SettlementOutcome]
     ) -> list[str]:
-        """End deliveries as failed. Answers ok, stale or cancelled (it was, and ended so) for each."""
+        """End deliveries as failed. Answers ok, stale or cancelled (the delivery was cancelled, and ended so) for each."""
         for how in outcomes:
             if how.delay_ms is not None and not (
                 is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS

@@ -1,4 +1,4 @@
-"""The actor, the broker and the settings, which every operation receives."""
+"""The context of every operation: the actor, the broker and the settings, and how its outcomes are recorded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class OperationContext:
         try:
             return act(topic)
         except SlotMoved:
+            # The topic was re-slotted after this process had read its slot count.
             present = self.present(topic.name, at_once=True)
+            # The count is the same, so a second attempt would fail in the same way.
             if present.slots == topic.slots:
                 raise
             return act(present)
@@ -88,6 +90,7 @@ class OperationContext:
                 for last in steps:
                     yield last
             finally:
+                # A run may be closed before its end. What it has done is recorded all the same.
                 if last is not None:
                     note = what if last.is_complete else f"{what}, incomplete"
                     self.record(act, topic.name, last.outcomes, note)

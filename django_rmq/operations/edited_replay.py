@@ -1,4 +1,8 @@
-"""Replays a dead message with another body."""
+"""The replay of a dead message with another body.
+
+If the body decides the identity or the slot of the message, the edited one is another message, and two slots change.
+No script does that in one step, so its order and its origin make a repetition harmless.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +74,7 @@ def _replay(
         basis = dead.slot_basis if topic.slot_basis is None else None
         envelope = _edited(topic, dead, body, broker.now_ms())
         outgoing = producer.again(topic, body, member, score, envelope, basis)
+        # The message stays in its slot, so one script replaces its body and replays it.
         if outgoing.slot == slot or topic.slot_basis is None:
             (word,) = broker.run(operate.replay(topic, slot, [member], [envelope]))
             return "gone" if word == "not_found" else word
@@ -82,6 +87,7 @@ def _replay(
             (word,) = broker.run(operate.replay(topic, slot, [member]))
             return "gone" if word == "not_found" else word
     sent = sending.send_outgoing(outgoing, body)
+    # The edited message has been sent first: if this process dies here, both exist, and none is lost.
     broker.run(operate.remove(topic, slot, [member], "dead"))
     return "merged" if sent.status in ("merged", "replaced") else "replayed"
 
@@ -109,8 +115,8 @@ def _edited(topic: Topic, dead: MessageCopy, body: Any, now_ms: int) -> bytes:
 def _edited_origin(topic: Topic, dead: MessageCopy, raw: bytes) -> str:
     """Return the origin of a dead message with another body: of a new send, which is the same if it is repeated.
 
-    Where the edited message has another slot, it is sent first and the dead one is deleted then. Who dies in between, or
-    loses the answer, does both again, and the effects of the two messages happen once.
+    Where the edited message has another slot, it is sent first and the dead one is deleted then. A process that dies in
+    between, or loses the answer, does both again, and the effects of the two messages happen once.
     """
     key = (dead.member or b"").hex()
     named = [topic.name, key, dead.slot_basis, dead.score, dead.first_failed_ms, sha256(raw).hexdigest()]

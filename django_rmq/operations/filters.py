@@ -1,4 +1,7 @@
-"""Filters that select messages of a state by text, error, age, slot and priority."""
+"""Filters that select messages of a state by text, error, age, slot and priority.
+
+``search`` and ``scores`` make Redis select a superset; ``matches`` decides about each message that Redis found.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,8 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 class Filter:
     """A selection of messages of a state; all conditions must hold. Ages in seconds.
 
-    The age of a waiting message counts from its due time, that of a message in flight from when it was handed
-    out or last extended, that of a dead message from its death. Resting messages, and those that wait by
-    priority, have none.
+    The age of a waiting message counts from its due time, that of a message in flight from when it was delivered or last
+    extended, that of a dead message from its death. Resting messages, and those that wait by priority, have none.
     """
 
     text: str = ""
@@ -40,7 +42,7 @@ class Filter:
 
     @property
     def description(self) -> str:
-        """What is selected, for the audit trail. Empty: everything. Text that may quote messages is left out."""
+        """The selection, for the audit trail; empty for all messages. Text that may quote messages is left out."""
         found = []
         if self.error:
             found.append(f"error {self.error}" if _CLASS.fullmatch(self.error) else "an error (left out)")
@@ -59,7 +61,7 @@ class Filter:
 
     @property
     def search(self) -> dict[str, Any]:
-        """The arguments of ``find``, which selects a superset in Redis. Empty: there is no search.
+        """The arguments of ``find``, which selects a superset in Redis; empty without a search.
 
         A class of errors is compared only with that of the last error: users who may filter by it need not be
         permitted to search bodies.

@@ -1,8 +1,8 @@
 """The health of the queues: findings about Redis, the coordinator, topics, the outbox and schedules, worst first.
 
-A finding is trouble, a note or well. Trouble is what needs somebody now: a server that does not answer or
-refuses writes, a topic without a worker, something above its limit. A note waits for somebody's decision, such
-as dead messages and paused topics, unless the caller has set a limit for it. Findings contain no secrets.
+A finding is bad, a note or OK. What is bad needs a person now: a server that does not answer or refuses writes, a topic
+without a worker, something above its limit. A note waits for a person's decision, such as dead messages and paused
+topics, unless the caller has set a limit for it. Findings contain no secrets.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthThresholds:
-    """What is trouble if it is exceeded. None: nobody has chosen a limit, and ``USUAL_LIMITS`` hold.
+    """The limits above which something is bad. Where the caller has chosen none (None), ``USUAL_LIMITS`` hold.
 
-    What exceeds a usual limit is a note; of lateness it is what ``lateness`` says.
+    What exceeds a usual limit is a note; for lateness ``lateness`` says how bad it is.
     """
 
     max_age: float | None = None
@@ -75,7 +75,7 @@ class HealthThresholds:
 USUAL_LIMITS = HealthThresholds(
     max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0, max_running=900.0
 )
-"""The limits where nobody has chosen others: those of monitoring/alerts.yml."""
+"""The limits where the caller has chosen no others: those of monitoring/alerts.yml."""
 
 USUAL_UNDRAINED = 3600.0
 """Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty."""
@@ -114,7 +114,7 @@ class Finding:
     name: str
     """One of ``CHECKS``."""
     topic: str
-    """The topic. Empty: the finding is not about a topic."""
+    """The topic; empty if the finding is not about one."""
     severity: Severity
     text: str
     """The finding as a sentence."""
@@ -123,7 +123,7 @@ class Finding:
 
     @property
     def is_well(self) -> bool:
-        """Whether it is no trouble."""
+        """Whether it is not bad."""
         return self.severity < Severity.BAD
 
     @property
@@ -150,12 +150,12 @@ class Health:
 
     @property
     def is_well(self) -> bool:
-        """Whether there is no trouble."""
+        """Whether no finding is bad."""
         return all(finding.is_well for finding in self.findings)
 
     @property
     def troubles(self) -> list[Finding]:
-        """The findings that are trouble."""
+        """The findings that are bad."""
         return [finding for finding in self.findings if not finding.is_well]
 
 
@@ -169,8 +169,8 @@ def check_health(
     """Check the health of all topics (or those named). An unavailable server is a finding, not an error.
 
     Without topics (an empty ``names``), only the servers are checked. ``patience``: seconds to wait for an
-    assignment to fit its workers. It takes at most ``TOTAL_SECONDS``, or a little longer than the patience:
-    what does not answer in this time is trouble.
+    assignment to fit its workers. It takes at most ``TOTAL_SECONDS``, or a little longer than the patience: a server that
+    does not answer in this time is a bad finding.
     """
     desk.actor.require(Permission.VIEW)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
@@ -186,6 +186,7 @@ def check_health(
     for part in parts:
         is_complete = part.wait(end)
         found += part.found
+        # The thread of a server that hangs cannot be ended. What it has found until now counts.
         if not is_complete:
             text = f"the check did not end within {seconds:.0f} s"
             found.append(Finding(part.name, "", Severity.BAD, text))
@@ -200,7 +201,7 @@ def _check_redis(
     try:
         try:
             broker.ping()
-        except ServerFull as error:  # a server that cannot write to its disk refuses even this
+        except ServerFull as error:  # A server that cannot write to its disk refuses even PING.
             refusal = str(error)
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(desk, refusal)
@@ -222,7 +223,7 @@ def _check_redis(
 
 
 def read_servers(desk: OperationContext) -> list[ServerInfo] | None:
-    """Return what each Redis server reports about itself. None: the user of Redis may not ask."""
+    """Return what each Redis server reports about itself, or None if the user of Redis may not ask."""
     desk.actor.require(Permission.VIEW)
     try:
         return desk.broker.servers()
@@ -233,7 +234,7 @@ def read_servers(desk: OperationContext) -> list[ServerInfo] | None:
 def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
     """Find servers that refuse writes, or will soon, although they answer.
 
-    ``refusal`` is the error with which a server answered a command. Empty: none did.
+    ``refusal`` is the error with which a server answered a command; empty if none did.
     """
     servers = read_servers(desk)
     if refusal and not any(server.refusals for server in servers or ()):
@@ -283,10 +284,10 @@ def _in_zookeeper() -> tuple[int, str]:
 
 
 def _flaw(roster: Roster) -> str:
-    """Return why the assignment does not fit the workers. Empty: it does."""
+    """Return why the assignment does not fit the workers; empty if it does."""
     workers = {member.worker.id: member.worker for member in members_of_roster(roster)}
     if not workers:
-        return ""  # there are no workers, which is reported for each topic
+        return ""  # Missing workers are reported for each topic.
     if not roster.plan:
         return "no slots are assigned to the live workers"
     try:
@@ -358,7 +359,7 @@ def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fi
     usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
     severity = _severity(age, limits.max_age, usual, limits.lateness)
     if one.is_paused:
-        # Somebody has paused it on purpose, and the alerts say nothing of its lateness either.
+        # A person has paused the topic on purpose, and the alerts do not report its lateness either.
         severity = min(severity, Severity.NOTE)
     text = f"{waits} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
     yield Finding("age", name, severity, text, age)

@@ -20,10 +20,10 @@ class Followed(NamedTuple):
     """A message: its copies, and what is known about it."""
 
     copies: list[MessageCopy]
-    """Waiting, in flight, resting, claimed or dead, in this order. Empty: it has ended."""
+    """The copies: waiting, in flight, resting, claimed or dead, in this order; empty if the message has ended."""
     status: MessageStatus
     held_by: list[Hold]
-    """What keeps it from being delivered now, the worst first. Empty: nothing does, or it does not wait."""
+    """What keeps it from being delivered now, the worst first; empty if nothing does, or it does not wait."""
 
 
 def follow(desk: OperationContext, name: str, message_id: str) -> Followed:
@@ -51,7 +51,7 @@ def follow(desk: OperationContext, name: str, message_id: str) -> Followed:
         require_seen(places, message_id)
         raise gone(topic, message_id)
     if hidden or is_withheld(desk.actor, topic):
-        # A listener may quote the body.
+        # The progress text is written by a listener, which may quote the body.
         status = replace(status, progress_text="")
     return Followed(as_shown(desk.actor, topic, copies), status, held_by)
 

@@ -1,4 +1,4 @@
-"""Groups of the messages of a state: how many have the same error, are in the same slot, or came in the same hour."""
+"""Groups of the messages of a state by their error, their slot, or the hour of their time, with the size of each."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class MessageGroup:
     share: float
     """The fraction of the messages that were looked at."""
     first_ms: int | None
-    """The earliest time of a message (``MessageCopy.at_ms``). None: none of them has one."""
+    """The earliest time of a message (``MessageCopy.at_ms``), or None if none of them has one."""
     last_ms: int | None
     samples: tuple[MessageCopy, ...]
     """Up to three of the messages."""
     error_class: str = ""
-    """By error: the class of the last error. Empty: there is no error, or its text names no class."""
+    """By error: the class of the last error; empty if there is no error, or its text names no class."""
     error: str = ""
     """By error: its first line without the class; ``#`` stands for each number and id, ``'…'`` for quoted text."""
     slot: int | None = None
     hour_ms: int | None = None
-    """By hour: its beginning. None: the messages have no time."""
+    """By hour: its beginning, or None if the messages have no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,14 @@ def groups(
     total = sum(bulk.count(broker, bulk.Selection.at(topic, queue, wanted, broker.now_ms())).values())
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     rows = [_group(by, key, members, looked_at) for key, members in ordered]
+    # Messages that were grouped may have gone before the state was counted.
     return MessageGroups(by, rows, looked_at, is_complete, max(total, looked_at), list(problems))
 
 
 def _pages(
     desk: OperationContext, name: str, queue: str, wanted: Filter, limit: int
 ) -> Iterator[tuple[list[MessageCopy], bool, list[str]]]:
-    """Yield the messages page by page, whether a page is the last one, and what could not be read."""
+    """Yield the messages page by page, whether a page is the last one, and the slots that could not be read."""
     left, cursor, examined = limit, "", 0
     while left > 0 and examined < MOST_EXAMINED:
         page = listing(desk, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))

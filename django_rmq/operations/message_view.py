@@ -1,4 +1,7 @@
-"""A message as people see it: its states and times, and its body, unless it is redacted for them."""
+"""A message for people: its states and times, and its body, unless it is redacted for them.
+
+This module decides what an actor may see. Where messages are found is the part of ``messages``.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ from django_rmq.operations.authorization import Actor, Permission
 logger = logging.getLogger("django_rmq.operations")
 
 Formatter = Callable[[str, Any], Any]
-"""Returns what is shown in place of a body, from a topic's name and the decoded body (bytes if it cannot be
-decoded)."""
+"""A function that returns what is shown in place of a body, from a topic's name and the decoded body (bytes if it cannot
+be decoded)."""
 
 
 def formatter_of(topic: Topic) -> Formatter | None:
@@ -94,7 +97,7 @@ def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
     if topic.body != "bytes":
         try:
             body = exact_body(topic, raw)
-            # Foreign programs may have sent values that Python reads and JSON does not have.
+            # Another program may have sent a value that Python reads and JSON does not have.
             encode_json(body)
             return body, topic.body
         except (ValueError, RecursionError, InvalidMessage):
@@ -103,7 +106,7 @@ def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
 
 
 def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
-    """Return the formatter's output for a body; one that fails withholds it."""
+    """Return the formatter's output for a body; if the formatter fails, the body is withheld."""
     try:
         shown = format_body(topic, raw)
         if isinstance(shown, bytes):
@@ -164,34 +167,34 @@ class MessageCopy:
     """The queue of the slot that holds it: store, prepare, retry, dead or claim."""
     score: float
     at_ms: int | None
-    """For store and claim: the due time. retry: the end of the back-off. prepare: when it was handed out or
-    last extended. dead: the time of death. None: no time."""
+    """For store and claim: the due time. retry: the end of the back-off. prepare: when it was delivered or last extended.
+    dead: the time of death. None if it has no time."""
     priority: int | None
     """For store and claim of priority topics."""
     retries_left: int | None
-    """The retries left after the next delivery (prepare: after this one). None: all retries, or Dead."""
+    """The retries left after the next delivery (prepare: after this one), or None for all retries, and in Dead."""
     size: int
     """The size of the body in bytes."""
     member: bytes | None
-    """The member. None: hidden from the actor."""
+    """The member, or None if it is hidden from the actor."""
     raw: bytes | None
-    """The body as it was stored. None: hidden from the actor."""
+    """The body as it was stored, or None if it is hidden from the actor."""
     key: str | None
     headers: dict[str, str]
     expires_ms: int
     max_retries: int | None
-    """The message's own number of retries. None: that of its topic."""
+    """The message's own number of retries, or None for that of its topic."""
     timeout: int | None
-    """The message's own time-out in seconds. None: that of its topic."""
+    """The message's own time-out in seconds, or None for that of its topic."""
     slot_basis: str | None
     failed: str
-    """failed, timed_out, overran, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
+    """failed, timed_out, overran, undecodable; for dead also rejected, buried or lapsed. Empty if it never failed."""
     failures: int
     first_failed_ms: int | None
     last_failed_ms: int | None
     error_class: str
     error: str
-    """The last error with the end of its traceback. Empty: there is none, or it is hidden."""
+    """The last error with the end of its traceback; empty if there is none, or it is hidden."""
     receipt: int | None
     """For prepare: the number of the delivery."""
     mark: str
@@ -270,7 +273,7 @@ def from_entry(
 def _content(topic: Topic, queue: str, entry: Entry, death: Death | None) -> Envelope:
     envelope = entry.envelope
     if queue == "dead":
-        # A live copy of the same key has a body of its own.
+        # A live copy with the same key has a body of its own.
         envelope = None if death is None else death.envelope
     return content_of(topic, entry.member, envelope)
 
@@ -313,6 +316,7 @@ def _death(record: bytes | None) -> Death | None:
     try:
         return None if record is None else Death.parse(record)
     except ValueError:
+        # Another program may have written the record.
         return None
 
 
@@ -320,6 +324,7 @@ def _failure(record: bytes | None) -> FailureRecord | None:
     try:
         return None if record is None else FailureRecord.parse(record)
     except ValueError:
+        # Another program may have written the record.
         return None
 
 
@@ -338,6 +343,7 @@ def _number(text: str) -> float | None:
 
 
 def _at_ms(topic: Topic, queue: str, score: float, timeout: int | None) -> int | None:
+    # Another program may have stored the message under a score that is not a time.
     if not math.isfinite(score) or abs(score) > 1e15:
         return None
     if queue in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):

@@ -1,4 +1,8 @@
-"""Lists of messages, page by page over all slots of a topic, and one message with all its copies."""
+"""Lists of messages, page by page over all slots of a topic, and one message with all its copies.
+
+A page merges the slots in the order of their scores. A cursor is sealed, because it contains a member. What an actor
+may see of a message is decided by ``message_view``.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +103,7 @@ def seal(order: Order, place: ListPosition, rank: int | None = None) -> str:
 
 
 def unseal(order: Order, cursor: str) -> _Mark:
-    """Return what ``seal`` was given. Raises ``InvalidRequest`` for anything else."""
+    """Return the content of a cursor. Raises ``InvalidRequest`` for text that ``seal`` did not return for this list."""
     text = opaque_ids.unseal("cursor", order.context, cursor)
     if text is None:
         raise InvalidRequest("the cursor does not belong to this list: start with the first page")
@@ -131,6 +135,7 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> ListPosition:
 
 def _behind(beginning: bytes) -> bytes:
     """Return the first text after all that begin like this."""
+    # The byte 0xFF has no successor, so the last byte before it is raised.
     cut = beginning.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else beginning + b"\xff" * LONGEST_IN_CURSOR
 
@@ -150,7 +155,7 @@ class _Feed:
         self.bounds = bounds
         self.after: tuple[str, bytes] | None = None
         self.frontier: _Key | None = (-math.inf, slot)
-        """Everything before it has been fetched. None: everything has."""
+        """The place up to which everything has been fetched, or None if the slot has no more entries."""
 
     def take(self, cursor: tuple[str, bytes] | None, sign: int) -> None:
         """Record where the next fetch continues."""
@@ -202,7 +207,7 @@ class Block:
             feed.bounds = max(low, math.nextafter(score, math.inf) if feed.slot < after.slot else score), high
 
     def read(self, limit: int, budget: int) -> tuple[list[tuple[int, Entry]], ListPosition | None]:
-        """Return entries in order with their slots, and the place after which to continue. None: the block is done."""
+        """Return entries in order with their slots, and the place after which to continue, or None if the block is done."""
         self._fetch(self.feeds, limit, budget)
         rows: list[tuple[int, Entry]] = []
         last: ListPosition | None = None
@@ -256,6 +261,7 @@ class Block:
         ]
         for feed, answer in zip(asked, run_all(self.broker, calls), strict=True):
             if isinstance(answer, RmqError):
+                # A slot that cannot be read is reported, and the list continues without it.
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")
                 continue
@@ -299,7 +305,7 @@ class Listing:
 
     copies: list[MessageCopy]
     cursor: str
-    """Where the next page begins. Empty: this is the last one."""
+    """The place where the next page begins; empty if this is the last one."""
     scanned: int
     """The number of entries examined."""
     problems: list[str] = field(default_factory=list)
@@ -312,7 +318,7 @@ def first_page_order(topic: Topic, queue: str) -> bool:
 
 
 class Shown(NamedTuple):
-    """What the reader of a list may see."""
+    """The parts of messages that the reader of a list may see."""
 
     hidden: bool
     """Whether all content is hidden."""
@@ -386,6 +392,7 @@ def _read_rows(
             block += 1
             if wanted.slot is not None or block >= blocks:
                 return rows, None, scanned, problems
+            # The slot -1 stands for the beginning of a block.
             after = ListPosition(block, -math.inf, -1, b"")
         if len(rows) >= limit or scanned >= SCANNED_PER_PAGE or reader.bytes >= PAGE_BYTES:
             break
@@ -466,7 +473,7 @@ def copies_of(desk: OperationContext, topic: Topic, message_id: str) -> list[Mes
 def look_at(
     desk: OperationContext, topic: Topic, message_id: str
 ) -> tuple[MessageIdentity | None, DescribeReply | None]:
-    """Return the slot and the member of an id, as far as they are known, and what the slot has of it. None: nothing.
+    """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.
 
     Raises ``OperationRefused`` if the message was not found, although it may be there.
     """
@@ -481,7 +488,7 @@ def look_at(
 
 
 def gone(topic: Topic, message_id: str) -> MessageGone:
-    """Return the error for a message that is not there."""
+    """Return the error for a message that no slot holds."""
     return MessageGone(
         f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
     )
@@ -505,17 +512,17 @@ def identified(desk: OperationContext, topic: Topic, text: str) -> MessageIdenti
 
 
 def rounds_of(desk: OperationContext) -> int:
-    """Return how often a message is searched; for a command, until it is found."""
+    """Return the number of times that a message is searched; a command searches until it is found."""
     return ALL_ROUNDS if desk.actor.permits is None else ROUNDS
 
 
 def whereabouts(desk: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
-    """Return where the message of an id may be."""
+    """Return the places where the message of an id may be."""
     return Whereabouts(desk.broker, topic, identity, rounds=rounds_of(desk))
 
 
 def require_seen(places: Whereabouts, message_id: str) -> None:
-    """Raise ``OperationRefused`` if a message, which was not found, may be where nothing was searched."""
+    """Raise ``OperationRefused`` if a message that was not found may be where nothing was searched."""
     if places.is_unseen:
         raise OperationRefused(not_found(message_id))
 

@@ -1,4 +1,8 @@
-"""The outbox as people see it: what waits in it, what was refused, and a retry or deletion of either."""
+"""The outbox for people: rows that wait, rows that were refused, and a retry or deletion of either.
+
+``django_rmq.outbox`` has the rows and the relay. This module asks all databases at once, so that one that hangs delays
+none of the others, and shows an actor what it may see.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ ANSWER_SECONDS = 5.0
 """Seconds for which a question about the outbox waits for the databases."""
 
 STEP_SECONDS = 60.0
-"""Seconds in which the relay of a database has to make a step, or it is left alone. A step takes a few."""
+"""Seconds in which the relay of a database has to make a step; then it is left alone. A step takes a few seconds."""
 
 _inquiries: dict[tuple[int, str], ParallelReads[Any]] = {}
 """The last inquiry to each database, by process and alias."""
@@ -51,18 +55,18 @@ class OutboxRow:
     """As given by the sender: ms to wait, a priority, or the due time."""
     sent_ms: int
     due_ms: int | None
-    """When the relay sends it. None: it was refused, and the relay leaves it out."""
+    """When the relay sends it, or None if it was refused, and the relay leaves it out."""
     attempts: int
     error: str
-    """Why the last attempt failed. Empty: there was none."""
+    """Why the last attempt failed; empty if none has."""
     failed_ms: int | None
     size: int
-    """The size of the body (of a removal: of the member) in bytes; of a body that is not read, with all that is stored
-    beside it."""
+    """The size of the body (of a removal: of the member) in bytes. The size of a body that was not read includes what is
+    stored beside it."""
     key: str | None
-    """The key of a keyed message. None: it has none, it is hidden from the actor, or the body is not read."""
+    """The key of a keyed message; None if it has none, it is hidden from the actor, or the body was not read."""
     raw: bytes | None
-    """The body, or the member of a removal. None: hidden from the actor, or not read, because the list has too much."""
+    """The body, or the member of a removal; None if it is hidden from the actor, or was not read because of its size."""
 
     @property
     def is_refused(self) -> bool:
@@ -109,7 +113,7 @@ def outbox_rows(
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
     desk.actor.require(Permission.VIEW)
     if names is not None:
-        # PostgreSQL refuses the query. No row can have such a topic.
+        # PostgreSQL refuses a query with NUL in a text. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
     ask = partial(contents.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
@@ -123,7 +127,7 @@ def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
     for alias in aliases():
         key = os.getpid(), alias
         if (earlier := _inquiries.get(key)) is not None and earlier.hangs:
-            # One thread waits for a database that hangs, and not one for each question.
+            # One thread waits for a database that hangs, and not one thread for each question.
             problems.append(_silent(alias, seconds))
             continue
         inquiries.append(_begin(alias, partial(_once, ask, alias)))
@@ -205,6 +209,8 @@ def _do(desk: OperationContext, act: str, ids: Sequence[str], word: str) -> dict
                 gone += 1
             else:
                 chosen[database, topic].append(number)
+        # Another process may have sent or deleted rows since their topics were read, so the rows that were changed
+        # are counted.
         act_on = contents.retry if word == "retried" else contents.remove
         for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
@@ -227,7 +233,7 @@ def _shown(desk: OperationContext, found: FoundRows) -> OutboxRow:
     row, is_read = found.row, not found.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
-    # A drawn member is no key.
+    # A member that RMQ has drawn, for a send without a key, is not a key.
     has_key = envelope is not None and not row.member.startswith(MARK)
     key = row.member.decode("utf-8", "replace") if has_key else None
     raw: bytes | None = content.body

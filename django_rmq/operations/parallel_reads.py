@@ -1,4 +1,4 @@
-"""Inquiries: questions to several servers at once, so that one that is slow or hangs delays none of the others."""
+"""Questions to several servers at once, each in a thread, so that one that hangs delays none of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParallelReads(threading.Thread, Generic[T]):
     def __init__(self, name: str, ask: Callable[[], Iterable[T]]) -> None:
         super().__init__(name=name, daemon=True)
         self.found: list[T] = []
-        """What was answered so far."""
+        """The answers so far."""
         self._ask = ask
         self._error: BaseException | None = None
         self._end = float("inf")
@@ -31,11 +31,12 @@ class ParallelReads(threading.Thread, Generic[T]):
             self._error = error
         finally:
             if threading.current_thread() is self:
-                databases.close_all()  # those of this thread, which nobody uses again
+                databases.close_all()  # No other thread uses the connections of this one.
 
     def wait(self, end: float) -> bool:
         """Wait until the answer is complete, or until ``end`` (monotonic); return whether it is. Raises the error of ``ask``."""
         self._end = end
+        # ``run`` was called in this thread, so there is no thread to wait for.
         if self.ident is not None:
             self.join(max(0.0, end - time.monotonic()))
         if self._error is not None:
@@ -53,7 +54,7 @@ class ParallelReads(threading.Thread, Generic[T]):
 
     @property
     def hangs(self) -> bool:
-        """Whether somebody has waited for the answer in vain, and it is still not there."""
+        """Whether a caller has waited for the answer in vain, and it is still missing."""
         return self.is_alive() and time.monotonic() > self._end
 
 

@@ -1,4 +1,4 @@
-"""Read-only operations on topics, slots and workers: current figures and counters."""
+"""Operations that only read topics, slots and workers: each checks the permission, and asks the module that reads."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def survey(desk: OperationContext, names: Iterable[str] | None = None) -> Overvi
 
 
 def shared_survey(desk: OperationContext, names: Iterable[str] | None = None) -> Overview:
-    """Return the same as ``survey``, up to three seconds old: everybody who looks shares one."""
+    """Return the same as ``survey``, up to three seconds old: all dashboards share one."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_survey(desk.broker, desk.present_all(names))
 
 
 def shared_outbox(desk: OperationContext) -> list[Waiting]:
-    """Return how much is in the outbox, up to five seconds ago: everybody who looks shares one answer."""
+    """Return how much is in the outbox, up to five seconds ago: all dashboards share one answer."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_outbox(desk)
 
 
 def shared_schedules(desk: OperationContext) -> list[ScheduleStats]:
-    """Return the schedules, up to five seconds ago: everybody who looks shares one answer."""
+    """Return the schedules, up to five seconds ago: all dashboards share one answer."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_schedules(desk)
 
 
 def shared_servers(desk: OperationContext) -> list[ServerInfo]:
-    """Return what each Redis server reports about itself, up to a second ago. Empty also if it is unknown."""
+    """Return what each Redis server reports about itself, up to a second ago; empty also if it is unknown."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_servers(desk)
 
@@ -82,7 +82,7 @@ def flow(desk: OperationContext, names: Iterable[str] | None = None) -> TopicCou
 
 
 def shared_flow(desk: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
-    """Return the same as ``flow``, up to a second ago: everybody who looks shares one answer."""
+    """Return the same as ``flow``, up to a second ago: all dashboards share one answer."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_flow(desk.broker, desk.present_all(names))
 

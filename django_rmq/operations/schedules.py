@@ -1,4 +1,8 @@
-"""Schedules as people see them: when they run, and pause, resume, run now and edit."""
+"""Schedules for people: when they run, and the actions pause, resume, run now, edit and delete.
+
+Each change is a script on the record of the schedule in Redis. The steps that follow from it are those of
+``core.schedules.stepper``, which workers take as well.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +50,10 @@ from django_rmq.operations.sends import charge
 from django_rmq.schedules import registry, schedule_requirements
 
 RUNS = 5
-"""The number of runs of a schedule of which it is asked what became of them, until one has ended."""
+"""The number of latest runs of a schedule whose states are read, until one has ended."""
 
 LONGEST_MS = 366 * 86_400_000
-"""How far back the run before another one is searched."""
+"""How long before a run the run before it is searched, in ms."""
 
 _UNENDED = {"waiting", "running", "running_and_waiting", "resting"}
 
@@ -61,27 +65,27 @@ class ScheduleStats:
     name: str
     topic: str
     schedule: Schedule
-    """With what people have changed."""
+    """The schedule with the changes that people have made."""
     declared: Schedule
-    """As the settings of the present version of the project say."""
+    """The schedule in the settings of the present version of the project."""
     override: Mapping[str, Any]
-    """What people have changed. Empty: nothing."""
+    """The changes that people have made; empty if there are none."""
     is_paused: bool
     is_removed: bool
     """Whether it is being removed, because no worker declares it; it is gone when its waiting tick is taken back."""
     next_ms: int | None
-    """When it runs next. None: it is paused, or never due again."""
+    """When it runs next, or None if it is paused, or never due again."""
     last_ms: int | None
-    """When it was due last. None: not yet."""
+    """When it was due last, or None if it has not been due."""
     late_ms: int
     """How much later than its time the latest tick came into the queue, or is overdue."""
     problem: str = ""
-    """Why its next run is unknown. Empty: it is known."""
+    """Why its next run is unknown; empty if it is known."""
     outcome: str = ""
-    """What became of the latest run that has ended, of the last ``RUNS``: dead, done, removed or cancelled. resting: none of
-    them has ended, and at least one has failed. Empty: no run has ended, or what became of it is not kept."""
+    """The state of the latest of the last ``RUNS`` runs that has ended: dead, done, removed or cancelled. It is resting if
+    none has ended and at least one has failed, and empty if no run has ended, or its outcome is not kept."""
     outcome_ms: int | None = None
-    """When this run was due. None: ``outcome`` is empty."""
+    """When this run was due, or None if ``outcome`` is empty."""
     is_missing: bool = False
     """Whether it is declared, and Redis does not know it. Workers that run declare it within seconds."""
 
@@ -168,7 +172,7 @@ def reset_schedule(desk: OperationContext, name: str) -> str:
 
 
 def _set_override(desk: OperationContext, record: ScheduleRecord, text: str, changed: Schedule) -> str:
-    """Set what people have changed, so that the schedule runs as ``changed`` says."""
+    """Set the changes of people, so that the schedule runs as ``changed`` says."""
     before, after = _described(record.schedule), _described(changed)
     return _change(
         desk,
@@ -246,7 +250,7 @@ def _declared() -> Mapping[str, Schedule]:
     try:
         return registry.schedules()
     except ConfigurationError:
-        return {}  # two of one name, which a check reports
+        return {}  # A system check reports two schedules of one name.
 
 
 def _missing(declared: Schedule) -> ScheduleStats:
@@ -276,9 +280,9 @@ def _all_figures(desk: OperationContext, found: Sequence[ScheduleRecord]) -> lis
 def _outcomes(
     desk: OperationContext, found: Iterable[ScheduleRecord], now_ms: int
 ) -> dict[str, tuple[str, int | None]]:
-    """Return for each schedule what became of its latest run that has ended, and when that was due.
+    """Return for each schedule the state of its latest run that has ended, and when that run was due.
 
-    It asks for one run of all schedules at a time, going back while a run has not ended.
+    It asks for one run of all schedules at a time, and for earlier ones while a run has not ended.
     """
     outcomes: dict[str, tuple[str, int | None]] = {}
     runs = [
@@ -292,6 +296,7 @@ def _outcomes(
             if state in _UNENDED:
                 if state == "resting":
                     outcomes.setdefault(record.name, (state, run))
+                # Without cronsim, or with an unknown time zone, earlier runs cannot be computed.
                 with suppress(ConfigurationError):
                     if (before := last_tick(record.schedule, run - LONGEST_MS, run - 1)) is not None:
                         earlier.append((record, before))
@@ -303,13 +308,14 @@ def _outcomes(
 
 
 def _states(desk: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]]) -> list[str]:
-    """Return the state of the message of each run, in one round trip. What cannot be read is unknown."""
+    """Return the state of the message of each run, in one round trip. A state that cannot be read is unknown."""
     asked = []
     for record, run in runs:
         topic, member = desk.present(record.schedule.topic), tick_member(record.name, run)
         try:
             basis = basis_of(topic, record.schedule.body, None)
         except CallerError:
+            # The topic no longer takes the body, so the slot follows from the member.
             basis = None
         slot = crc32(member if basis is None else basis) & (topic.slots - 1)
         asked.append((topic, slot, member))
@@ -328,6 +334,7 @@ def _figures(record: ScheduleRecord, now_ms: int, outcome: str, outcome_ms: int 
             "",
         )
     except ConfigurationError as error:
+        # Without cronsim, or with an unknown time zone, the next run cannot be computed.
         following, late_ms, problem = None, record.late_ms, str(error)
     return ScheduleStats(
         record.name,
@@ -368,7 +375,7 @@ def _change(
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]
     desk.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
-    # Workers take the same steps within seconds.
+    # If this fails, workers take the same steps within seconds.
     with suppress(RmqError):
         stepper.Stepper(desk.broker, desk.config.topics).settle()
     return outcome

@@ -1,6 +1,7 @@
-"""Sending rates, and requests that run only once however often they are repeated. Both are kept in Redis.
+"""Sending rates, and requests that run only once however often they are repeated.
 
-They apply to all web processes together, and expire by themselves.
+Redis keeps both, so they apply to all web processes together, and expire by themselves. What the rates are is read
+from the settings by ``operations.sends``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def spend(broker: Broker, actor: Actor, charges: Sequence[SendCharge]) -> None:
             )
     for index, one in enumerate(charges):
         wait_us = one.spend(broker, actor, one.wanted)
+        # A request that another limit refuses costs nothing, so the charges before it are given back.
         if wait_us:
             _give_back(broker, actor, charges[:index])
             raise TooManySends(
@@ -84,7 +86,7 @@ class IdempotencyKey:
     """One attempt at a request that must run only once."""
 
     answer: Any = None
-    """The answer of an earlier attempt. None: this is the first, and ``done`` must be called."""
+    """The answer of an earlier attempt, or None if this is the first one, which must call ``done``."""
     kept: bytes = b""
 
     def done(self, answer: Any) -> None:
@@ -122,6 +124,7 @@ def once(
     finally:
         try:
             broker.run(registry.keep_answer(name, token, attempt.kept, KEPT_MS))
+            # The attempt has failed. Redis forgets it, so it may be repeated, and its charge would count twice.
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)
         except RmqError:

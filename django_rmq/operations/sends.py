@@ -1,4 +1,4 @@
-"""Sending messages as an actor, within the actor's limits."""
+"""Sends of an actor, within the actor's limits: the permission, the record, and the charge around ``django_rmq.sending``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def charge(desk: OperationContext, messages: int, size: int) -> None:
 def once(
     desk: OperationContext, key: str, content: Any, messages: int
 ) -> AbstractContextManager[send_quotas.IdempotencyKey]:
-    """Run a send of this many messages, which the actor names by ``key``, only once; see ``send_quotas.once``."""
+    """Run a send of N messages, which the actor names by ``key``, only once; see ``send_quotas.once``."""
     desk.actor.require(Permission.SEND)
     kept = {"messages with an Idempotency-Key": (messages, desk.config.api.once_rate)}
     return send_quotas.once(desk.broker, desk.actor, key, content, _charges(kept))

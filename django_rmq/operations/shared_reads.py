@@ -1,8 +1,8 @@
-"""What open dashboards show is read once for all of them: the topics for all web processes, the rest in each process.
+"""Reads that open dashboards share: those of topics by all web processes, the others by the threads of a process.
 
-A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page
-asks for one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other
-web processes. Those who ask while one is being made wait for it.
+A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page asks for
+one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other web processes.
+Those who ask while one is being made wait for it. Permissions are checked by ``reports``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEPT_SECONDS = 1.0
 """Seconds for which a process keeps a survey without asking Redis for a newer one."""
 
 OTHERS_SECONDS = 5.0
-"""Seconds for which a process keeps what is in the outbox, and the schedules."""
+"""Seconds for which a process keeps the figures of the outbox, and the schedules."""
 
 LEASE_MS = 5_000
 """Milliseconds after which a process that makes a survey counts as dead."""
@@ -66,7 +66,7 @@ class _Kept:
     """The last answer to a question in this process, or the error of the last attempt."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while somebody asks: the other threads wait for the answer."""
+    """Held while a thread asks: the other threads wait for its answer."""
     answer: Any = None
     error: ServerTrouble | None = None
     ended: float = 0.0
@@ -102,7 +102,7 @@ def shared_schedules(desk: OperationContext) -> list[ScheduleStats]:
 
 
 def shared_servers(desk: OperationContext) -> list[ServerInfo]:
-    """Return what each Redis server reported about itself a second ago. Empty also if Redis does not permit it."""
+    """Return what each Redis server reported about itself a second ago; empty also if Redis does not permit it."""
     return _shared(("servers", id(desk.config), desk.broker), lambda: read_servers(desk) or [], KEPT_SECONDS)
 
 
@@ -113,8 +113,8 @@ def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
     began = time.monotonic()
     kept = _of(key)
     with kept.lock:
-        # Who has waited gets what the attempt that it has waited for gave, also an error: otherwise every
-        # waiting thread would find out by itself, one after the other, that Redis does not answer.
+        # A thread that has waited gets the answer of the attempt that it waited for, also an error. Otherwise every waiting
+        # thread would find out by itself, one after the other, that Redis does not answer.
         if kept.error is not None and kept.ended > began:
             raise type(kept.error)(str(kept.error)) from kept.error
         if kept.answer is not None and kept.ended + seconds > began:
@@ -133,9 +133,9 @@ def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
 
 def _of(question: tuple[object, ...]) -> _Kept:
     with _guard:
-        # A lock that another thread held at a fork is never released in the new process.
+        # A lock that another thread held at a fork is never released in the child, so each process has locks of its own.
         key = (os.getpid(), *question)
-        # The newest is last. An older one that somebody still asks for goes on without its place here.
+        # The newest question is last. A thread that waits for a forgotten one still has its lock.
         kept = _kept.pop(key, None) or _Kept()
         _kept[key] = kept
         for old in list(_kept)[:-MOST_KEPT]:
@@ -154,13 +154,13 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
         except RmqError:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
-            # A full Redis, a replica or rights for reading alone: the survey is not shared.
+            # A full Redis, a replica, or a user that may only read, refuses to keep the survey. It is then not shared.
             return stats.survey(broker, topics)
         if word == "done":
             try:
                 return _parsed(stored, topics)
             except (TypeError, ValueError):
-                break  # Not written by this package.
+                break  # Another program, or another version, has stored something else.
         if word == "running":
             time.sleep(ASK_SECONDS)
     made = b""
@@ -169,6 +169,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
         made = _written(overview)
         return overview
     finally:
+        # This process has the lease, and the others wait for its answer. An empty answer reports a failure.
         if word == "new":
             _keep(broker, name, token, made)
 
@@ -177,7 +178,7 @@ def _keep(broker: Broker, name: str, token: str, made: bytes) -> None:
     try:
         broker.run(registry.keep_answer(name, token, made, KEPT_MS))
     except RmqError:
-        pass  # The others make their own after the lease.
+        pass  # The other processes make a survey of their own after the lease.
 
 
 def _name(topics: Sequence[Topic]) -> str:
@@ -198,7 +199,7 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     found = []
     for topic, row in zip(topics, rows, strict=True):
         one = TopicStats(topic, **dict(zip(_COLUMNS, row, strict=True)))
-        # Whether this process can read the definition of a topic is known to it alone.
+        # Only this process knows whether it can read the definition of a topic.
         found.append(
             replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
         )

@@ -1,4 +1,8 @@
-"""Changing the slot count of a topic: the checks before, and the move itself."""
+"""A new slot count of a topic: the checks before it, and the move of its messages.
+
+``core.resharding`` moves the messages. Here an outage of Redis does not end the move, because each of its steps can be
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,13 @@ class SlotCountPlan:
     is_begun: bool
     """Whether it was begun already."""
     obstacle: str
-    """Why it is not permitted. Empty: it is."""
+    """Why the change is not permitted; empty if it is."""
 
 
 def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
     """Return the plan for giving ``topic`` that many slots.
 
-    None: finish one that was begun, otherwise use the settings.
+    Without a number, a change that was begun is finished, or the number of the settings is used.
 
     Raises ``ConfigurationError`` for an invalid number or if none is known, and ``TopicMismatch`` if settings
     and Redis disagree about more than slots, because the slot of a message depends on that.
@@ -91,6 +95,7 @@ def move(
             resharding.finish(broker, chosen)
             return progress
         except ServerTrouble as error:
+            # The time counts from the last step that was done, so a move survives any number of short outages.
             if time.monotonic() - answered > PATIENCE:
                 raise
             complain(error)

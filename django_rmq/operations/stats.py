@@ -1,4 +1,7 @@
-"""Figures of topics, slots and workers: what waits, runs and is dead, and the counters since the start."""
+"""Figures of topics, slots and workers: messages in each state, and the counters since the start.
+
+They are read at one instant, in one round trip, and nothing is kept. ``shared_reads`` keeps them for dashboards.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class TopicWorkers:
     workers: int = 0
     threads: int = 0
     owned_slots: list[Holding] = field(default_factory=list)
-    """For serial topics, by slot; includes those of workers that are gone."""
+    """The assigned slots of serial topics, in order; among them are slots of workers that have ended."""
 
 
 class WorkerList:
@@ -39,7 +42,7 @@ class WorkerList:
         self.members = members
         self.holdings = holdings
         self.problem = problem
-        """Why the workers are unknown. Empty: they are known."""
+        """Why the workers are unknown; empty if they are known."""
         self._present = {member.worker.id for member in members}
         self._serving: defaultdict[str, TopicWorkers] = defaultdict(TopicWorkers)
         # Most workers publish the same topics, which are parsed once.
@@ -118,10 +121,11 @@ def crew_of(roster: Roster | RmqError) -> WorkerList:
 
 
 def _crew_in_zookeeper() -> WorkerList | None:
-    """Return the live workers if ZooKeeper is the coordinator. None: it is not."""
+    """Return the live workers if ZooKeeper is the coordinator, or None if it is not."""
     try:
         found = connections.survey_zookeeper()
     except ServerTrouble as error:
+        # Redis can be read without ZooKeeper, so a page shows everything but the workers.
         return WorkerList(problem=str(error))
     return None if found is None else WorkerList(found.members, found.holdings)
 
@@ -144,7 +148,7 @@ LIVE_SLOTS = 4_096
 """The number of slots that an overview reads; of topics with more, an evenly spread part."""
 
 PARTIAL_SLOTS = 256
-"""How many slots of a topic are read if all would be too many."""
+"""The number of slots of a topic that are read if all would be too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +158,23 @@ class TopicStats:
     topic: Topic
     store: int = 0
     due: int = 0
-    """How many can be taken now: in Store, rested in Retry, or timed out in Prepare."""
+    """The number of messages that can be taken now: in Store, rested in Retry, or timed out in Prepare."""
     prepare: int = 0
     retry: int = 0
     dead: int = 0
     claimed: int = 0
     lapsed: int = 0
-    """How many of these are claimed under a lease that has ended."""
+    """The number of messages that are claimed under a lease that has ended."""
     oldest_due_ms: int | None = None
-    """Since when the first of these can be taken. None: nothing is overdue, or the topic orders by priority."""
+    """Since when the first of these can be taken; None if nothing is overdue, or the topic orders by priority."""
     age_ms: int | None = None
     """How long that message has been due, in ms."""
     undrained_since_ms: int | None = None
-    """Priority topics: the earliest time since which a slot has had something to take. None: nothing is waiting."""
+    """Priority topics: the earliest time since which a slot has had something to take, or None if nothing is waiting."""
     undrained_ms: int | None = None
     """The time since then in ms. No waiting message sent since then has waited longer."""
     running_since_ms: int | None = None
-    """When the first delivery began that runs and has not timed out, however often it was extended. None: nothing runs."""
+    """When the first running delivery began, however often it was extended; None if none runs, or all have timed out."""
     running_ms: int | None = None
     """The time since then in ms."""
     paused_slots: int = 0
@@ -181,9 +185,9 @@ class TopicStats:
     owned_slots: int = 0
     """Serial topics: the number of slots that are assigned to live workers."""
     workers_problem: str = ""
-    """Why the number of workers is unknown. Empty: it is known."""
+    """Why the number of workers is unknown; empty if it is known."""
     definition_problem: str = ""
-    """Why the registered definition of the topic cannot be read. Empty: it can."""
+    """Why the registered definition of the topic cannot be read; empty if it can."""
     looked_at: int = 0
     """The number of slots that were read."""
     now_ms: int = 0
@@ -219,7 +223,7 @@ class SlotStats:
     slot: int
     counts: Counts
     worker: str = ""
-    """The id of the worker to which it is assigned. Empty: none, or the topic is not serial."""
+    """The id of the worker to which the slot is assigned; empty if there is none, or the topic is not serial."""
     since_ms: int | None = None
     problem: str = ""
 
@@ -244,7 +248,7 @@ class SlotsStats:
 
     @property
     def skew(self) -> float:
-        """The depth of the deepest slot divided by the mean. 1: even. 0: all are empty."""
+        """The depth of the deepest slot divided by the mean. 1 means even, and 0 that all slots are empty."""
         mean = self.mean_depth
         return max(row.depth for row in self.rows) / mean if mean else 0.0
 
@@ -257,7 +261,7 @@ class Overview(NamedTuple):
 
     topics: list[TopicStats]
     workers: int | None
-    """The number of live workers. None: unknown, see ``problem``."""
+    """The number of live workers, or None if it is unknown; see ``problem``."""
     problem: str
     now_ms: int
 
@@ -333,6 +337,8 @@ def _summed(
 ) -> TopicStats:
     counted, problems = list[Counts](), []
     for slot, answer in zip(slots, answers, strict=True):
+        # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
+        # this slot.
         if isinstance(answer, ServerTrouble):
             raise answer
         if isinstance(answer, RmqError):
@@ -397,7 +403,9 @@ class TopicCounters:
         seconds = max(self.now_ms - before.now_ms, 1) / 1000
         return {
             topic: {
-                name: max(0, count - before.counted[topic][name]) / seconds for name, count in now.items()
+                # The counters begin again if a server loses its data.
+                name: max(0, count - before.counted[topic][name]) / seconds
+                for name, count in now.items()
             }
             for topic, now in self.counted.items()
             if topic in before.counted

@@ -33,9 +33,9 @@ class TopicMetrics:
     depth: Depth | None
     """For large topics: the depths of all slots together at ``sampled_ms``."""
     totals: HistoryTotals | None
-    """None: the topic is large and no worker has sampled it recently, or the counters cannot be read."""
+    """The counters; None if the topic is large and no worker has sampled it recently, or they cannot be read."""
     times: Times | None
-    """None: the durations cannot be read."""
+    """The durations, or None if they cannot be read."""
     sampled_ms: int
     """When the depths were read, and for large topics the totals, by the clock of Redis."""
     now_ms: int
@@ -58,12 +58,13 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
     """Return the measurements of ``topics``: up to 8,192 slots are read directly, others come from the workers' samples.
 
     It costs two reads of each of these slots, and one of the times of each topic, all in a few round trips. The depths are
-    those of the survey that everybody shares, so they are up to three seconds old, and the counters are of this moment.
+    those of the survey that all dashboards share, so they are up to three seconds old, and the counters are of this moment.
     Values that cannot be read are missing only from their own topic. Raises ``ServerTrouble``.
     """
     try:
         definitions: Mapping[str, dict[str, Any]] = broker.definitions()
     except WrongType:
+        # Another program has put a value of another type in place of the definitions, so former slots are not known.
         definitions = {}
     seen = shared_reads.shared_survey(broker, topics)
     large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]

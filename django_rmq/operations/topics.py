@@ -1,4 +1,4 @@
-"""Topics as a whole: their definitions, and the end of a topic that nobody declares any more."""
+"""Topics as a whole: their definitions, and the end of a topic that is no longer declared."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Defined:
     state: str
     """unreadable, new, differs or same; registered or applied, if that has just been done."""
     registered: dict[str, Any] | None
-    """The registered definition. None: there is none."""
+    """The registered definition, or None if there is none."""
     differences: list[Difference] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
-    """Why it was not applied."""
+    """The reasons why it was not applied."""
 
 
 def compare(topic: Topic, registered: Definitions) -> Defined:
@@ -51,7 +51,7 @@ def compare(topic: Topic, registered: Definitions) -> Defined:
 
 
 def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
-    """Register new topics, and change what may be changed. ``force``: even if live workers go on with the old values."""
+    """Register new topics, and change what may be changed. ``force``: even if live workers keep the old values."""
     topic = found.topic
     if found.state == "new":
         broker.define(topic)
@@ -125,8 +125,7 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> U
     try:
         topic = Topic.registered(name, definition, slots)
     except ValueError:
-        # Messages are counted in the same way in every topic. Moving them is refused if the definition is
-        # incomplete.
+        # Messages are counted in the same way in every topic. If the definition is incomplete, they cannot be moved.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
     for counts in walk(broker, (inspect.count(topic, slot) for slot in range(topic.slots))):
@@ -194,6 +193,7 @@ def _all(
         for step in part:
             outcomes = before + Counter(step.outcomes)
             yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
+    # A message that was left behind could not be found again if its topic were forgotten.
     if not outcomes["kept"]:
         for step in _forgotten(broker, found.topic):
             yield BulkProgress(found.held, found.held, {**outcomes, **step.outcomes}, step.is_complete)
@@ -260,6 +260,8 @@ def _move_some(
             for i, result in enumerate(results)
             if i not in errors and result.status != "refused"
         )
+        # The messages are deleted after they were sent: a crash in between leaves them in both topics, and loses
+        # none.
         if arrived:
             broker.run(operate.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
     return +outcomes
@@ -268,7 +270,7 @@ def _move_some(
 def _placed(
     source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
 ) -> Outgoing | None:
-    """Return a message as ``target`` takes it. None: its slot there cannot be computed."""
+    """Return a message as ``target`` takes it, or None if its slot there cannot be computed."""
     envelope = entry.envelope
     if state == "dead" and entry.record:
         envelope = Death.parse(entry.record).envelope
@@ -297,6 +299,7 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
         for slot, answer in zip(slots, run_all(broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 raise answer
+            # A message has come since the slot was emptied.
             if answer != "retired":
                 raise OperationRefused(
                     f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"

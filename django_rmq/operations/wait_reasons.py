@@ -1,4 +1,7 @@
-"""Why a message waits: what keeps it from being delivered now."""
+"""The reasons why a message waits: what keeps it from being delivered now.
+
+They are read from its slot, the workers and the limits at one instant. Nothing is changed.
+"""
 
 from __future__ import annotations
 

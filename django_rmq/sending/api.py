@@ -568,8 +568,8 @@ def _named_by(
     """Return the slot and the member of an id, and the options with which its message is sent again."""
     if "key" in options:
         raise InvalidMessage("give key= or id=, not both")
-    # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
     identity = identify_for_program(connections.present(topic), name)
+    # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
     if identity.member is None:
         held = find_held(connections.get_broker(), topic, identity)
         if held is None or held.member is None:
@@ -593,7 +593,7 @@ def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
     crc, topic = outgoing.crc or 0, outgoing.topic
     if crc & (topic.slots - 1) == identity.slot:
         return
-    # The id may be of before a re-slotting, so the slot counts count that the topic had at any time.
+    # The id may be older than a re-slotting, so every slot count that the topic has had is tried.
     definition = connections.get_broker().definitions().get(topic.name)
     counts = (*slot_counts(definition), *former_slot_counts(definition)) if definition else (topic.slots,)
     if not any(crc & (count - 1) == identity.slot for count in counts):

@@ -205,7 +205,7 @@ def schedule(
     Raises ``ConfigurationError`` for options that cannot be used, and for a second schedule of this name.
     """
     options = {"BODY": body, "CRON": cron, "EVERY": every, "TIMEZONE": timezone, "CATCH_UP": catch_up}
-    # What cannot be used is reported at the line of the decorator, before there is a function.
+    # Options that cannot be used are reported at the line of the decorator, before there is a function.
     found = scheduled.parsed(name, topic, options)
 
     def register(function: Function) -> Function:
@@ -243,7 +243,7 @@ def once_databases() -> dict[str, str]:
 
 
 def discover() -> list[FailedModule]:
-    """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return those that failed."""
+    """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return the modules that failed."""
     name = get_config().autodiscover
     _add_tasks()
     return (

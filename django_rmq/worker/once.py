@@ -44,7 +44,7 @@ class OnceListener:
         self.using = using
 
     def __call__(self, argument: Any) -> Any:
-        """Call the listener with a message, or with those of a list that were not processed before."""
+        """Call the listener with a message, or with the messages of a list that were not processed before."""
         if isinstance(argument, list):
             return self._call_list(argument)
         connection = self._connection()
@@ -72,8 +72,8 @@ class OnceListener:
                     # A list of its own: the listener may change it.
                     returned = self._call(connection, list(new), new, row) if new else None
             except _PartlyDone:
-                # A lost acknowledgement makes Redis deliver a message again whose effects are there. Inserting one
-                # by one shows which messages these are.
+                # A process may die between the commit of its transaction and that of the message, which then comes again.
+                # Inserting one by one shows which messages these are.
                 is_partly_done = True
                 continue
             if returned is False:
@@ -104,7 +104,7 @@ class OnceListener:
             if invoke.forking is not None:
                 invoke.end_copy()
         if returned is False or any(message.outcome is not None for message in messages):
-            # The queue will deliver the message again, so the effects of this attempt must not stay.
+            # The message has failed, or was given up, so the effects of this attempt must not stay.
             connection.set_rollback(True)  # rule: keeps_the_effects_of_a_failure
             return returned
         if returned is not None:
@@ -130,7 +130,7 @@ def _before_the_hold(messages: list[Message]) -> list[Message]:
 def _record(
     connection: Any, messages: list[Message], *, one_by_one: bool = False
 ) -> tuple[list[Message], int | None]:
-    """Record ``messages``; return those that were not recorded before, and the id of a row, where it is known."""
+    """Record ``messages``; return the messages that were not recorded before, and the id of a row, where it is known."""
     # A model, which cannot be imported before the apps are loaded.
     from django_rmq.worker.processed_messages import insert, row_of
 

@@ -1,7 +1,6 @@
 """Requirements of ``once``: conditions of topic, database and settings under which effects happen exactly once.
 
-The system checks report conditions that are not met, and a worker does not start then. ``once`` itself checks nothing of
-this at run time.
+The system checks report conditions that are not met, and a worker does not start then.
 """
 
 from __future__ import annotations

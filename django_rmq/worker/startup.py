@@ -116,7 +116,7 @@ class Preparation:
         self._next_line = 0.0
 
     def __call__(self) -> bool:
-        """Raises what ``check_start`` does."""
+        """Check whether workers can start; return False while a server is unreachable. Raises the errors of ``check_start``."""
         try:
             self._topics[:] = check_start(self._topics)
         # An orchestrator may start the worker before its server. Ending would make it pause longer with each attempt.
@@ -165,7 +165,7 @@ def _check_once(topics: list[Topic]) -> None:
         )
         found += [problem for answer in given.values() for problem in answer]
         for alias, problem in problems.items():
-            # Other topics need not wait for it, and what needs it is tried again.
+            # Other topics need not wait for this database, and a message whose listener needs it is tried again.
             logger.warning(
                 "Database %s cannot be asked whether its migrations are applied: %s",
                 alias,

@@ -33,7 +33,7 @@ class SyncThreads:
 
     def __init__(self) -> None:
         self._idle: list[ThreadSensitiveContext] = []
-        """Each stands for a thread that no call uses, or that was never started."""
+        """The threads that no call uses; some were never started."""
 
     def around(self, topic: Topic, function: Coroutine) -> Coroutine:
         """Return the function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
@@ -60,7 +60,7 @@ class SyncThreads:
         try:
             left: list[str] | None = await _run_in(thread, _end_call)
         except asyncio.CancelledError:
-            # The call was cancelled again while its code runs in the thread. The next call would wait for that code.
+            # The call was cancelled while its code runs in the thread. The next call would wait for that code.
             _end(thread)
             raise
         self._idle.append(thread)

@@ -126,7 +126,7 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
         return_permits(broker, served, notes.owner)
     finally:
         try:
-            # Also if settling failed: other workers then take over the slots now instead of when the session expires.
+            # The session ends even if settling failed, so that other workers need not wait until it expires.
             connections.end_session(notes.owner, notes.token)
         except ServerTrouble as error:
             logger.warning(
@@ -210,7 +210,7 @@ UNSETTLED_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """The options of a worker process. Times in seconds; None: the setting, or never."""
+    """The options of a worker process. Times are in seconds; None means the setting, or never."""
 
     threads: int | None = None
     burst: bool = False

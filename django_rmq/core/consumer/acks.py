@@ -30,7 +30,7 @@ REST_SECONDS = 5.0
 """Seconds for which a slot is left alone if Redis refuses to access its keys."""
 
 NODE_REST_SECONDS = 0.25
-"""Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the others go on."""
+"""Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the other slots are served."""
 
 RENEWAL_SECONDS = 5.0
 """Seconds between two new subscriptions while nodes do not answer."""
@@ -117,7 +117,7 @@ class PendingAcks:
         self.messages: dict[bytes, Message] = {}
         """The messages of ``committed`` and ``failures``, if there is a watcher."""
         self.began_ns = 0
-        """When they were sent, in ns since the epoch, if there are such messages."""
+        """When these messages were acknowledged, in ns since the epoch, if there are any."""
 
 
 Settlements = dict[tuple[SlotState, int], PendingAcks]

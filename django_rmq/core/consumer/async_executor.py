@@ -70,6 +70,7 @@ class LoopLag:
         if late <= 0 or self._loop is None:
             return blocked
         if self._blocks[0] != ticked:
+            # The loop has been silent since this sign of life. The task that runs at the first look counts as the cause.
             self._blocks = (ticked, asyncio.current_task(self._loop))
         cause = self._blocks[1]
         return blocked + late if cause in self.calls and cause is not task else blocked
@@ -290,12 +291,13 @@ class AsyncBatch:
         return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
 
     async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:
-        """Call the listener in a task, so that what it leaves in context variables is its own."""
+        """Call the listener in a task, so that its changes of context variables do not reach other calls."""
         batch = self._batch
         batch.group, batch.overran_at = ours, None
         self._stopped_by.clear()
         self._blocked_before = self._pulse.blocked
         batch.running_since = now
+        # The states are recorded before the call, because the listener may kill the process.
         self._taken.note(at, bytes([BEGUN]) * size)
         call: Running[Any, Any, list[Outcome] | None] = (
             await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
@@ -391,7 +393,7 @@ class AsyncExecutor(threading.Thread):
         self._is_woken = False
         self._stopping = False
         self._is_over = False
-        """Whether it has ended, and only cancels what still runs."""
+        """Whether the loop has ended, and only cancels the tasks that still run."""
         self._pulse = LoopLag()
         self._silent_since = self._pulse.ticked
         self._complain = LogThrottle(logger)
@@ -438,12 +440,12 @@ class AsyncExecutor(threading.Thread):
         return silent if silent >= BLOCKED_SECONDS and self._loop is not None else 0.0
 
     def stack_of(self, batch: Batch) -> str:
-        """Return where the listener of a batch is."""
+        """Return the stack of the listener of a batch."""
         steps = self._running.get(batch)
         return stack_of_task(steps.task) if steps is not None and steps.task is not None else ""
 
     def look(self) -> None:
-        """Log what blocks the loop, if it has given no sign of life since the last look."""
+        """Log the stack that blocks the loop, if the loop has given no sign of life since the last look."""
         silent, ticked = self._pulse.silent(), self._pulse.ticked
         is_again, self._silent_since = self._silent_since == ticked, ticked
         if self._loop is None or silent < BLOCKED_SECONDS or not (is_again and self.is_alive()):
@@ -535,7 +537,7 @@ class AsyncExecutor(threading.Thread):
     # --- its end
 
     def _close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel what listeners have left running, and close the loop."""
+        """Cancel the tasks that still run, and close the loop."""
         self._is_over = True
         # A batch whose call is cancelled below must not begin its next message.
         for batch in self._running:

@@ -1,4 +1,4 @@
-"""Duties: what a worker does beside consuming, one small step at a time, in separate threads.
+"""Maintenance: the duties of a worker beside consuming, done one small step at a time, in separate threads.
 
 A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
 duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
@@ -160,6 +160,7 @@ class _Retention:
                 f"Cannot discard old dead messages in {len(slot_errors)} slots of topic {self._topic.name}: %s",
                 slot_errors[0],
             )
+        # A slot that failed has its turn again in the next round.
         return [0 if isinstance(gone, RmqError) else gone for gone in found]
 
 

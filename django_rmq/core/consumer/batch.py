@@ -131,7 +131,7 @@ class Batch:
 
     def in_flight(self) -> list[bytes]:
         """Return the members that the heartbeat must extend: neither reported nor given back."""
-        # The dispatcher gives back what a halted batch has not begun, so these messages must not be extended.
+        # The dispatcher gives back the messages that a halted batch has not begun, so they must not be extended.
         end = self.begun if self.halted else None
         return [message.delivery.member for message in self.messages[self.reported : end]]
 
@@ -183,7 +183,7 @@ class BatchResults:
 
 
 TAKEN_SECONDS = 1.0
-"""Seconds after which nobody knows when a call ends: its thread gets nothing more, and other threads work on its slots."""
+"""Seconds after which the end of a call counts as unknown: its thread gets no batches, and other threads serve its slots."""
 
 LONG_CALL_SECONDS = 0.1
 """Seconds from which a call that runs changes the estimated work of its thread."""
@@ -219,7 +219,7 @@ class InFlight:
         batch.state.batches += 1
 
     def is_taken(self, thread: int) -> bool:
-        """Return whether a thread's call has run for so long that nobody knows when it ends."""
+        """Return whether a thread's call has run for ``TAKEN_SECONDS``, so that its end is unknown."""
         return self._ran[thread] >= TAKEN_SECONDS
 
     def estimate(self, running: Iterable[Batch], blocked_seconds: float) -> None:
@@ -245,7 +245,7 @@ class InFlight:
         return self._ran[thread]
 
     def slow(self, seconds: float | None = None) -> list[Batch]:
-        """Return the batches whose present call has run for so long that nobody knows when it ends, or for ``seconds``."""
+        """Return the batches whose present call has run for ``seconds``, by default for ``TAKEN_SECONDS``."""
         before = uptime() - (TAKEN_SECONDS if seconds is None else seconds)
         return [batch for batch in self.batches.values() if (since := batch.running_since) and since < before]
 

@@ -45,7 +45,7 @@ class MemoryBudget:
     def grant(self, topic: Topic, limit: int) -> int:
         """Return how many bytes a prepare of ``limit`` messages may return, or 0 if the process has too many in flight."""
         wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
-        # Grants of prepares that are under way count in full, because nobody knows yet how much they return.
+        # Grants of prepares that are under way count in full, because it is unknown how much they return.
         if self.held + self._granted + wanted > MOST:  # rule: takes_all_bytes
             return 0
         self._granted += wanted
@@ -93,7 +93,7 @@ class AsyncCapacity:
         self._held: Counter[str] = Counter()
         """Topic -> the batches in flight that can run beside each other: of a serial slot only one counts."""
         self.slow: Counter[str] = Counter()
-        """Topic -> the calls of which nobody knows when they end, so that nothing is taken ahead for them."""
+        """Topic -> the number of calls whose end is unknown, so that no messages are taken ahead for them."""
 
     def __bool__(self) -> bool:
         return bool(self.concurrency)
@@ -110,7 +110,7 @@ class AsyncCapacity:
         """Return how many more batches of a topic may be taken. ``pace``: seconds per message."""
         most = self.most(topic)
         if topic not in self.flows:
-            # What a flow measures is how many calls run, so nothing waits beside them.
+            # A flow measures its calls by the batches in flight, so none may wait beside those that run.
             shutdown = max(0, most - self.slow[topic])
             most += int(shutdown * AHEAD_SECONDS / max(pace, self.seconds(topic)))
         return most - self._held[topic]  # rule: takes_more_than_it_can_run
@@ -120,7 +120,7 @@ class AsyncCapacity:
         return max(WORK_SECONDS, self.most(topic) / PREPARES)
 
     def share(self, topic: str) -> int:
-        """Return how many messages a batch may have, so that there is room for all that can run."""
+        """Return how many messages a batch may have, so that all batches that can run together stay within ``MESSAGES``."""
         return max(1, MESSAGES // self.most(topic))
 
     def needs_room(self, state: SlotState) -> bool:
@@ -342,7 +342,7 @@ class Capacity:
         flow = self.partitions.flows.get(topic.name)
         return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
-    # --- what is asked
+    # --- what prepares return
 
     def expected(self, state: SlotState) -> int:
         """Return how many messages the next prepare of a slot may return. A slot not asked yet counts as full as the others."""
@@ -353,10 +353,10 @@ class Capacity:
         state.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
         self._expected[state.topic.name] += (state.expected - self._expected[state.topic.name]) * 0.1
 
-    # --- what takes room
+    # --- what batches use
 
     def note_slow(self, slow: Sequence[Batch]) -> None:
-        """Record the batches in flight whose present call has run for so long that nobody knows when it ends."""
+        """Record the batches in flight whose present call has run for so long that its end is unknown."""
         self._slow = {batch.state for batch in slow}
         self.async_capacity.slow = Counter(batch.topic.name for batch in slow)
 

@@ -148,7 +148,7 @@ class MailboxHandlers:
         mailbox.on(Stop, self._stop)
 
     def disown(self, state: SlotState) -> None:
-        """Take no more from a slot, and give back what has not begun."""
+        """Take no more from a slot, and give back its messages that have not begun."""
         self._acquirer.disown(state)
         self._router.give_back_slot(state)
         self._table.forget(state)
@@ -198,7 +198,7 @@ class Dispatcher:
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    everything is settled, or, in a burst, when nothing can be taken any more. Threads record in ``notes``
+    everything is settled, or, in a burst, when no message can be taken. Threads record in ``notes``
     which messages they run, so that the parent can settle these if the process dies. ``watchdog`` watches
     these threads, and those that are added to it.
     """
@@ -325,7 +325,7 @@ class Dispatcher:
             except ServerTrouble as error:
                 trouble += 1
                 self._complain("redis", "Redis is unavailable (%s); trying again", error)
-                # What broke this connection may also have broken the subscription without an error.
+                # The same failure may have broken the subscription, whose connection then shows no error.
                 self._background.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
@@ -386,7 +386,7 @@ class Dispatcher:
     # --- the end
 
     def _shut_down(self) -> None:
-        """Let running listeners end, give back what has not begun, settle everything."""
+        """Let running listeners end, give back messages that have not begun, and settle everything."""
         self._shutdown.begun = True
         begun = time.monotonic()
         self._ownership.leaving()
@@ -421,7 +421,7 @@ class Dispatcher:
             )
 
     def _settle_rest(self) -> bool:
-        """Settle what is left; return whether Redis has refused some of it."""
+        """Send the remaining acknowledgements; return whether Redis has refused some of them."""
         try:
             self._round_trips.receive_rest()
             self._acquire()

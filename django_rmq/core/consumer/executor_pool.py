@@ -68,7 +68,7 @@ class ExecutorPool:
             thread.start()
 
     def stop(self) -> list[Member]:
-        """Make all threads end when nothing is left for them; return those that run nothing."""
+        """Make all threads end when their queues are empty; return the threads that run nothing."""
         for thread in self.threads:
             thread.stop()
         return [thread for thread in self.threads if not thread.batches()]
@@ -95,7 +95,7 @@ class ExecutorPool:
         Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
         """
         before = self.threads[index]
-        # What the hung thread runs. It is read before the thread's state, because the thread may end meanwhile.
+        # The batches of the hung thread are read before its state, because it may end meanwhile.
         batches, lives = before.batches(), not before.is_dead
         # A thread that hangs may still write into its own marks, so its successor needs others.
         marks = self._spare_marks() if lives else before.marks  # rule: successors_share_marks
@@ -183,7 +183,7 @@ class Suspects:
         return found
 
     def _free(self) -> Iterator[Batch]:
-        """Yield those that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
+        """Yield the suspects that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
         last = grave = False
         for state, (batch, kind) in enumerate(self._kinds.items()):
             if not (last or (kind.is_last and state) or (kind.is_grave and grave)):
@@ -217,7 +217,7 @@ class ThreadReplacer:
             watchdog.add(name, partial(pool.is_manned, i), partial(self._relieve, i))
 
     def clear_dead(self) -> None:
-        """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
+        """Forget batches whose thread is dead: messages that have not begun are given back, the others time out."""
         dead = [batch for batch in self._in_flight.batches.values() if batch.thread and batch.thread.is_dead]
         dead += self._pool.returned()
         if dead:
@@ -242,7 +242,7 @@ class ThreadReplacer:
         if not thread.overran(batch):
             self._shut(batch)
             return
-        # In an event loop that is blocked, nothing of what runs goes on.
+        # While the event loop is blocked, none of its calls makes progress.
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._shut(running)
         batch.thread = None
@@ -258,7 +258,7 @@ class ThreadReplacer:
             self._router.give_back_slot(state)
 
     def _relieve(self, index: int) -> None:
-        """Give back what a dead or hung thread has, and start another one. Raises the errors of ``ExecutorPool.succeed``."""
+        """Give back the batches of a dead or hung thread, and start another thread. Raises what ``ExecutorPool.succeed`` does."""
         thread = self._pool.threads[index]
         self.clear_dead()
         for batch in [batch for batch in self._in_flight.batches.values() if batch.thread is thread]:
@@ -392,7 +392,7 @@ class BatchRouter:
             self._table.unblock(state)
         self.cleared(batch)
 
-    # --- what is taken back
+    # --- messages that are given back
 
     def give_back_slot(self, state: SlotState, *, drops: bool = True) -> None:
         """Give back all messages of a slot that have not begun, and those that a prepare under way returns."""
@@ -413,8 +413,7 @@ class BatchRouter:
         if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
             self.finished(BatchReport(batch, [], [], members_of(batch.messages), 0.0, True))
             return
-        # ``halted`` was set before ``begun`` is read, and the thread does the reverse: it begins none of these messages any
-        # more.
+        # ``halted`` was set before ``begun`` is read, and the thread does the reverse, so it begins none of these messages.
         rest = members_of(batch.messages[batch.begun :])
         released = [member for member in rest if member not in batch.cut and member not in batch.stale]
         if released:

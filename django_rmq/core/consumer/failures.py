@@ -1,7 +1,9 @@
-"""What a listener's error means for its message, which part of it is stored, and the log lines of outcomes. Nothing here raises.
+"""Failures: the outcome that a listener's error gives its message, the text that is stored, and the log lines of outcomes.
+
+Nothing here raises, because the message has to end whatever its error is.
 
 Failures that repeat are logged less and less often: the first of a kind at once, with its traceback. A kind is a topic,
-what follows (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
+the consequence (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _repeated = LogThrottle(logger)
 
 
 def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
-    """Log that a message failed, and what follows. ``error``: what its listener raised; None if it returned False."""
+    """Log that a message failed, and the consequence. ``error``: what its listener raised; None if it returned False."""
     topic = message.topic
     if failure.kind == "cancelled":
         _cancelled(message)
@@ -85,20 +87,20 @@ def _cancelled(message: Message) -> None:
 
 
 def _labelled(message: Message) -> str:
-    """Return what the labels of a message add to the text of a line."""
+    """Return the text that the labels of a message add to a log line."""
     labels = getattr(message, "labels", {})
     return f" ({', '.join(f'{name} {value}' for name, value in labels.items())})" if labels else ""
 
 
 def _label_fields(message: Message) -> dict[str, str]:
-    """Return what the labels of a message add to the fields of a line."""
+    """Return the fields that the labels of a message add to a log line."""
     return {f"rmq_{name}": value for name, value in getattr(message, "labels", {}).items()}
 
 
 def _shown(
     topic: Topic, failure: Failure, error: BaseException | None
 ) -> tuple[str, BaseException | None, str]:
-    """Return what may be logged of a failure: its text, the error to trace, and frames in its place."""
+    """Return the parts of a failure that may be logged: its text, the error to trace, or frames in its place."""
     what = failure.error.partition("\n")[0][:200]
     if not log_redaction.hides(topic.name):
         return what, error, ""

@@ -1,4 +1,4 @@
-"""Fetching: which slots a worker prepares next, the round trips that do it, and what happens with the answers.
+"""Fetching: the choice of the slots to prepare, the round trips that prepare them, and the handling of the answers.
 
 One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Sleeping slots are polled,
 because a wake-up may be lost (``DuePoll``). Time-outs in topics that the worker does not serve are ended
@@ -127,7 +127,7 @@ class DuePoll:
     def _wake(
         self, name: str, part: list[Sleeping], heads: Sequence[float | None], server: float
     ) -> list[SlotState]:
-        """Make those slots ready in which something is due earlier than known; return the fenced ones that are due."""
+        """Make slots ready in which a message is due earlier than known; return the fenced slots that have messages due."""
         untaken: list[SlotState] = []
         for (slot, known), due in zip(part, heads, strict=True):
             state = known
@@ -168,8 +168,8 @@ TURN = 512
 """The maximum number of slots prepared in one round trip."""
 
 TURN_MESSAGES = 1_500
-"""The number of messages that one round trip is expected to return. Meanwhile the threads process those of
-the last one."""
+"""The number of messages that one round trip is expected to return. Meanwhile the threads process the
+messages of the last one."""
 
 
 class FetchPlan:
@@ -187,7 +187,7 @@ class FetchPlan:
         self.work = [0.0] * len(held)
         """The estimated seconds of work for each thread."""
         self.load = held.copy()
-        """The same, including what each thread already has (``held``)."""
+        """The same, including the work that each thread already has (``held``)."""
         self.of_topic: Counter[str] = Counter()
         """Topic -> number of messages."""
         self.slots_of_topic: Counter[str] = Counter()
@@ -556,7 +556,7 @@ class FetchReplies:
             self._on_moved(state.topic.name)
             self._schedule.ready(state)
             return
-        # Without a callback nobody would load the new definition, so the worker settles what is in flight and ends.
+        # Without a callback nobody would load the new definition, so the worker settles its messages and ends.
         self._shutdown.moved = SlotMoved(
             f"topic {state.topic.name} no longer has {state.topic.slots} slots; restart the worker to "
             "load the current definition"
@@ -565,13 +565,13 @@ class FetchReplies:
 
 
 SWEEP_SECONDS = 10.0
-"""Seconds between two checks for what has timed out in topics that this worker does not serve."""
+"""Seconds between two checks for time-outs in topics that this worker does not serve."""
 
 TURN_SECONDS = 0.25
-"""For how long one turn may sweep: what a dead Spark query held comes back in many steps."""
+"""Maximum seconds for which one turn sweeps: the claim of a dead Spark query comes back in many steps."""
 
 STEPS = 8
-"""The number of slots that one round trip sweeps: Redis serves nobody else between its calls."""
+"""The number of slots that one round trip sweeps: Redis serves no other client between its calls."""
 
 
 class TimeoutReaper:

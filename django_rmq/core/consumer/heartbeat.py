@@ -76,6 +76,7 @@ class Watched(Generic[T]):
     def replace(self) -> None:
         """Start another one. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
         fresh = self._make()
+        # If no thread can be started, the dead one stays in its place and is found again.
         fresh.start()
         self.thread = fresh
 
@@ -206,13 +207,14 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """Extend the batches whose time-out or notice asks for it, and abandon those whose listener runs too long."""
         now = uptime()
+        # The subscriber's thread adds notices at the same time, so a copy is read.
         for told, at in list(self._news.items()):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
                 del self._news[told]
         due: list[Batch] = []
         for batch in self._in_hand():
             thread, topic = batch.thread, batch.topic
-            # No one works on the batch of a dead thread. What it had begun times out, and the dispatcher gives back the rest.
+            # The batch of a dead thread makes no progress. Its begun messages time out, and the dispatcher gives back the others.
             if thread is not None and not thread.is_alive():  # rule: extends_for_dead_threads
                 continue
             # A message may have a shorter time-out than its topic.
@@ -253,7 +255,7 @@ class Heartbeat(threading.Thread):
                     words,
                 )
                 continue
-            # What was settled meanwhile is stale as well; that does no harm, because it does not begin again.
+            # A message that was settled meanwhile is stale as well. That does no harm, because it does not begin again.
             batch.stale.update(member for member, word in zip(members, words, strict=True) if word == "stale")
             if "cancelled" in words:
                 batch.cancel(

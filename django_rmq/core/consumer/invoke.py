@@ -41,7 +41,7 @@ def noted(
 
 
 def states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
-    """Return what to record for the messages of a list that was called, a byte for each."""
+    """Return the states to record for the messages of a list after its call, a byte for each."""
     if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
         return bytes([DONE]) * len(group)
     done = {id(message) for message, failure in outcomes if failure is None}
@@ -83,7 +83,7 @@ def _hold_signals_back() -> None:
 
 
 def _let_signals_in() -> None:
-    # uWSGI forks by itself, and has Python call only what belongs after a fork.
+    # uWSGI forks by itself, and has Python run only the hooks for after a fork.
     if (before := getattr(_held_back, "before", None)) is not None:
         _held_back.before = None
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -104,7 +104,7 @@ os.register_at_fork(before=_hold_signals_back, after_in_parent=_let_signals_in, 
 def end_copy() -> None:
     """End this process if a listener has forked it and now returns in it, because it is only a copy of a worker.
 
-    It would run the rest of the batch a second time, report to nobody, and never end.
+    Otherwise it would run the rest of the batch a second time, report to no dispatcher, and never end.
     """
     if threading.current_thread() is forking:  # rule: copies_go_on
         _exit_copy(sys.exception())
@@ -160,7 +160,7 @@ def returned_from_one(message: Message, returned: Any) -> Failure | None:
 
 
 def decided(message: Message) -> Failure | None:
-    """Return what ``retry`` or ``reject`` has decided."""
+    """Return the failure that ``retry`` or ``reject`` has decided, or None."""
     return None if message.outcome is None else judged(message, message.outcome)
 
 

@@ -1,7 +1,7 @@
 """The mailbox of a dispatcher: other threads report slots that come and go, wake-ups, outcomes of batches, and the end.
 
 Any thread may put an item into the mailbox, and only the dispatcher's thread reads it. So the state of the dispatcher needs
-no locks. What an item means is decided by the part that registers a handler for its type.
+no locks. The part that registers a handler for a type of items decides what they mean.
 """
 
 from __future__ import annotations

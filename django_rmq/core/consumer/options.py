@@ -18,7 +18,7 @@ class WorkerOptions:
 
     threads: int = 4
     burst: bool = False
-    """Whether it ends when nothing can be taken any more."""
+    """Whether it ends when no message can be taken."""
     shutdown_timeout: float = 30.0
     poll_seconds: float = POLL_SECONDS
     max_messages: int | None = None

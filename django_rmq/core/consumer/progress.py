@@ -27,7 +27,7 @@ SETTLE_SECONDS = 3.0
 """Maximum seconds for settling. The remaining messages become available again after their time-out."""
 
 _AT_ONCE = 64
-"""The number of slots asked in one round trip for what is held there."""
+"""The number of slots asked in one round trip for the deliveries of the dead worker."""
 
 _LOOKED_AT = 1024
 """The number of slots asked in one round trip whether anything is in flight there."""
@@ -69,7 +69,7 @@ and it is to be committed."""
 
 
 class ThreadProgress:
-    """The memory in which one thread records what it begins and what is done; the oldest entry is overwritten."""
+    """The memory in which one thread records messages as begun and done; the oldest entry is overwritten."""
 
     __slots__ = ("_at", "_marks", "states")
 
@@ -184,7 +184,7 @@ class SharedProgress:
         return set(self._charged[: self._words[_CHARGED]])
 
     def announce(self, end: int) -> None:
-        """Record that the process ends on purpose, and what that means: the exit code alone could be that of user code."""
+        """Record that the process ends on purpose, and with which meaning: user code could have chosen the same exit code."""
         self._words[_END] = end + 1
 
     @property
@@ -235,12 +235,12 @@ class RecoveryResult:
 
 
 def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> RecoveryResult:
-    """Commit what a dead worker had done, end what it was running as timed out, and release what it had not begun.
+    """Commit the messages that a dead worker had done, end those it was running as timed out, and release the others.
 
-    If the worker has ended itself because of HARD_TIMEOUT, only what exceeded it is charged, and the rest is
-    released. Otherwise a message that was begun and is not done, or has failed, may have killed the process. It ends as timed out
-    at once, because it no longer runs. Topics without a gate have no record of who holds what; their messages
-    are left to the time-out. Raises ``ServerTrouble``.
+    If the worker has ended itself because of HARD_TIMEOUT, only the messages that exceeded it are charged, and the
+    others are released. Otherwise a message that was begun and is not done, or has failed, may have killed the process.
+    It ends as timed out at once, because it no longer runs. Redis does not record who holds a message of a topic without
+    a gate, so these messages are left to the time-out. Raises ``ServerTrouble``.
     """
     owner, ends = notes.owner, _Ends(notes)
     settled = RecoveryResult()
@@ -294,7 +294,7 @@ class _Ends:
 def _settle_some(
     broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends, settled: RecoveryResult
 ) -> None:
-    """Settle what a dead worker holds in some slots, and record it in ``settled``."""
+    """Settle the messages that a dead worker has in flight in some slots, and record them in ``settled``."""
     telling = broker.pipeline()
     told: list[tuple[Ending, int, Sequence[bytes]]] = []
     calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]

@@ -1,6 +1,6 @@
 """MAX_RATE and MAX_IN_FLIGHT: the share of one worker of the limits that hold over all workers.
 
-Redis holds what is left of each limit (``scripts/limits/allow.lua``): a bucket of deliveries, and permits for
+Redis holds what is left of each limit (``core/lua/limits/allow.lua``): a bucket of deliveries, and permits for
 messages in flight. A worker requests as much as it can use now, gives back what it does not use, and reports
 its share about once a second, so that the sums are right whichever worker owns which slots.
 """
@@ -18,13 +18,13 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
 SHORTEST_WAIT = 0.02
-"""Minimum seconds between two requests for deliveries of one topic; what has accumulated meanwhile comes at once."""
+"""Minimum seconds between two requests for deliveries of one topic; deliveries that have accumulated meanwhile come at once."""
 
 CONTENDED_SECONDS = 0.1
 """Seconds between two requests for permits while several workers want more than there is."""
 
 RENEW_SECONDS = 1.0
-"""Seconds between two reports of what is in use while no worker waits for it."""
+"""Seconds between two reports of the permits in use while no worker waits for one."""
 
 REST_SECONDS = 5.0
 """Seconds for which a topic is left alone if Redis refuses to change its limits."""
@@ -62,7 +62,7 @@ class RateLimitShare:
         """The number of messages in flight that Redis counts for this worker."""
         self.others_wait = False
         self.wanting = False
-        """Whether messages are due for which there is no room."""
+        """Whether messages are due that the limits do not allow yet."""
         self.ask_at = 0.0
         """Monotonic time before which it is useless to ask for more."""
         self.renew_at = float("inf")

@@ -166,7 +166,7 @@ class SlotAcquirer:
         rest = now + NODE_REST_SECONDS if self.unacquired else float("inf")
         return min(rest, self._next_look) if self.fenced_slots else rest
 
-    # --- what changes hands
+    # --- changes of the assignment
 
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
@@ -222,7 +222,7 @@ class SlotAcquirer:
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
 
-        ``hear`` processes what was received until then.
+        ``hear`` processes the items that the mailbox has received until then.
         """
         now = time.monotonic()
         if not self.fenced_slots or now < self._next_look:

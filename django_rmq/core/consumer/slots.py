@@ -97,13 +97,13 @@ class SlotState:
         self.recalled = False
         """Whether the messages of that prepare are given back, because the slot was lost or paused meanwhile."""
         self.fenced_at = 0.0
-        """The ``uptime`` at which this worker learned that another owner has acquired it. 0: not fenced."""
+        """The ``uptime`` at which this worker learned that another owner has acquired it; 0 if the slot is not fenced."""
         self.untaken_since: float | None = None
-        """If fenced: since when (monotonic) messages are due that nobody takes."""
+        """The monotonic time since which messages are due in a fenced slot and no worker takes them; else None."""
         self.due = 0.0
         """Server time in ms at which to prepare; infinity if nothing is known to wait."""
         self.entry = 0
-        """The number of its valid entry in the heap. 0: none."""
+        """The number of its valid entry in the heap; 0 if it has none."""
         self.not_before = 0.0
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
         self.shut_until = 0.0
@@ -186,6 +186,7 @@ class SlotTable:
 
     def lull(self, state: SlotState) -> None:
         """Let a slot at rest fall asleep."""
+        # Only this object knows the new slot count of a re-slotted topic, so such a slot stays awake.
         if state.topic is self.topics[state.topic.name] and self.awake.get(state.key) is state:
             self.drop(state)
             self.sleep(state.topic.name, state.slot, state.epoch)
@@ -225,7 +226,7 @@ class SlotTable:
     # --- many slots
 
     def tell(self, topic: str, slots: array[int]) -> list[SlotState]:
-        """Record slots as owned, to be acquired in this order; return those of them that have an object."""
+        """Record slots as owned, to be acquired in this order; return the slots that have an object already."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
             # The topic was re-slotted since.
@@ -372,7 +373,7 @@ class SlotSchedule:
         if is_paused:
             state.not_before = time.monotonic() + 10 * self._poll_seconds
         elif due is None or due <= (now := self.clock.ms()):
-            # What ends just now has ended by the local clock, but not yet by the server's.
+            # A time that ends just now has ended by the local clock, but not yet by the server's.
             is_ending = due is not None and due > now - ENDING_MS
             state.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
         self.look_at(state, due)
@@ -436,7 +437,7 @@ class FencedSlots:
         """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
         length of a time-out.
 
-        It is used while the coordinator cannot say who owns what.
+        This is used while the coordinator cannot say which worker owns a slot.
         """
         calls = [fetch.held(state.topic, state.slot, self._owner, 0, 1) for state in untaken]
         now = time.monotonic()

@@ -47,7 +47,7 @@ and the collector, with the 700 of Python 3.11, would look at each of them sever
 
 
 def collect_less() -> None:
-    """Keep what is loaded by now out of collections, and make these rarer, unless the project wants them rarer still."""
+    """Keep the objects that exist now out of collections, and make these rarer, unless the project has made them rarer."""
     gc.collect()
     gc.freeze()
     first, *others = gc.get_threshold()
@@ -98,7 +98,7 @@ class HealthServer:
         self._planner.clear()
 
     def serve(self) -> None:
-        """Accept, read and answer what can be handled without waiting."""
+        """Accept connections, read requests and answer them, as far as that is possible without waiting."""
         assert self._selector is not None
         with contextlib.suppress(BlockingIOError, OSError):
             while True:
@@ -173,17 +173,17 @@ CLEAN = (DONE_FOR_GOOD, RECYCLE)
 """The ends that leave nothing to settle."""
 
 FINISH_SECONDS = 5.0
-"""Seconds in which what user code has registered with ``atexit`` runs after a child has announced its end."""
+"""Seconds for the functions that user code has registered with ``atexit``, after a child has announced its end."""
 
 JOIN_SECONDS = 2.0
 """How many of these seconds the threads and executors of user code have to end by themselves, and then its processes
 after a SIGTERM."""
 
 FLUSH_SECONDS = 1.0
-"""Seconds for which a child that ends waits until what it has printed is written."""
+"""Seconds for which a child that ends waits until its output is written."""
 
 ORPHAN_SECONDS = 5.0
-"""Seconds after which an ended process that nobody has waited for is an orphan. User code that has started it in the
+"""Seconds after which an ended process that was not waited for is an orphan. User code that has started it in the
 parent waits sooner."""
 
 DUMP_SECONDS = 0.5
@@ -249,7 +249,7 @@ class ChildProcess:
         except BaseException:
             logger.exception("A worker process failed")
         finally:
-            # A listener that hangs in a write to a stream that nobody reads holds the lock of that stream.
+            # A listener may hang in a write to a full pipe, and then holds the lock of the stream.
             _call_for(FLUSH_SECONDS, _flush)
             os._exit(code)
 
@@ -329,7 +329,7 @@ def _leave_to_parent() -> None:
 
 
 def _finish(code: int) -> None:
-    """Do what Python does when it exits, within FINISH_SECONDS: user code releases what it holds, and its processes end.
+    """End like Python itself, within FINISH_SECONDS: user code releases its resources, and its processes end.
 
     Python itself would wait without a limit, for example for a thread of a listener that hangs.
     """
@@ -457,7 +457,7 @@ def _has_ended_child() -> bool:
 
 
 def _ended_children() -> list[int]:
-    """Return the children of this process that have ended, and that nobody has waited for."""
+    """Return the children of this process that have ended and were not waited for."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -495,13 +495,13 @@ def handling_signals(
 
 @dataclass
 class Supervisor:
-    """Keeps ``processes`` children running until told to stop.
+    """Keeps ``processes`` children running until a signal asks for the end.
 
     ``child`` is called in the new process with its notes and returns one of the ends of ``notes``, which is its exit
     code, too: ``DONE_FOR_GOOD`` ends it, ``RECYCLE`` asks for a successor, ``USAGE`` ends everything. A process that
     ends before ``child`` returns has died, and gets a successor. ``died`` is called in the parent after any end that
-    is not clean, with the notes of the child, and returns how many messages it gave back. ``before_fork`` closes what
-    a child must not inherit.
+    is not clean, with the notes of the child, and returns how many messages it gave back. ``before_fork`` closes
+    connections that a child must not inherit.
     """
 
     child: Callable[[SharedProgress], int]
@@ -511,7 +511,7 @@ class Supervisor:
     before_fork: Callable[[], None] = lambda: None
     prepare: Callable[[], bool] = lambda: True
     """Called about once a second until it returns True; no child starts before. Signals and health checks are answered
-    meanwhile. What it raises ends the supervisor."""
+    meanwhile. An error that it raises ends the supervisor."""
     ready: Callable[[], None] = lambda: None
     """Called once after ``prepare``, before the first child is there."""
     shutdown_timeout: float = 30.0

@@ -48,7 +48,7 @@ class Hooks(NamedTuple):
     overlapping: Callable[[Topic, Callable[[Any], Awaitable[Any]]], Callable[[Any], Awaitable[Any]]] = (
         lambda topic, function: function
     )
-    """The same for a listener that is a coroutine function. What it returns is awaited in the event loop."""
+    """The same for a listener that is a coroutine function. The function that it returns is awaited in the event loop."""
     loop_end: Callable[[], None] = lambda: None
     """Called when the event loop has ended."""
 
@@ -93,7 +93,7 @@ class ExecutorThread(threading.Thread):
         return self.current is batch
 
     def stack_of(self, batch: Batch) -> str:
-        """Return where the listener of a batch is."""
+        """Return the stack of the listener of a batch."""
         return stack_of_thread(self)
 
     def look(self) -> None:
@@ -193,7 +193,7 @@ class ExecutorThread(threading.Thread):
                 self.current = None
 
     def _states_of(self, batch: Batch) -> memoryview | bytearray:
-        """Return where to record what is begun and what is done, a byte for each message."""
+        """Return the bytes in which to record that messages are begun and done, one for each message."""
         if self.marks is None:
             return bytearray(len(batch.messages))
         members = [message.delivery.member for message in batch.messages]
@@ -226,11 +226,13 @@ class ExecutorThread(threading.Thread):
                 # The message timed out or was given back. It comes again before the others, so none behind it may begin.
                 is_held = batch.topic.is_strict  # rule: goes_on_behind_what_it_lost
                 continue
+            # The state is recorded before the call, because the listener may kill the process.
             states[i - 1] = BEGUN
             batch.running_since = now
             outcome = call_one(function, message, message)
             if outcome is None:
                 tally.committed.append(member)
+                # If the process dies before this commit reaches Redis, the parent commits the message.
                 states[i - 1] = DONE
             else:
                 tally.failures.append(outcome)
@@ -256,6 +258,7 @@ class ExecutorThread(threading.Thread):
             # Messages of a list that failed have begun: they are settled one by one, however long that takes.
             # Otherwise the good messages would run in another list with the bad one.
             is_again = at < batch.begun
+            # As with single messages, ``begun`` is written before ``halted`` is read.
             batch.begun = max(batch.begun, end)
             late = now > batch.confirmed + batch.timeout / 2
             # rule: lists_lose_patience
@@ -263,6 +266,7 @@ class ExecutorThread(threading.Thread):
             if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break
             ours = batch.group = [message for message in group if message.delivery.member not in batch.stale]
+            # The states are recorded before the call, because the listener may kill the process.
             states[at:end] = bytes([BEGUN]) * len(group)
             batch.running_since = now
             outcomes = call_group(function, ours) if ours else []

@@ -59,7 +59,7 @@ class Flaw(NamedTuple):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it stays until somebody changes the configuration. The others may end when workers consume."""
+        """Whether the problem stays until a person changes the configuration. The others may end when workers consume."""
         return self.name not in ("writes", "memory")
 
 

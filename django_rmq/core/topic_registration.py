@@ -77,6 +77,7 @@ def register_topics(
         # Processes keep their settings while a topic is re-slotted, so an earlier count is not a mistake.
         if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
             different = [difference for difference in different if difference.setting != "SLOTS"]
+        # While new settings are deployed, processes that only send must not stop because of options that they do not use.
         # rule: senders_compare_everything
         if sends_only and (followed := [each for each in different if each.setting in CONSUMER_OPTIONS]):
             logger.warning(

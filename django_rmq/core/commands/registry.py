@@ -279,7 +279,7 @@ def _begun(reply: list[bytes]) -> tuple[str, bytes]:
 
 
 def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
-    """Begin ``request`` (letters and digits) as attempt ``token``; ``content`` is a hash of what is requested.
+    """Begin ``request`` (letters and digits) as attempt ``token``; ``content`` is a hash of the request's content.
 
     Answers new, running or other without a result, or done with the stored result.
     """
@@ -297,7 +297,7 @@ def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str
 
 
 class Kept(NamedTuple):
-    """The stored state of a task: what it does, and the record of its attempts."""
+    """The stored state of a task: its job, and the record of its attempts."""
 
     stamp: int
     job: bytes

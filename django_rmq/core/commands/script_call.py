@@ -180,6 +180,7 @@ class Call(NamedTuple, Generic[T_co]):
                 found: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
                 return found
             return decode(reply)
+        # Any program may write to the keys, and a reply with its values must not end the thread that reads it.
         # rule: a_foreign_value_ends_the_process
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             keys = self.keys(prefix)

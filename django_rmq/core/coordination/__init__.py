@@ -1,9 +1,9 @@
-"""Coordination: decides which worker owns which slots, and informs each worker of what it gains and loses.
+"""Coordination: decides which worker owns which slots, and informs each worker of the slots that it gains and loses.
 
-A coordinator only balances. Redis ensures that a slot's messages are consumed one after the other (the gate
-in ``prepare``), so two workers that both believe they own a slot for a while do no harm. The worker that
-loses a slot is informed; the worker that gains it may begin at once, and is answered busy until the other one
-is done.
+A coordinator only balances. Redis ensures that the messages of a slot are consumed one after the other (the gate in
+``prepare``), so two workers that both believe for a while that they own a slot do no harm. The worker that loses a slot is
+informed. The worker that gains it may begin at once, and is answered busy until the messages of the other one are no longer in
+flight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Worker:
     threads: int
     topics: tuple[TopicSlots, ...]
     full: frozenset[str] = frozenset()
-    """Topics for which all that could run their listeners has been taken for long."""
+    """Topics for which this worker has had no free thread for long."""
 
     @property
     def capacity(self) -> WorkerCapacity:
@@ -52,7 +52,7 @@ class Member:
 
     worker: Worker
     session_left: float
-    """Seconds until it counts as gone if it stays silent. Infinity: sessions do not end."""
+    """Seconds until the worker counts as gone if it stays silent; infinity if sessions do not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Coordinator(ABC):
         """Inform the other workers that this worker now has other threads or serves other topics."""
 
     def note_full(self, topics: frozenset[str]) -> None:  # noqa: B027 - a coordinator may keep slots where they are
-        """Let workers with room own the slots of these topics, for which this worker has none. Call it again and again.
+        """Let workers with free threads own the slots of these topics, for which this worker has none. Call it repeatedly.
 
-        Default: nothing happens.
+        By default nothing happens.
         """
 
     @abstractmethod
@@ -108,16 +108,16 @@ class Coordinator(ABC):
         """Return the slots passed to ``own`` and not yet to ``disown``."""
 
     def is_alive(self) -> bool:
-        """Return whether the required threads are running. Default: it has none."""
+        """Return whether the required threads are running. By default there are none."""
         return True
 
     def revive(self) -> None:  # noqa: B027 - a coordinator without threads has none to replace
         """Replace threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
 
     def confirmed(self) -> float:
-        """Return the ``slot_ownership.uptime`` of the last request for the assignment whose answer was passed on in full.
+        """Return the ``uptime`` of the last request for the assignment whose answer was passed on in full.
 
-        Minus infinity: unknown, or part of the answer is not passed on yet.
+        Minus infinity if it is unknown, or if a part of the answer is not passed on yet.
         """
         return float("-inf")
 

@@ -1,11 +1,10 @@
-"""Decides which worker owns which slots: one pure function of topics, workers and the previous assignment.
+"""The assignment of slots to workers: one pure function of topics, workers and the previous assignment.
 
-Slots are held as runs, so that 2**20 of them cost as much as a few thousand runs. Nothing here knows how
-workers find each other or how an assignment is stored. It needs only the standard library.
+It decides in two steps. ``round_quotas`` decides how many slots each worker gets: quotas are rounded so that everything is
+balanced and few slots move. ``lay_out`` decides which slots those are, so that each worker keeps as many of its own as possible.
 
-Decides how many slots each worker gets: quotas are rounded so that everything is balanced and few slots move.
-
-Decides which slots each worker gets, so that it keeps as many of its own as possible.
+Slots are held as runs, so that 2**20 of them cost as much as a few thousand runs. This module does not know how workers find each
+other or how an assignment is stored. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ def round_quotas(
 
 
 class _Rounding:
-    """Which quotas are rounded up: as many per topic as its slots require, and as many per worker as its sum requires.
+    """Decides which quotas are rounded up: as many per topic as its slots require, and per worker as its sum requires.
 
-    A flow from topics to workers, unit by unit. ``best`` begins with the cheapest choice of each topic by
-    itself. If a worker then has too many or too few of them, units move to others along cheapest paths.
+    It is a flow from topics to workers, unit by unit. ``best`` begins with the cheapest choice of each topic by itself. If a
+    worker then has too many or too few units, units move to other workers along cheapest paths.
     """
 
     def __init__(
@@ -83,14 +82,14 @@ class _Rounding:
     def best(self) -> list[list[int]]:
         """Return for each topic the workers whose quota is rounded up, in order."""
         for need, cost in zip(self.needs, self.costs, strict=True):
-            # Among equals, the one that lacks most, so that little is left to correct.
+            # Among equal costs, the worker that lacks most comes first, so that little is left to correct.
             order = sorted(
                 cost, key=lambda w: (cost[w], (self.load[w] + 1) * self.unit - self.fractions[w], w)
             )
             self.chosen.append(set(order[:need]))
             for w in order[:need]:
                 self.load[w] += 1
-        # Beyond the rounded-down sum a worker may have one more: a unit that passes through the pool.
+        # A worker may have one unit more than its sum rounded down. That unit passes through the pool.
         self.pool = len(self.load)
         self.pooled = [
             min(max(load - low, 0), spare)
@@ -258,7 +257,7 @@ class TopicSlots(NamedTuple):
     name: str
     slots: int
     serial: bool = True
-    """False: all workers that serve the topic share all of its slots, and none is assigned."""
+    """Whether slots are assigned. If not, all workers that serve the topic share all of its slots."""
 
 
 class WorkerCapacity(NamedTuple):
@@ -268,7 +267,7 @@ class WorkerCapacity(NamedTuple):
     threads: int
     topics: frozenset[str]
     full: frozenset[str] = frozenset()
-    """Those of the topics for which it has had no room for long, so that others should own the slots."""
+    """The topics for which it has had no free thread for long, so that other workers should own the slots."""
 
 
 class SlotRun(NamedTuple):

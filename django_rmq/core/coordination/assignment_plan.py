@@ -1,12 +1,12 @@
-"""The stored form of an assignment: who owns which slots since when, as compact JSON.
+"""The stored forms that coordinators share: the plan of an assignment, and the record of a worker for the other workers.
+
+A plan says which worker owns which slots since when, as compact JSON:
 
     {"workers": [id, …], "times": [s, …], "topics": {name: [length, worker, time, length, worker, time, …]}}
 
-The spans of a topic follow each other from slot 0, so only their lengths are written; ``worker`` and ``time``
-are indexes. 2**20 slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of workers
-came and went.
-
-A worker's record for the other workers, as a token and compact JSON, and the topics that a crew shares out.
+The spans of a topic follow each other from slot 0, so only their lengths are written; ``worker`` and ``time`` are indexes. 2**20
+slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of workers came and went. A record is a token and
+compact JSON. Where both are stored is the subject of the coordinators.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def served_topics(
             said.setdefault(topic.name, topic)
     for name, topic in said.items():
         found = registered.get(name, {})
-        # While it is being re-slotted, workers serve both old and new slots.
+        # While a topic is being re-slotted, messages are in old and in new slots, so all of them are assigned.
         counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
         if all(isinstance(slots, int) and slots > 0 for slots in counts):
             said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
@@ -103,6 +103,7 @@ def read_crew(
         try:
             crew[worker] = read_record(worker, record)
         except ValueError as error:
+            # A foreign program or another version wrote the record. The other workers still get their slots.
             complain(
                 f"worker/{worker}", "A worker's record cannot be read, so the worker gets no slots: %s", error
             )
@@ -182,7 +183,7 @@ class AssignmentPlan:
         return owned
 
     def flaw(self, workers: Mapping[str, Worker]) -> str:
-        """Return why this cannot be the assignment of ``workers``. Empty: it can."""
+        """Return why this cannot be the assignment of ``workers``; empty if it can."""
         serving: dict[str, dict[str, int]] = {}
         for worker in workers.values():
             for topic in worker.topics:

@@ -1,10 +1,9 @@
 """The default coordinator: workers send heartbeats to Redis, and one of them assigns the slots.
 
-Each worker renews its session with one small script about once a second, by the clock of Redis, and learns
-what changed: the membership has a version, the assignment a number. The worker with the smallest id makes the
-assignment and writes it on condition that both are still what it read, so two that both believe to be the
-first cannot both write. If the first does not write it, the next one does after a session, and so on. All
-others only read.
+Each worker renews its session with one small script about once a second, by the clock of Redis, and learns what changed: the
+membership has a version, the assignment a number. The worker with the smallest id makes the assignment, and writes it on
+condition that both are unchanged since it read them, so two workers that both believe to be the first cannot both write. If the
+first worker does not write it, the next one does after a session, and so on. All others only read.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ BEAT_SECONDS = 1.3
 command per second."""
 
 RETRY_SECONDS = 0.75 * SETTLE_SECONDS
-"""Seconds between two attempts while Redis is unavailable: few enough that all workers are back before slots are assigned,
+"""Seconds between two attempts while Redis is unavailable: so few that all workers are back before slots are assigned again,
 and keep theirs."""
 
 SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
@@ -153,6 +152,7 @@ class RedisCoordinator(SharedCoordinator):
         sent = uptime()
         audit = self._starts_audit(sent)
         beat = self._send_beat(full=audit)
+        # The process was suspended or cut off for a whole session, or Redis failed over and lost the session.
         if beat.status == "expired":
             logger.warning("The session expired; joining again", extra={"rmq_event": "expired"})
             self._lose()
@@ -197,7 +197,7 @@ class RedisCoordinator(SharedCoordinator):
         return beat
 
     def _heard(self, beat: Beat, sent: float) -> None:
-        """Process the state of the other workers and this worker's slots."""
+        """Process the answer of a beat: the other workers, and the assignment."""
         if beat.workers is not None:
             if beat.members != self._members:
                 self._changed_at = uptime()
@@ -232,6 +232,7 @@ class RedisCoordinator(SharedCoordinator):
             text = plan.encode()
             number = self.broker.run(registry.assign(self._members, self._number, text))
             if number is None:
+                # Membership or assignment has changed since it was read: the next beat reads both again.
                 self._poked.set()
                 return
             log_assigned(len(assignment), len(self._crew), why)
@@ -243,11 +244,12 @@ class RedisCoordinator(SharedCoordinator):
     # --- news
 
     def _listen(self) -> None:
-        """Beat at once when other workers publish a change. Without it the next beat notices the change."""
+        """Beat at once when other workers publish a change. If a notice is lost, the next beat finds the change."""
         while not self._stopped.is_set():
             changes = None
             try:
                 changes = self.broker.worker_changes()
+                # What changed before the subscription was not published to this worker.
                 self._poked.set()
                 while not self._stopped.is_set():
                     known = {self._members, self._number}
@@ -278,6 +280,7 @@ def members_of_roster(roster: Roster) -> list[Member]:
         try:
             found.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
         except ValueError:
+            # A foreign program wrote the record; the other workers are still listed.
             continue
     return sorted((one for one in found if one.session_left > 0), key=lambda one: one.worker.id)
 
@@ -291,7 +294,7 @@ def describe(broker: Broker) -> list[Holding]:
 
 
 def describe_roster(roster: Roster) -> list[Holding]:
-    """Return the same as ``describe`` from a roster that was read already."""
+    """Return the result of ``describe`` for a roster that was read already."""
     raw = roster.plan
     try:
         topics = AssignmentPlan.decode(raw).topics if raw else {}

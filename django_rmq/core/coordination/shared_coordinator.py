@@ -1,13 +1,11 @@
 """The common part of coordinators whose workers meet at a server: each checks from time to time, and one assigns.
 
-The workers are ranked. The first makes the assignment once the membership has been stable for a moment, and
-writes it on condition that no other worker was faster. If it does not, the next one does after a session, and
-so on. All others read.
+The workers are ranked. The first one makes the assignment once the membership has been stable for a moment, and writes it on
+condition that no other worker was faster. If it does not, the next one does after a session, and so on. All others only read.
 
-The slots that a worker owns: a thread that changes them, part by part, to the slots that it should own.
-
-It contacts no server. So it also notices the end of the session while the thread that talks to a server is
-stuck.
+A worker has two threads. One checks: it talks to the server. The other one (``SlotOwnership``) changes the owned slots, part by
+part, to the assigned ones, and contacts no server. So the worker gives up its slots at the end of its session even while the
+thread that checks is stuck in a connection.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class SlotOwnership:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, or go on after the thread has died."""
+        """Start the thread, or another one after it has died."""
         thread = threading.Thread(target=self._run, name="rmq-ownership", daemon=True)
         thread.start()
         self._thread = thread
@@ -112,6 +110,7 @@ class SlotOwnership:
             try:
                 (self._disown if lost else self._own)(pairs(part))
             except Exception:
+                # The dispatcher failed with a part of the slots. Without this thread it would get no other assignment.
                 word = "loses" if lost else "gains"
                 logger.exception("Cannot apply a new assignment: the worker %s some slots", word)
             with self.changed:
@@ -121,6 +120,7 @@ class SlotOwnership:
     def _wanted(self) -> Owned:
         if self._ending:
             return {}
+        # The other workers count this one as gone when its session ends, and take over its slots.
         if self._serial and uptime() >= self._until:
             logger.warning(
                 "The coordinator was unreachable for a whole session; the worker gives up all its slots",
@@ -167,17 +167,17 @@ AUDIT_SECONDS = 5.0
 """Seconds between two full checks, whatever changes were announced."""
 
 SETTLE_SECONDS = 0.2
-"""Seconds for which a changed membership must be stable before slots are assigned, because many workers start
-at once."""
+"""Seconds for which a changed membership must be stable before slots are assigned: many workers start at once, and each of them
+would otherwise cause an assignment."""
 
 FULL_SECONDS = 0.2
-"""Seconds per worker of the crew between two notes of one worker that it has room or has none: each of them is read by all."""
+"""Seconds per worker between two reports of one worker that its threads are busy or free: all workers read each report."""
 
 NEVER = float("inf")
 
 
 class SharedCoordinator(Coordinator):
-    """See ``Coordinator``. A thread takes a turn when it is time to, or when news arrives.
+    """See ``Coordinator``. A thread checks at intervals, and at once when a change is published.
 
     ``settle_seconds`` and ``audit_seconds`` correspond to the constants.
     """
@@ -200,7 +200,7 @@ class SharedCoordinator(Coordinator):
         self._audit_seconds = audit_seconds
         self._settle_seconds = settle_seconds
         self._announced = worker
-        """What the others should know about this worker; ``worker`` is what they know."""
+        """This worker as the others should know it; ``worker`` is the version that they know."""
         self._members = ""
         """The version of the membership as this worker knows it."""
         self._basis = ""
@@ -220,7 +220,7 @@ class SharedCoordinator(Coordinator):
         """The same for the last check whose results were passed to the worker."""
         self._next_audit = 0.0
         self._next_full = 0.0
-        """The ``uptime`` from which this worker may note again for which topics it has no room."""
+        """The ``uptime`` from which this worker may report again for which topics it has no free thread."""
         self._stop_seconds = 1.0
         self._complain = LogThrottle(logger)
         self._stopped, self._poked = threading.Event(), threading.Event()
@@ -241,14 +241,14 @@ class SharedCoordinator(Coordinator):
             self._thread.join(max(0.0, end - time.monotonic()))
 
     def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Publish what this worker is from now on."""
+        """Publish that this worker has other threads or topics from now on."""
         with self._changed:
             self._announced = announced(self._announced, threads, topics)
             self._is_current = False
         self._poked.set()
 
     def note_full(self, topics: frozenset[str]) -> None:
-        """Publish for which topics this worker has no room, unless it has published that just before."""
+        """Publish for which topics this worker has no free thread, unless it published such a report just before."""
         with self._changed:
             now = uptime()
             if topics == self._announced.full or now < self._next_full:
@@ -307,7 +307,7 @@ class SharedCoordinator(Coordinator):
 
     @abstractmethod
     def _owned_until(self) -> float:
-        """Return until when, by ``uptime``, the assigned slots belong to this worker without another answer of the server."""
+        """Return until when, by ``uptime``, this worker owns the assigned slots if the server does not answer again."""
 
     @abstractmethod
     def _assign(self, why: str) -> None:
@@ -317,7 +317,7 @@ class SharedCoordinator(Coordinator):
         return uptime() < self._sent + self.session_seconds
 
     def _flaw(self) -> str:
-        """Return why another assignment is necessary. Empty: it is not."""
+        """Return why another assignment is necessary; empty if it is not."""
         if self._plan is None:
             return "there is no assignment"
         return "workers changed" if self._basis != self._members else ""
@@ -371,7 +371,7 @@ class SharedCoordinator(Coordinator):
     # --- the assignment
 
     def _lead(self, ranked: Sequence[str], now: float, audit: bool, not_before: float = 0.0) -> float:
-        """Assign if it is this worker's turn; return when it will be.
+        """Assign if it is this worker's turn; return the ``uptime`` of its turn, or ``NEVER``.
 
         ``ranked``: the workers in the order of their turns.
         """
@@ -386,7 +386,9 @@ class SharedCoordinator(Coordinator):
             return NEVER
         if self._stale_since is None:
             self._stale_since = now
+        # While workers keep starting, the membership never settles, so the wait has an upper bound.
         settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
+        # The workers before this one may have died: each rank waits one session longer than the rank before it.
         due = max(settled, self._stale_since, not_before) + rank * self.session_seconds
         if now < due:
             return due

@@ -52,7 +52,7 @@ class DeliveryHandle:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
+        """Whether a person or a program has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
         return self.stopped == "cancelled"
 
     def extend(self) -> bool:

@@ -1,1 +1,1 @@
-"""Reports about the past and the present: events and history."""
+"""Reports of the core about messages: events, which are published as they happen, and the history, which is stored."""

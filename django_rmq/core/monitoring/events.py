@@ -1,6 +1,6 @@
-"""Events: what happens to messages, published by every process with Redis Pub/Sub. Events are not stored.
+"""Events: every process publishes what happens to messages with Redis Pub/Sub. Events are not stored.
 
-A process records what it did; a thread collects that for a moment and publishes it as a few large payloads.
+A process records its events; a thread collects them for a moment and publishes them as a few large payloads.
 Each payload is lines of JSON, one event per line:
 
     {"event": "failed", "at": 1790000000000, "topic": "orders", "count": 1, "ids": ["3.eyJvcmRlciI6OX0"],
@@ -8,12 +8,12 @@ Each payload is lines of JSON, one event per line:
 
 ``event``: sent, merged, send_failed, started, committed, failed, cancelled, dead, replayed or dropped. ``at``: ms since
 the epoch by the clock of the reporting process. ``ids`` are those of up to 100 messages, as the process names
-them: plain ids contain what is stored, so every subscriber may read bodies. ``count``: the number of
+them: plain ids contain the members, so every subscriber may read bodies. ``count``: the number of
 messages. Events about a person's action have no ids, but ``outcomes`` and ``actor``. ``dropped``: the events
 of ``count`` messages of this process are missing, because they exceeded the limit.
 
-The cost for a process is one command per 0.1 s and 64 KB. Messages are never delayed: what cannot be
-published is dropped.
+The cost for a process is one command per 0.1 s and 64 KB. Messages are never delayed: events that cannot be published are
+dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Noted(NamedTuple):
 
 
 class EventStream:
-    """Publishes what this process records. It belongs to one process: make another one after a fork."""
+    """Publishes the events of this process. It belongs to one process: make another one after a fork."""
 
     def __init__(self, broker: Broker, name: Callable[[str, int, bytes], str]) -> None:
         """Publish through ``broker``. ``name`` makes the published id from topic, slot and member."""
@@ -85,6 +85,7 @@ class EventStream:
             if self._is_closed:
                 return
             weight = max(1, len(messages))
+            # Redis is slower than the events, or unavailable: the memory of the process must not grow.
             if self._waiting + weight > WAITING and self._waiting:
                 self._dropped += weight
                 return
@@ -96,7 +97,7 @@ class EventStream:
             self._changed.notify()
 
     def flush(self, seconds: float = 2.0) -> None:
-        """Publish at once what was recorded, and wait for it for at most this many seconds."""
+        """Publish the recorded events at once, and wait for it for at most this many seconds."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -104,8 +105,9 @@ class EventStream:
             self._is_urgent = False
 
     def close(self, seconds: float = 2.0) -> None:
-        """Publish what is left, within this many seconds, and end."""
+        """Publish the recorded events within this many seconds, and end."""
         atexit.unregister(self.close)
+        # A fork has inherited this object, but not its thread.
         if self._pid != os.getpid():
             return
         with self._changed:

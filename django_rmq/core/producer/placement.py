@@ -211,6 +211,7 @@ class Placement:
         counts = self._counts.get(topic.name)
         if counts is None:
             return topic
+        # The first priority in a slot settles which scores are retries there, so it must have the MAX_RETRIES of the definition.
         # rule: senders_keep_their_retries
         fields = {"slots": counts[attempt % len(counts)], **self._followed.get(topic.name, {})}
         if all(getattr(topic, name) == value for name, value in fields.items()):
@@ -257,6 +258,7 @@ class Placement:
 
         None if the definitions do not explain the refusal.
         """
+        # The definition may be lost, as after a fail-over, or may have the count that the slot refuses: the refusal then stands.
         present: dict[tuple[str, int], Topic] = {}
         for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
             if "slots" not in definitions.get(name, {}):

@@ -131,6 +131,7 @@ class Mixed:
     @property
     def has_stopped(self) -> bool:
         """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        # A send whose slot has moved is repeated in order; any other error leaves a gap, which later messages must not pass.
         # rule: sends_on_behind_an_error
         return self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values())
 

@@ -155,7 +155,7 @@ def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
     for topic in topics:
         for name, key in zip(SlotKeys._fields, slot_keys(prefix, topic.name, 0), strict=True):
             tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
-        # Slot -1 belongs to no worker.
+        # The number -1 reads as a pause of slot 0: its owner gives back messages that it has not begun, and asks again.
         tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"-1"))
     return tries
 

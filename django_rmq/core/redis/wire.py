@@ -65,7 +65,6 @@ def parts_of_argument(length: Text, text: Text, literal: Callable[[bytes], Text]
 
 
 def _argument(argument: Any) -> bytes:
-    """Return one argument of a command, encoded for the wire."""
     if type(argument) is int:
         argument = b"%d" % argument
     elif not isinstance(argument, bytes):

@@ -1,4 +1,8 @@
-"""The registered state of a re-slotting: its plan, its beginning and its end."""
+"""The registered state of a re-slotting: its plan, its beginning and its end.
+
+The state is a part of the topic's definition, so senders that a slot refuses find the new slot count there. ``slot_move`` moves
+the slots themselves.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ class Reslotting:
 
     @property
     def families(self) -> range:
-        """Sets of slots between which messages move, by their lowest slot."""
+        """The families, named by their lowest slots: messages move only between the slots of one family."""
         return range(min(self.before, self.topic.slots))
 
     def slots(self, family: int) -> range:
@@ -48,7 +52,7 @@ class Reslotting:
         return self.slots(family)[1:] if self.grows else self.slots(family)[:1]
 
     def target(self, source: int, state: str, entry: Entry) -> int | None:
-        """Return the new slot of a message of slot ``source``. None: unknown, so the message stays.
+        """Return the new slot of a message of slot ``source``, or None if it is unknown, so that the message stays.
 
         With fewer slots, the old slot modulo the new count is the new one, whatever the basis was.
         """
@@ -58,13 +62,14 @@ class Reslotting:
         if state == "dead":
             envelope = Death.parse(entry.record).envelope if entry.record else None
         basis = stored_basis(self.topic, entry.member, envelope)
+        # The basis is not stored, or another program has put the message into a slot that does not follow from it.
         if basis is None or slot_of(basis, self.before) != source:
             return None
         return slot_of(basis, self.topic.slots)
 
 
 def under_way(broker: Broker, topic: Topic) -> Reslotting | None:
-    """Return the re-slotting of ``topic`` that was begun and has not ended."""
+    """Return the re-slotting of ``topic`` that was begun and has not ended, or None if there is none."""
     registered = broker.definitions().of(topic.name)
     if registered is None or len(slot_counts(registered)) == 1:
         return None
@@ -110,7 +115,7 @@ def hides_bases(broker: Broker, topic: Topic) -> bool:
 
 
 def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
-    """Register that ``topic`` is given ``slots`` slots, or find it begun. None: it has them already.
+    """Register that ``topic`` gets ``slots`` slots, or find this re-slotting begun; return None if the topic has them already.
 
     Raises ``ConfigurationError`` if there is an obstacle.
     """
@@ -121,6 +126,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
 
     def change(known: dict[str, Any]) -> dict[str, Any]:
         counts = slot_counts(known)
+        # Another process may have begun or finished a re-slotting since the obstacle was looked for.
         if len(counts) > 1 or counts[0] == slots:
             return known
         noted = {
@@ -146,6 +152,7 @@ def finish(broker: Broker, reslotting: Reslotting) -> None:
 
     def change(known: dict[str, Any]) -> dict[str, Any]:
         noted = known.get("reslot", {})
+        # Another process has finished the re-slotting, or has even begun the next one.
         if noted.get("number") != reslotting.number or "to" not in noted:
             return known
         former = sorted({*noted["former"], known["slots"]} - {noted["to"]})

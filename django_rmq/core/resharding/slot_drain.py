@@ -1,4 +1,8 @@
-"""Emptying a slot: messages that belong elsewhere move out, and arrive, a few at a time."""
+"""Drain a slot that is shut: messages that belong to other slots move out, and arrive there, a few at a time.
+
+A hand-over leaves its slot in one script and arrives in another, because no script may use two slots. In between, the source
+keeps the messages in ``leaving``, so a process that dies in between loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,8 @@ class SlotDrain:
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)
             after = self._broker.run(reshard.survey(self._topic, source))
-            # A message that a person meanwhile sent back to an earlier state may have been missed.
+            # A person may have rescheduled or replayed a message meanwhile. It is then in a state that was already read, so all
+            # states are read again.
             if (before.rescheduled, before.revived) == (after.rescheduled, after.revived):
                 self._progress.strays += strays
                 return self._settle(source)
@@ -107,12 +112,13 @@ class SlotDrain:
             if not answer.ticket:
                 return
             self._arrive(source, answer)
+            # If the answer is `staged`, an earlier hand-over had to arrive first, and these members have not moved yet.
             if answer.status == "moved":
                 gone = {(row.state, row.member) for row in answer.rows}
                 members = [each for each in members if each not in gone]
 
     def _settle(self, source: int) -> bool:
-        """Complete all hand-overs that have left, and forget them. False: something is in flight."""
+        """Complete all hand-overs that have left, and forget them; return False if something is in flight."""
         while (answer := self._move_out(source, source)).ticket:
             self._arrive(source, answer)
         self._report("settled", self._progress)

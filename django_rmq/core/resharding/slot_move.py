@@ -1,4 +1,7 @@
-"""Moving families of slots: each is shut, waits for its messages in flight, is emptied and opened again."""
+"""Move families of slots: each family is shut, waits for its messages in flight, is drained, and is opened again.
+
+Each round reads the state of the slots from Redis and continues from there, so a process that died is replaced by the next one.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +89,8 @@ class _Mover:
         overdue: list[int] = []
         for family in families:
             if family in moved or any(surveys[slot].reslot != number for slot in plan.sources(family)):
-                continue  # it is done, or it is not empty yet, as is normal at this point
-            # Slots that are open again were drained before a process died.
+                continue  # the family has moved, or a source is not shut because it is not empty, as is normal at this point
+            # If a process died while it opened a family, the slots that are open again were drained before.
             sources = [slot for slot in plan.sources(family) if surveys[slot].is_shut]
             running = sum(surveys[slot].in_flight + surveys[slot].claims for slot in sources)
             self.progress.waiting += running
@@ -124,7 +127,7 @@ class _Mover:
 
     def _shut(self, slots: Sequence[int]) -> None:
         plan = self._reslotting
-        # Asked each time, because a sender may begin to use explicit slot bases even now.
+        # This is read each time, because a sender may begin to use explicit slot bases even now.
         only_empty = plan.grows and hides_bases(self._broker, self._topic)
         fresh = {slot: slot >= plan.before for slot in slots}
         calls = [

@@ -1,9 +1,8 @@
-"""Declarations: what Redis knows of schedules is kept equal to what live workers declare.
+"""Declarations: the schedules in Redis are kept equal to those that live workers declare.
 
-Each worker says now and then that it declares a schedule as it is. What no worker has declared for a while has
-gone with its version of the project: the schedule is removed, or a worker that declares it in another way
-replaces it. So during a deployment, while versions run side by side, none of them takes away what another one
-declares, and a schedule that Redis has lost comes back.
+Each worker renews its declarations now and then. A declaration that no worker has renewed for a while is gone with its version of
+the project: the schedule is removed, or a worker that declares it in another way replaces it. So during a deployment, while
+versions run side by side, no version removes what another one declares, and a schedule that Redis has lost comes back.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from django_rmq.exceptions import ConfigurationError
 logger = safe_logger("django_rmq.schedules")
 
 RENEW_SECONDS = 30.0
-"""Seconds after which a worker says again that it declares a schedule, unless another one has said so."""
+"""Seconds after which a worker renews its declaration of a schedule, unless another worker has renewed it."""
 
 GONE_SECONDS = 120.0
-"""Seconds without such a word after which nobody declares a schedule as it is."""
+"""Seconds without a renewal after which no worker declares a schedule as it is."""
 
 ENDED_SECONDS = 30.0
-"""The same after a worker that declared it has ended: another one that is alive says so within some seconds."""
+"""The same after a worker that declared the schedule has ended: another one that declares it renews it within some seconds."""
 
 ZONES_SECONDS = 3600.0
-"""Seconds between two comparisons of the ticks that wait with the rules of their time zones."""
+"""Seconds between two comparisons of waiting ticks with the rules of their time zones."""
 
 
 class Declarations:
-    """The schedules that this process declares, beside those that Redis has.
+    """Compares the schedules that this process declares with those in Redis, and changes Redis.
 
     ``topics``: the names of the topics of this project. A schedule of another topic is left as it is, because it
     may belong to another project. ``clock`` returns seconds.
@@ -53,15 +52,14 @@ class Declarations:
         self._declared = {name: each for name, each in declared.items() if each.topic in topics}
         self._ours = topics
         self._silent: dict[str, tuple[int, float]] = {}
-        """Schedule that others declare -> when they last said so, and since when this process knows that."""
+        """Schedule that others declare -> the time of their last renewal, and since when this process has known it."""
         self._looked = float("-inf")
         self._zones_at = float("-inf")
 
     def start(self) -> None:
-        """Declare, as a worker that starts: a new version of a schedule replaces the present one at once.
+        """Declare the schedules as a worker that starts: a new version of a schedule replaces the present one at once.
 
-        An older version, which the present one has replaced, does not, while there are workers with the present
-        one.
+        An older version, which the present one has replaced, does not, as long as there are workers with the present version.
         """
         now_ms, known = self._broker.now_ms(), self._read()
         for name, each in self._declared.items():
@@ -92,11 +90,11 @@ class Declarations:
         self._look_at_zones(known.values(), now_ms)
 
     def reconcile(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
-        """Compare what Redis has with what is declared here, and change it; return whether anything was changed."""
+        """Compare the schedules in Redis with those that are declared here, and change them; return whether any was changed."""
         now = self._clock()
         if now - self._looked > 6 * LONGEST_PAUSE:
             # rule: an_outage_counts_as_silence
-            self._silent.clear()  # Redis was unavailable, so others could not say anything.
+            self._silent.clear()  # Redis was unavailable, so other workers could not renew their declarations.
         self._looked = now
         known = {record.name: record for record in records}
         self._renew(known, now_ms)
@@ -107,7 +105,7 @@ class Declarations:
         return self._look_at_zones(known.values(), now_ms) or bool(found)
 
     def end(self) -> None:
-        """Say that this worker ends. Others that declare the same say within some seconds that they are there."""
+        """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
         known = self._read()
         run_all(
             self._broker,
@@ -125,7 +123,7 @@ class Declarations:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do: nothing is declared here, and Redis had nothing of these topics."""
+        """Whether there is nothing to do: no schedule is declared here, and Redis had none of these topics."""
         return not self._declared and not self._silent
 
     def _read(self) -> dict[str, ScheduleRecord]:
@@ -141,7 +139,7 @@ class Declarations:
         ]
 
     def _renew(self, known: Mapping[str, ScheduleRecord], now_ms: int) -> None:
-        """Say which schedules are declared here as Redis has them, unless somebody has just said so."""
+        """Renew the schedules that are declared here as Redis has them, unless another worker has just renewed them."""
         run_all(
             self._broker,
             [
@@ -199,14 +197,15 @@ class Declarations:
         return answer == "changed"
 
     def _is_gone(self, record: ScheduleRecord, now: float) -> bool:
-        """Return whether this process has seen for long enough that nobody declares a schedule as it is."""
+        """Return whether this process has seen for long enough that no worker declares a schedule as it is."""
         said, since = self._silent.get(record.name, (-1, now))
+        # A renewal since the last comparison begins the silence again.
         if said != record.renewed_ms:
             said, since = self._silent[record.name] = record.renewed_ms, now
         return now - since >= (GONE_SECONDS if said else ENDED_SECONDS)
 
     def _look_at_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
-        """Have ticks planned again whose time zone has other rules now; return whether there are any."""
+        """Plan ticks again whose time zone has other rules now; return whether there were any."""
         now, found = self._clock(), False
         if now < self._zones_at:
             return False
@@ -215,7 +214,7 @@ class Declarations:
             try:
                 is_due = record.schedule.topic in self._ours and has_moved(record, now_ms)
             except ConfigurationError:
-                continue  # its time zone is unknown here; the stepper says so
+                continue  # this system does not know its time zone; the stepper logs that
             if is_due and plan_again(self._broker, record):
                 found = True
                 logger.info(

@@ -1,8 +1,8 @@
 """The steps by which each tick of a schedule becomes one message.
 
-Any number of processes may take them at the same time, and each may die between any two. A step that another
-process has taken changes nothing: Redis holds the state of each schedule, and each slot the latest tick of
-each schedule that was put into it.
+Any number of processes may take them at the same time, and each may die between any two steps. A step that another process has
+taken changes nothing: Redis holds the state of each schedule, and each slot holds the latest tick of each schedule that was put
+into it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from django_rmq.exceptions import (
 logger = logging.getLogger("django_rmq.schedules")
 
 LONGEST_PAUSE = 5.0
-"""The maximum seconds between two looks at the schedules."""
+"""The maximum number of seconds between two reads of the schedules."""
 
 
 class Stepper:
@@ -73,7 +73,7 @@ class Stepper:
         pause = LONGEST_PAUSE
         trouble: RmqError | None = None
         for record in records:
-            # A schedule of another topic is left to those who consume it.
+            # The workers that consume the topic of a schedule take its steps.
             if record.schedule.topic not in self._topics and record.name != also:
                 continue
             try:
@@ -81,7 +81,7 @@ class Stepper:
             except CallerError as error:
                 self._complain(record.name, f"Schedule {record.name} does not run: %s", error)
             except RmqError as error:
-                trouble = trouble or error  # such as a node that is down: the others go on
+                trouble = trouble or error  # a node may be down: the other schedules continue
         if trouble is not None:
             raise trouble
         return pause
@@ -120,6 +120,7 @@ class Stepper:
                 walls_text(walls),
             )
         )
+        # If another process was faster, its record is read in the next step.
         if answer == "planned":
             self._write(planned)
         return 0.0 if answer != "early" else 0.05
@@ -128,7 +129,7 @@ class Stepper:
         """Return the message of a tick. Raises ``InvalidMessage``, ``ConfigurationError`` and ``UnknownTopic``."""
         headers = {"schedule": record.name, "tick": instant_text(instant)}
         schedule, member = record.schedule, tick_member(record.name, instant)
-        # Drawn, it would be another one for a tick that is written again after Redis has lost it.
+        # If Redis loses a tick, it is written again with the same origin: a listener with `once` recognises it.
         # rule: a_tick_written_again_is_another_message
         origin = derived_origin(instant, f"{self._broker.prefix} {member.decode()}")
         topic = self._topic(schedule.topic)
@@ -170,9 +171,10 @@ class Stepper:
                     )
                 )
             except SlotMoved:
+                # The topic was re-slotted; the tick belongs into the slot of the next slot count.
                 continue
             if answer == "stale" and plan_again(self._broker, record):  # rule: a_stale_tick_counts_as_written
-                # The schedule was just changed, or its key has lost the last changes, and the slot has not.
+                # The schedule was just changed, or a fail-over has lost the last changes of its key, but not those of the slot.
                 return True
             if answer == "full":
                 error = TopicFull(
@@ -189,13 +191,13 @@ class Stepper:
         return False
 
     def _retract(self, record: ScheduleRecord) -> bool:
-        """Take back the latest tick, unless somebody has taken it; return whether that is done."""
+        """Take back the latest tick, unless a consumer has taken it; return whether that is done."""
         answers: set[str] = set()
         if record.topic:
             try:
                 topic = self._topic(record.topic)
             except UnknownTopic:
-                pass  # nothing is left of it
+                pass  # the topic is neither declared nor registered, so nothing is left of its tick
             else:
                 member = tick_member(record.name, record.at)
                 answers = {
@@ -210,7 +212,7 @@ class Stepper:
 
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
-    """Have the latest tick of a schedule taken back and planned again; return whether nobody else had done so."""
+    """Take back the latest tick of a schedule and plan it again; return whether this process was the first to do so."""
     before = walls_text(each for each in record.walls if each.instant == record.last)
     return broker.run(registry.change_schedule(record.name, "walls", before)) == "changed"
 
@@ -232,7 +234,7 @@ def message(
 
 
 def next_run(record: ScheduleRecord, now_ms: int) -> int | None:
-    """Return when a schedule is due next (ms). None: it is paused, removed, or never due again."""
+    """Return when a schedule is due next (ms), or None if it is paused, removed, or never due again."""
     if record.is_paused or record.is_removed:
         return None
     if record.state in ("writing", "written") and record.at > now_ms:

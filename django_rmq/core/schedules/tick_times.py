@@ -1,4 +1,7 @@
-"""When a schedule ticks. Cron expressions and daylight saving are handled by ``cronsim``, as Debian's cron does."""
+"""The times at which a schedule ticks: its next and last tick, missed ticks, and changed rules of its time zone.
+
+``cronsim`` handles cron expressions and daylight saving as Debian's cron does. Nothing here reads or writes Redis.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ MISSED_MS = 60_000
 """A tick counts as missed if it is not written this long after its instant."""
 
 _SPANS_MS = (3_600_000, 86_400_000, 32 * 86_400_000, 366 * 86_400_000)
-"""How far back the last tick is searched, in turn."""
+"""The spans before the present in which the last tick is searched, one after the other."""
 
 
 def next_tick(schedule: Schedule, after_ms: int) -> int | None:
-    """Return the first tick after an instant. None: there is none."""
+    """Return the first tick after an instant, or None if there is none."""
     return next(_ticks(schedule, after_ms), None)
 
 
 def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
-    """Return the last tick after one instant and up to another. None: there is none."""
+    """Return the last tick after one instant and up to another, or None if there is none."""
     if schedule.every is not None:
         found = up_to_ms - up_to_ms % (schedule.every * 1000)
         return found if found > after_ms else None
@@ -36,10 +39,10 @@ def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
 
 
 def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[Wall] = ()) -> int | None:
-    """Return the tick to send after the one at ``after_ms``: the next one, unless it was missed.
+    """Return the tick to send after the one at ``after_ms``, or None if there is none.
 
-    What applies then is ``catch_up``. ``ran``: the latest ticks that ran; none of them comes again because the
-    rules of its time zone have changed. None: there is none.
+    It is the next tick, unless that was missed: then ``catch_up`` applies. ``ran`` has the latest ticks that ran; none of them
+    is repeated because the rules of its time zone have changed.
     """
     found = _next_instant(schedule, after_ms, now_ms)
     while found is not None and _is_repeated(schedule, found, ran):
@@ -57,7 +60,7 @@ def _next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
 
 
 def wall(schedule: Schedule, instant: int) -> Wall:
-    """Return what the clock on the wall shows at an instant (ms), by the present rules of the schedule's zone."""
+    """Return the local time at an instant (ms), by the present rules of the schedule's time zone."""
     if schedule.every is not None:
         return Wall(instant, 0, "")
     offset = datetime.fromtimestamp(instant // 1000, zone(schedule.timezone)).utcoffset() or timedelta()
@@ -65,9 +68,9 @@ def wall(schedule: Schedule, instant: int) -> Wall:
 
 
 def has_moved(record: ScheduleRecord, now_ms: int) -> bool:
-    """Return whether the tick that waits has another instant since the rules of its time zone have changed.
+    """Return whether the waiting tick has another instant since the rules of its time zone have changed.
 
-    A tick that would have been due by now stays as it is: it runs on its day, and not again.
+    A tick that would be due already by the new rules stays as it is: it runs on its day, and not again.
     """
     planned = next((each for each in record.walls if each.instant == record.at), None)
     if planned is None or record.state != "written" or record.at <= now_ms:
@@ -109,6 +112,7 @@ def zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):
+        # A system without time zones still knows UTC.
         if name == "UTC":
             return UTC
         if not available_timezones():

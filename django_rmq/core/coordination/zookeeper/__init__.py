@@ -1,6 +1,6 @@
 """The ZooKeeper coordinator: each worker is an ephemeral node, and one of the workers assigns the slots.
 
-    ROOT                 whose path this is: {"rmq": 1, "key_prefix": …}
+    ROOT                 the owner of this path: {"rmq": 1, "key_prefix": …}
     ROOT/workers         its children are the workers; its own data is written when a worker changes its record
     ROOT/workers/<id>    ephemeral: token and record of a worker
     ROOT/topics/<name>   the definition of a topic, as it is registered
@@ -68,7 +68,7 @@ class ZooKeeperSurvey(NamedTuple):
 
     @property
     def flaw(self) -> str:
-        """Why this cannot be the assignment of these workers. Empty: it can."""
+        """Why this cannot be the assignment of these workers; empty if it can."""
         return self.plan.flaw({member.worker.id: member.worker for member in self.members})
 
 

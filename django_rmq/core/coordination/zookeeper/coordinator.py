@@ -1,8 +1,7 @@
-"""A coordinator that uses ZooKeeper; see the package's docstring.
+"""The coordinator that uses ZooKeeper, with the ephemeral node of a worker and the published definitions of topics.
 
-The ephemeral node by which other workers know a worker.
-
-The registered definitions of topics, published in ZooKeeper for the time when Redis is unavailable.
+The package's docstring describes the nodes and the protocol. Definitions of topics are published in ZooKeeper, so that slots can
+be assigned while Redis is unavailable.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ def create(session: ZooKeeperSession, worker: Worker, token: str) -> None:
     except kazoo.NodeExistsError:
         _take_over(session, path, record, token)
     (own,) = session.ask(session.client.exists_async(path))
+    # An earlier session may end just now, and take the node with it.
     if own is None:
         raise ServerUnavailable(f"this worker's node {path} disappeared while it was created")
     session.number = own.ephemeralOwner
@@ -66,6 +66,7 @@ def _take_over(session: ZooKeeperSession, path: str, record: bytes, token: str) 
     try:
         ((found, stat),) = session.ask(session.client.get_async(path))
         found = found or b""
+        # The node belongs to an earlier session of this process, and would be deleted when that session ends.
         if found.startswith(token.encode()):
             transaction = session.client.transaction()
             transaction.delete(path, version=stat.version)
@@ -99,12 +100,14 @@ def meet(session: ZooKeeperSession, worker: str) -> tuple[list[str], str]:
         ids = sorted(ids)
         before = ids.index(worker) if worker in ids else 0
         if before == 0:
+            # The list is read again with the watch, because a worker may have joined in between.
             (ids, stat), _ = session.ask(
                 client.get_children_async(folder, watch=session.watch, include_data=True),
                 client.exists_async(folder, watch=session.watch),
             )
             return sorted(ids), version_of(stat)
         (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
+        # If the worker before has ended since the list was read, there is nothing to watch: the list is read again.
         if watched is not None:
             return ids, version_of(stat)
 
@@ -118,14 +121,14 @@ Definition = Mapping[str, Any]
 
 
 class PublishedDefinitions:
-    """The definitions of topics. ``registered`` asks Redis; while it raises, the published ones apply."""
+    """The definitions of topics: ``registered`` reads them from Redis; while it raises, the published ones apply."""
 
     def __init__(
         self, registered: Callable[[], Mapping[str, Definition]], complain: Callable[..., None]
     ) -> None:
         self._registered, self._complain = registered, complain
         self._published: dict[str, bytes] | None = None
-        """The published definitions of the session. None: not read yet."""
+        """The published definitions, or None if they have not been read in this session."""
 
     def forget(self) -> None:
         """Begin a new session, in which the published definitions have to be read again."""
@@ -161,7 +164,7 @@ def _wanted(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dic
 def _publish(
     session: ZooKeeperSession, published: Mapping[str, bytes], wanted: dict[str, bytes]
 ) -> dict[str, bytes] | None:
-    """Publish what differs; return what is there then, or None if another worker was first."""
+    """Publish the definitions that differ; return all published ones, or None if another worker was faster."""
     client = session.client
     for name in sorted({*wanted, *published}):
         path, text = session.ensemble.path("topics", name), wanted.get(name)
@@ -175,6 +178,7 @@ def _publish(
             else:
                 session.ask(client.create_async(path, text))
         except (kazoo.NodeExistsError, kazoo.NoNodeError):
+            # Another worker publishes at the same time, so this one has to read the nodes again.
             return None
     return wanted
 
@@ -243,7 +247,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._pid = 0
         self._ids: list[str] = []
         self._met = 0
-        """The number of the session's connection on which the other workers were read and are watched."""
+        """The number of the session's connection on which the other workers were read: kazoo's watches end with a connection."""
         self._crew_of = ""
         """The membership for which ``_crew`` was read."""
         self._seen = (0, 0)
@@ -291,6 +295,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._complain("zookeeper", "ZooKeeper is unavailable (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
+            # A person has deleted the nodes at the path; joining creates them again.
             logger.warning("ZooKeeper nodes are missing; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return RETRY_SECONDS
@@ -306,6 +311,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _turn(self) -> float:
         """Check once, process the result, and return after how many seconds to check again."""
         session = self._session
+        # The session has ended, and ZooKeeper has deleted the worker's node with it: other workers take over its slots.
         if session is not None and session.is_lost:
             logger.warning("The ZooKeeper session expired; joining again", extra={"rmq_event": "expired"})
             self._give_up()
@@ -376,7 +382,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return True
 
     def _meet(self, session: ZooKeeperSession) -> None:
-        """Read the other workers, and record when they changed."""
+        """Read the ids of the other workers, and record when they changed."""
         self._ids, members = meet(session, self.worker.id)
         if members != self._members:
             self._changed_at = uptime()
@@ -402,7 +408,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
 
     def _be_alone(self) -> None:
-        """Handle that ZooKeeper does not answer: the owners are unknown."""
+        """Handle that ZooKeeper does not answer: the assignment may have changed without this worker's knowledge."""
         if self._is_strict:
             self._lose()
         with self._changed:
@@ -452,6 +458,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
                 session.client.set_async(self.ensemble.path("assignment"), data, version=self._version)
             )
         except (kazoo.BadVersionError, kazoo.NoNodeError):
+            # Another worker has written the assignment since it was read, or its node was deleted: the next turn finds out.
             self._poked.set()
             return
         log_assigned(len(assignment), len(self._crew), why)

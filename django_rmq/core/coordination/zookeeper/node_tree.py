@@ -1,4 +1,7 @@
-"""The nodes at the application's path: its owner, the workers, the assignment."""
+"""The nodes at the application's path: reading and creating its owner, the workers, the topics and the assignment.
+
+Its functions keep no state. When they are called is decided by the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def check(session: ZooKeeperSession) -> bool:
         )
     except kazoo.NoNodeError:
         return False
-    data = data or b""  # None: created without data
+    data = data or b""  # kazoo returns None for a node that was created without data
     if not data and set(children) <= {"workers", "topics", "assignment"}:
         return False
     try:
@@ -65,6 +68,7 @@ def prepare(session: ZooKeeperSession) -> None:
         try:
             session.ask(client.create_async(ensemble.path(name), acl=ensemble.acl))
         except kazoo.NodeExistsError:
+            # Another worker, or an earlier run, has created the node.
             continue
     if ensemble.is_closed:
         ((acls, _),) = session.ask(client.get_acls_async(ensemble.path("workers")))
@@ -106,6 +110,7 @@ def texts(session: ZooKeeperSession, folder: str, names: Iterable[str]) -> Itera
             try:
                 ((data, _),) = session.ask(question)
             except kazoo.NoNodeError:
+                # The worker has ended, or the topic was removed, since the names were read.
                 continue
             except ServerRefused:
                 data = b""
@@ -129,6 +134,7 @@ def leave(session: ZooKeeperSession, worker: str, token: str) -> None:
         if record and record.startswith(token.encode()):
             session.ask(session.client.delete_async(path, version=stat.version))
     except (kazoo.NoNodeError, kazoo.BadVersionError):
+        # The session has ended by itself, or the worker has changed its record: it is alive.
         return
 
 

@@ -1,6 +1,6 @@
-"""A session with ZooKeeper: its client, its end, and answers with a time limit.
+"""A session with ZooKeeper: its addresses and credentials, its client, its end, and answers with a time limit.
 
-The addresses and credentials of ZooKeeper, and the paths that belong to this application.
+kazoo's exceptions about connections and permissions stop here; those about nodes are left to the callers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ensemble:
     is_closed: bool = False
     """Whether only clients with the creator's login may use the nodes, instead of everyone."""
     tls: Mapping[str, Any] | None = field(default=None, repr=False)
-    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY, or None without TLS."""
     key_prefix: str = ""
     """The prefix of the keys in Redis. Workers with another prefix do not belong to the same crew."""
 
@@ -56,7 +56,7 @@ CONNECT_SECONDS = 5.0
 """Maximum seconds for a new client to connect."""
 
 REFUSED_SECONDS = 1.5
-"""Maximum seconds for which it tries if no server listens."""
+"""Maximum seconds for which a new client tries to connect if no server listens."""
 
 _GONE = (
     kazoo.AuthFailedError,
@@ -133,7 +133,7 @@ class ZooKeeperSession:
             self.close(0.0)
             raise
         if not self.is_connected and not self._is_refused:
-            # Read before the close, because kazoo then logs a line about the close itself.
+            # The reason is read before the close, because kazoo logs another line when it closes.
             reason = f" ({self._log.last})" if self._log.last else ""
             self.close(0.0)
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer{reason}")
@@ -141,6 +141,7 @@ class ZooKeeperSession:
     def close(self, seconds: float) -> None:
         """End the session, so that its nodes are deleted at once; wait for that for at most this many seconds."""
         self.client.remove_listener(self._listen)
+        # kazoo may wait long for a server that does not answer, so a thread of its own closes the client.
         closing = threading.Thread(target=self._close, name="rmq-zookeeper-closing", daemon=True)
         closing.start()
         closing.join(seconds)
@@ -158,6 +159,7 @@ class ZooKeeperSession:
         except (KazooTimeoutError, kazoo.OperationTimeoutError) as error:
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer in time") from error
         except _GONE as error:
+            # After wrong credentials kazoo ends the session, and requests fail as with a lost connection.
             if self._is_refused:
                 raise ServerRefused(
                     f"ZooKeeper at {self.ensemble.hosts} refuses the credentials ({self._schemes()})"

@@ -24,7 +24,7 @@ for i = 1, #slots_keys, 9 do
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
     'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
     'revived', 'replay_merged', 'cancelled', 'overran')
-  -- If a key of its claims has a foreign type, only what is claimed is not counted.
+  -- If a key of its claims has a foreign type, only the claimed messages are not counted.
   local held = redis.pcall('ZCARD', slots_keys[i + 6])
   if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
     or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end

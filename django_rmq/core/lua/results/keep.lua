@@ -1,14 +1,14 @@
--- Keep what is known of a task, unless something newer is known already.
+-- Store the state of a task, unless a newer one is stored already.
 --
 -- KEYS[1] result  HASH  field -> value
 --
 -- ARGV[1] stamp NUMBER  rises with each delivery of the task, and from its start to its end
 -- ARGV[2] keep_ms       how long it is kept
--- ARGV[3] job           what is to be done
+-- ARGV[3] job           the function of the task and its arguments
 -- ARGV[4] record        what became of it
 -- ARGV[5] now
 --
--- Returns ok | stale: something newer is known
+-- Returns ok | stale (a newer state is stored)
 
 -- check: types
 -- A delivery that timed out may still report, after the next delivery of the task has begun.

@@ -19,7 +19,7 @@ local function look(scan)
   elseif kind == 'priority' then
     return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
   elseif kind == 'fifo' then
-    -- What failed has its place in the line, not behind it.
+    -- A message that failed has its old place in the line, so its retry is among the others.
     return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan), {}
   end
   -- rule: before_their_time

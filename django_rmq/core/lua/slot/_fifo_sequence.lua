@@ -1,12 +1,12 @@
 -- Places in the line of a fifo topic: milliseconds, and a sequence in steps of 1/1024, so that no two are equal.
--- What is due at once has the lower half of a millisecond, and what has a delay the upper one. A full half
+-- Messages that are due at once have the lower half of a millisecond, those with a delay the upper one. A full half
 -- continues in the next millisecond.
 --
 -- needs: store retry prepare claim control last_place now_ms text_of
 
 local STEP = 1 / 1024
 last_place = tonumber(last_place) or 0
--- In an empty slot nothing can be overtaken, so a clock that was set back delays nobody.
+-- In an empty slot no message can be overtaken, so after a clock was set back a place may be given again.
 local is_empty = last_place >= now_ms and redis.call('EXISTS', store, retry, prepare, claim) == 0
 if is_empty then last_place = 0 end -- rule: fifo_waits_for_the_clock
 

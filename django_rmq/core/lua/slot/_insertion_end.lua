@@ -30,7 +30,7 @@ local function restored()
   redis.call('HDEL', control, 'inserting')
   return has_receipt and held - (tonumber(noted) or held) or nil -- rule: books_what_failed
 end
--- Book what is new in an insertion whose last step has failed.
+-- Count the new messages of an insertion whose last step has failed.
 local function end_insertion()
   local added = restored() or 0
   count('sent', added)

@@ -10,7 +10,7 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] receipt
--- ARGV[3] size NUMBER  messages that the prepare handed out
+-- ARGV[3] size NUMBER  messages that the prepare delivered
 -- ARGV[4] now
 --
 -- Returns ok | unsure (nothing is changed: they have to be committed by name)

@@ -10,7 +10,7 @@
 -- KEYS[8] stats      HASH  counter -> n
 -- KEYS[9] control    HASH  field -> value
 -- KEYS[10] claimants ZSET  Spark consumer -> next deadline
--- KEYS[11] leaving   HASH  what is on its way
+-- KEYS[11] leaving   HASH  field -> value; the messages on their way to another slot
 --
 -- ARGV[1] reslot            the number of the re-slotting
 -- ARGV[2] arrived           the ticket that is known to have arrived; empty: none

@@ -5,7 +5,7 @@
 -- KEYS[3] retry       ZSET  member -> ms + retries/1024
 -- KEYS[4] dead        ZSET  member -> ms of death
 -- KEYS[5] claimants   ZSET  Spark consumer -> next deadline
--- KEYS[6] leaving     HASH  what is on its way to another slot
+-- KEYS[6] leaving     HASH  field -> value; the messages on their way to another slot
 -- KEYS[7] inflight    HASH  member -> receipt, original score, mark
 -- KEYS[8] deaths      HASH  member -> death
 -- KEYS[9] failures    HASH  member -> last failure

@@ -14,7 +14,7 @@
 -- ARGV[4] member
 -- ARGV[5] now
 --
--- Returns removed | written (it was put here, and somebody has taken it) | unwritten; the same however often it is called
+-- Returns removed | written (it was put here, and a consumer has taken it) | unwritten; the same however often it is called
 
 -- check: types
 local due = tonumber(instant)

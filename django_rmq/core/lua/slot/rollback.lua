@@ -23,7 +23,7 @@
 --                            empty, error
 -- ARGV[#ARGV] now
 --
--- Returns a word for each member: ok | cancelled (somebody has cancelled the delivery, and it ended so) | stale
+-- Returns a word for each member: ok | cancelled (the delivery was cancelled meanwhile, and ended so) | stale
 
 -- check: types
 if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end

@@ -5,7 +5,7 @@
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] claimants  ZSET  Spark consumer -> next deadline
 -- KEYS[4] stats      HASH  counter -> n
--- KEYS[5] leaving    HASH  what is on its way
+-- KEYS[5] leaving    HASH  field -> value; the messages on their way to another slot
 --
 -- ARGV[1] now
 --

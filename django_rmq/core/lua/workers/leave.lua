@@ -1,4 +1,4 @@
--- End a worker's session at once, so that others take over what it owned.
+-- End a worker's session at once, so that other workers take over its slots.
 --
 -- KEYS[1] sessions    ZSET  worker -> ms when its session ends
 -- KEYS[2] workers     HASH  worker -> its token, and its description of itself

@@ -1,4 +1,7 @@
-"""The lateness of messages and the duration of listeners, counted in classes by every worker."""
+"""Counts of the lateness of messages and of the duration of listeners, in classes, which every worker sends to Redis.
+
+The sampler includes the lateness in the next record; reading the counts is the subject of ``queries``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class _Counted:
 
 
 class TimesCount:
-    """Counts how late messages are handed out and how long listeners take, and sends the counts to Redis every few seconds.
+    """Counts how late messages are delivered and how long listeners take, and sends the counts to Redis every few seconds.
 
     If a process is killed, a few seconds of its counts are lost.
     """
@@ -51,7 +54,7 @@ class TimesCount:
         self._complain = LogThrottle(logger)
 
     def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
-        """Count messages that were just handed out. Priorities and retries have no due time."""
+        """Count messages that were just delivered. Priorities and retries have no due time, so they are not counted."""
         if topic.is_priority:
             return
         late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
@@ -69,7 +72,7 @@ class TimesCount:
             counted.took_ms += sum(took)
 
     def flushing(self) -> Generator[float, None, None]:
-        """A duty that sends the counts to Redis, also at the end."""
+        """Return a duty that sends the counts to Redis every few seconds, and at its end."""
         try:
             while True:
                 yield FLUSH_SECONDS

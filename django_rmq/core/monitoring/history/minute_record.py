@@ -1,4 +1,7 @@
-"""The record of one minute of a topic."""
+"""The record of one minute of a topic: its fields, and its stored form, also that of earlier versions.
+
+A record that cannot be read is a gap in the history, and never an error.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ class Depth:
 
     store: int
     due: int
-    """How many could be taken, see ``Counts``."""
+    """How many messages could be taken; see ``Counts``."""
     prepare: int
     claimed: int
     """How many messages Spark consumers held."""
     retry: int
     dead: int
     oldest_due_ms: int | None
-    """Time topics: since when (ms) the most overdue message is due."""
+    """Since when (ms) the most overdue message is due (topics of time)."""
     undrained_since_ms: int | None = None
-    """Priority topics: the earliest time (ms) since which a slot has had something to take."""
+    """The earliest time (ms) since which a slot has had something to take (priority topics)."""
 
 
 COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
 ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed", "cancelled", "overran")
 
 _LATELY = 2
-"""How many of ``ALSO_COUNTED`` records of earlier versions do not have."""
+"""The number of the last entries of ``ALSO_COUNTED`` that records of earlier versions lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class MinuteRecord:
 
     @classmethod
     def parse(cls, raw: bytes | None) -> MinuteRecord | None:
-        """Read a record. Anything else is a gap."""
+        """Return the record of a stored text, or None for any other text, which is a gap."""
         try:
             head, _, tail = (raw or b"").decode().partition("|")
             numbers = list(map(int, head.split(" ")))
@@ -104,6 +107,7 @@ class MinuteRecord:
                 return None
         except (ValueError, IndexError):
             return None
+        # During an update, workers of an earlier version write shorter records beside these.
         whole = len(COUNTED) + len(ALSO_COUNTED)
         undrained = counters.pop() if len(counters) in (whole + 1, whole - _LATELY + 1) else 0
         if len(counters) not in (len(COUNTED), whole - _LATELY, whole):

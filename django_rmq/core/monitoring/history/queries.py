@@ -1,4 +1,7 @@
-"""Reading the history: minutes, totals, and the latest record."""
+"""Queries of the history: minutes with depths and rates, totals, durations, and the latest record.
+
+They only read; the sampler writes.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,15 @@ class Rates:
 
     @property
     def merge_ratio(self) -> float | None:
-        """The fraction of sent messages that met a waiting copy. None: nothing was sent."""
+        """The fraction of sent messages that met a waiting copy, or None if nothing was sent."""
         return self.merged / self.sent if self.sent else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their due time messages were handed out: their number, by class of ``EDGES_MS``.
+    """The number of delivered messages by their lateness, in the classes of ``EDGES_MS``.
 
-    It counts fresh messages of topics with due times, taken by a worker of this package.
+    It counts messages of topics with due times that had not failed, and were taken by a worker.
     """
 
     counts: tuple[int, ...]
@@ -74,17 +77,17 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """One minute of a topic, or several combined. What was not sampled is None."""
+    """One minute of a topic, or several combined. A field that was not sampled is None."""
 
     at_ms: int
     """When it begins, in ms since the epoch."""
     sampled_ms: int | None = None
     depth: Depth | None = None
-    """At ``sampled_ms``."""
+    """The depths at ``sampled_ms``."""
     rates: Rates | None = None
     """The rates from the previous record to this one."""
     lateness: Lateness | None = None
-    """The lateness from the previous record to this one. None also if nothing was handed out."""
+    """The lateness from the previous record to this one. None also if nothing was delivered."""
     is_scaled: bool = False
     """Whether not all slots were read."""
 
@@ -158,18 +161,18 @@ class HistoryTotals:
     """Failed, timed out or rejected deliveries."""
     died: int
     expired: int | None = None
-    """The part of ``failed`` that timed out. This and the following are None in records of earlier versions."""
+    """The part of ``failed`` that timed out. This field and the following ones are None in records of earlier versions."""
     rejected: int | None = None
     """The part of ``failed`` that was rejected."""
     released: int | None = None
-    """Given back by a worker that had not begun them."""
+    """Deliveries that a worker gave back before their listener had begun."""
     stale: int | None = None
     """Ends of deliveries that came too late, because the delivery had already ended."""
     fenced: int | None = None
     """Prepares by a worker after another one had acquired the slot."""
     replayed: int | None = None
     cancelled: int | None = None
-    """Deliveries that somebody cancelled, and that did not succeed."""
+    """Deliveries that a person cancelled, and that did not succeed."""
     overran: int | None = None
     """The part of ``failed`` whose listener exceeded HARD_TIMEOUT."""
 
@@ -215,7 +218,7 @@ def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
 
 
 def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
-    """Return the latest record of each topic within the last ``LONGEST_GAP_MINUTES``. None: there is none."""
+    """Return the latest record of each topic within the last ``LONGEST_GAP_MINUTES``, or None if there is none."""
     if not topics:
         return []
     now = broker.now_ms() // 60_000
@@ -270,7 +273,7 @@ def _rates(record: MinuteRecord, before: MinuteRecord | None) -> Rates | None:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000
     raised = [record.counters[at] - before.counters[at] for at in range(len(COUNTED))]
-    # Less than before means that keys were deleted, or the server lost its data.
+    # If a counter is lower than before, keys were deleted, or the server lost its data or failed over.
     if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
         return None
     return Rates(*(number / minutes for number in raised))

@@ -1,4 +1,4 @@
-"""Writing the history: once a minute one worker samples a topic."""
+"""The sampler: a duty of workers by which one of them samples a topic once a minute, and stores the record of the minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPREAD_SLOTS = 4_096
 
 SPREAD_SECONDS = 45.0
 MOST_SLOTS = 65_536
-"""With more slots than this, only every second, fourth, … is read."""
+"""With more slots than this, only every second, fourth, … slot is read."""
 
 
 Steps = Callable[[], Generator[float, None, None]]
@@ -33,7 +33,7 @@ def sampling(
     is_ours: Callable[[Topic], bool],
     present: Callable[[Topic], Topic] = lambda topic: topic,
 ) -> list[Steps]:
-    """Return a duty for each topic that samples it once a minute, unless another worker does. None with ``minutes`` 0.
+    """Return a duty for each topic that samples it once a minute, unless another worker does; no duties if ``minutes`` is 0.
 
     ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``present``
     returns a topic with its current slots.
@@ -42,7 +42,7 @@ def sampling(
 
 
 class _Sampling:
-    """Samples one topic."""
+    """The duty that samples one topic."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class _Sampling:
         self._keep = keep
         self._is_ours = is_ours
         self._present = present
-        # Topics are not all sampled at the same moment.
+        # Each topic has an instant of its own, so that Redis does not get the reads of all topics at once.
         self._offset_ms = crc32(topic.name.encode()) % 5_000
 
     def __call__(self) -> Generator[float, None, None]:
@@ -66,6 +66,7 @@ class _Sampling:
             minute, passed = divmod(self._broker.now_ms(), 60_000)
             if passed < self._offset_ms:
                 yield (self._offset_ms - passed) / 1000
+            # A reading that is spread over most of a minute and begins late would end in the next minute.
             elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
                 yield (60_000 - passed) / 1000
             elif self._is_ours(self._topic) and self._broker.run(activity.claim_minute(self._topic, minute)):

@@ -144,7 +144,8 @@ class DeclaredBody:
 
 def _dumped(adapter: TypeAdapter[Any], instance: Any) -> Any:
     """Return the data of an instance under the names by which it is read."""
-    return adapter.dump_python(
+    # dump_python has the argument `fallback` only since pydantic 2.11.
+    return adapter.serializer.to_python(
         instance, mode="json", by_alias=True, round_trip=True, warnings="none", fallback=_plain_number
     )
 

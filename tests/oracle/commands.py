@@ -26,7 +26,8 @@ def _read(memory: Memory, call: Call[Any]) -> Any:
     (key,) = call.keys(memory.prefix)
     with memory.hash(key) as found:
         if call.script == "HMGET":
-            return [found.get(str(field).encode()) for field in call.own]
+            fields = (field if isinstance(field, bytes) else str(field).encode() for field in call.own)
+            return [found.get(field) for field in fields]
         if call.script == "HLEN":
             return len(found)
         assert call.script == "HGETALL"

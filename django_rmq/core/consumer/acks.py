@@ -121,7 +121,7 @@ class PendingAcks:
 
 
 Settlements = dict[tuple[SlotState, int], PendingAcks]
-"""By slot and receipt."""
+"""The acknowledgements of deliveries, by slot and receipt."""
 
 
 _CALLS: dict[str, Callable[..., Call[list[str]]]] = {

@@ -1,4 +1,4 @@
-"""Maintenance: the duties of a worker beside consuming, done one small step at a time, in separate threads.
+"""Background jobs: the duties of a worker beside consuming, done one small step at a time, in separate threads.
 
 A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
 duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
@@ -49,7 +49,7 @@ class DatabaseTrouble(ServerTrouble):
 
 
 class Maintenance(threading.Thread):
-    """Runs duties until stopped. Each is then closed, so that it can release what it holds.
+    """Runs duties until stopped. Each is then closed, so that it can release its resources.
 
     ``server``: the server for which these duties wait, as it is called in the name of the thread.
     """

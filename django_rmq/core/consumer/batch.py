@@ -231,7 +231,7 @@ class InFlight:
         self._ran = [0.0] * len(self.load)
         self._ran[-1] = blocked_seconds
         for batch in running:
-            # The thread writes it, and may end the call at any time.
+            # The thread writes ``running_since`` and may end the call at any time, so it is read once.
             since, thread = batch.running_since, batch.thread
             if since is None or thread is None or (ran := now - since) < LONG_CALL_SECONDS:
                 continue

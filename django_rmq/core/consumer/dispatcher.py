@@ -3,7 +3,7 @@
 Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four. This module
-puts the parts of a worker together and runs the loop; what each turn does is decided by the parts.
+puts the parts of a worker together and runs the loop; the parts decide what each turn does.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Dispatcher:
         self._mailbox.queue.put(Disown(list(slots)))
 
     def stop(self) -> None:
-        """Take nothing more, let listeners finish, give the rest back. Safe in signal handlers."""
+        """Take no more messages, let listeners finish, and give the other messages back. Safe in signal handlers."""
         self._mailbox.queue.put(Stop())
 
     # --- the loop

@@ -327,7 +327,7 @@ class BatchRouter:
         Redis delivered them in answer to a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
         if state.blocked_by:  # rule: starts_in_a_slot_that_is_shut
-            # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
+            # The slot was shut while the answer was under way: nothing runs beside a listener that does not return.
             self._acks.release(state, receipt, [delivery.member for delivery in deliveries])
             return
         messages = [Message(state.topic, state.slot, receipt, each, self._holder) for each in deliveries]
@@ -377,7 +377,7 @@ class BatchRouter:
         if report.last and self._in_flight.remove(batch):
             self._ended(batch, state)
             if released and state.topic.is_priority:
-                # The batch took longer than estimated, so what is queued behind it was taken too early as
+                # The batch took longer than estimated, so the batches behind it were taken too early as
                 # well.
                 self.give_back_slot(state, drops=False)
             # This goes into the round trip that settles the batch; after a prepare that finds nothing,

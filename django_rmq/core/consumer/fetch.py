@@ -141,7 +141,7 @@ class DuePoll:
                 else:
                     state.untaken_since = None
             elif due is not None and due < state.due:
-                # Even if that is later than now: prepare stores in Redis again until when this worker sleeps.
+                # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
                 self._schedule.ready(state)
         return untaken
 
@@ -244,7 +244,7 @@ class FetchPlanner:
         self._is_for_executors_only = not (self._has_priorities or capacity.async_capacity)
 
     def nothing(self, coming: FetchPlan | None = None) -> FetchPlan:
-        """Return the state before the first slot is asked; ``coming`` is what a trip under way will return."""
+        """Return a plan without slots; ``coming`` is the plan of the trip that is under way."""
         load = self._in_flight.load
         return FetchPlan(load if coming is None else list(map(add, load, coming.work)))
 
@@ -386,7 +386,7 @@ class RoundTrips:
             # No further slot waits, so no other trip could be packed while this one is under way.
             round_trip, self.under_way = sent, None
         self.receive(round_trip)
-        # Not earlier: a message that has ended is in flight for all others until Redis has received that.
+        # The limits are asked after the answer, because a message counts as in flight until Redis has received its end.
         self._planner.ask_limits()
         return True
 
@@ -608,6 +608,6 @@ class TimeoutReaper:
                 if isinstance(answer, RmqError):
                     self._complain("sweep", "Cannot end timed-out deliveries: %s", answer)
                 elif answer:
-                    # There may be more than one script ends.
+                    # One script ends a bounded number of deliveries, so there may be more.
                     late.append(call)
         self._due = time.monotonic() + (0.0 if late else SWEEP_SECONDS)

@@ -2,8 +2,8 @@
 
 The heartbeat extends deliveries in flight while their listeners run, and reports listeners that run too long. It runs in a
 separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
-batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. Redis answers each extension with
-what was cancelled meanwhile.
+batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. In its answer
+to an extension, Redis reports which messages were cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Watched(Generic[T]):
         return self.thread.is_alive()
 
     def replace(self) -> None:
-        """Start another one. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
+        """Start another thread of this kind. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
         fresh = self._make()
         # If no thread can be started, the dead one stays in its place and is found again.
         fresh.start()
@@ -222,6 +222,7 @@ class Heartbeat(threading.Thread):
             since = batch.running_since
             if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
                 self._end(batch, seconds)
+            # A listener that never returns would keep its message in flight without end.
             # rule: never_gives_up
             if since is not None and now - since > topic.max_runtime and not batch.abandoned:
                 self._abandon(batch, now - since)
@@ -238,6 +239,7 @@ class Heartbeat(threading.Thread):
         """Return whether a message of the batch may have been cancelled since Redis confirmed the batch."""
         # rule: asks_nothing_when_something_is_cancelled
         told_at = self._news.get((batch.topic.name, batch.state.slot), 0.0)
+        # A call that was sent before the notice arrived may have been executed before the cancellation.
         # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
 

@@ -78,7 +78,7 @@ _held_back = threading.local()
 
 
 def _hold_signals_back() -> None:
-    # One that arrives in the copy before it has lost the handlers would be taken for the worker's.
+    # A signal that arrives in the child before it has lost the handlers would call those of the worker.
     _held_back.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 
@@ -198,6 +198,7 @@ class CallGroup:
         """The messages with which the listener is called."""
         self._unreadable: list[tuple[Message, BaseException]] = []
         for message in messages:
+            # The message was cancelled before the call, so the listener does not get it.
             if message.stopped:
                 self._unreadable.append((message, Cancelled()))
                 continue
@@ -249,6 +250,7 @@ def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[
             # A list of its own: the listener may change it.
             returned = function(list(group.readable))
         finally:
+            # The child of a listener that has forked returns here as well.
             if forking is not None:
                 end_copy()
         return group.returned(returned)
@@ -348,6 +350,7 @@ Coroutine = Callable[[Any], Awaitable[Any]]
 async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
     """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
+        # The message was cancelled while it waited for its turn in the loop.
         if message.stopped:  # rule: begins_what_was_cancelled
             raise Cancelled
         try:
@@ -357,6 +360,7 @@ async def await_one(function: Coroutine, message: Message, argument: Any) -> Fai
         try:
             returned = await function(argument)
         finally:
+            # The child of a listener that has forked returns here as well.
             if forking is not None:
                 end_copy()
         if returned is not None:
@@ -378,6 +382,7 @@ async def await_group(function: Coroutine, messages: list[Message]) -> list[Outc
             # A list of its own: the listener may change it.
             returned = await function(list(group.readable))
         finally:
+            # The child of a listener that has forked returns here as well.
             if forking is not None:
                 end_copy()
         return group.returned(returned)

@@ -229,7 +229,7 @@ class SlotTable:
         """Record slots as owned, to be acquired in this order; return the slots that have an object already."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
-            # The topic was re-slotted since.
+            # The topic was re-slotted, and has more slots than when this table was made.
             states.extend(bytes(beyond))
             self._epochs[topic].extend([0] * beyond)
         known: list[SlotState] = []

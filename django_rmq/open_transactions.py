@@ -136,7 +136,7 @@ def _replace(connection: Any) -> None:
 def _has_manual_transaction(connection: Any) -> bool:
     """Return whether a listener that has switched autocommit off has left a transaction open.
 
-    With ``AUTOCOMMIT: False`` in the settings every query opens one, and that is what the project wants.
+    With ``AUTOCOMMIT: False`` in the settings every query opens one, as the project wants.
     """
     if connection.autocommit or not connection.settings_dict["AUTOCOMMIT"]:
         return False

@@ -1,6 +1,6 @@
 """`RMQ["REDIS"]`: the address of Redis, and the check that no cache uses the same database.
 
-Nothing is connected here. ``connections.client_factory`` makes clients of a ``RedisServer``.
+Nothing is connected here. ``connections.brokers`` makes clients of a ``RedisServer``.
 """
 
 from __future__ import annotations

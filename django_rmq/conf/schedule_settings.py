@@ -1,6 +1,6 @@
 """`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case.
 
-What a schedule needs of its topic is checked by ``schedules.schedule_requirements``, when all topics are known.
+The requirements of a schedule of its topic are checked by ``schedules.schedule_requirements``, when all topics are known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
 def body(value: object) -> object:
     """Return BODY."""
     with suppress(TypeError, ValueError, RecursionError):
-        # JSON turns a tuple into a list, and a number that is a key into a text. Ticks would not carry what was
-        # declared.
+        # JSON turns a tuple into a list, and a number that is a key into a text: ticks would carry another body.
         if json.loads(json.dumps(value)) == value:
             return value
     raise InvalidSetting("what JSON can hold")

@@ -1,11 +1,10 @@
-"""The only reader of settings: ``settings.RMQ`` (and the CACHES alias it names) as a frozen, validated ``Config``.
+"""The settings of the package as a frozen, validated ``Config``, and their only reader.
 
-All problems are found at once; ``checks`` reports them as system checks, ``get_config`` as one error. Nothing
-is read at import, and nothing is connected here. ``docs/reference/settings.md`` describes every key.
+The key of a setting is a field in capitals, and the field defines its parser. Other modules of ``conf`` read the parts
+with rules of their own, such as topics and the address of Redis.
 
-All settings of the package as frozen, validated values.
-
-The key of a setting is a field in capitals, and the field defines its parser. ``settings_reader`` makes the ``Config``.
+The reader finds all problems at once; ``checks`` reports them as system checks, ``get_config`` as one error. Nothing is
+read at import, and nothing is connected here. ``docs/reference/settings.md`` describes every key.
 """
 
 from __future__ import annotations

@@ -129,8 +129,6 @@ def read_tasks(problems: Problems, root: Mapping[str, Any], declared: object) ->
 
 
 class _Reader:
-    """Reads one backend."""
-
     def __init__(
         self, problems: Problems, alias: str, given: Mapping[str, Any], defaults: Mapping[str, Any]
     ) -> None:

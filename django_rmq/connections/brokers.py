@@ -1,15 +1,11 @@
-"""The registration of topic definitions: this process and Redis agree on them, and on the slot counts of messages.
-
-A sender compares the definition of a topic once in its process. Re-slottings are noticed by a look every few seconds.
-
-Clients of redis-py for the server that the settings name: one server, one behind Sentinels, or a Redis Cluster.
-
-Errors of the options become ``ConfigurationError`` here, without the passwords in them.
-
-The brokers and producers of this process, as the settings configure them.
+"""The brokers and producers of this process, as the settings configure them, and the check of topic definitions.
 
 Each process and each purpose has its own connections. A child process shares none with its parent: two processes that
-read from one socket would get each other's answers.
+read from one socket would get each other's answers. The clients are those of redis-py, for one server, one behind
+Sentinels, or a Redis Cluster; errors of their options become ``ConfigurationError``, without the passwords in them.
+
+The process and Redis have to agree on the definition of a topic, and on the slot counts of its messages. A sender
+compares the definition once in its process, and notices a re-slotting by a look every few seconds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What others see of the work of this process: Django's signals, the stream of events, and OpenTelemetry."""
+"""The work of this process as others see it: Django's signals, the stream of events, and OpenTelemetry."""

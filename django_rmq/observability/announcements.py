@@ -1,7 +1,7 @@
 """Announcements: what happens to messages, for the receivers of Django's signals and for the stream of events.
 
-The start of a listener's call is announced in its thread. What Redis has confirmed is announced in a separate thread,
-so that no receiver delays the worker. An announcement never raises, and costs nothing without receivers.
+The start of a listener's call is announced in its thread. An end that Redis has confirmed is announced in a separate
+thread, so that no receiver delays the worker. An announcement never raises, and costs nothing without receivers.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
 
 
 class Reporter:
-    """A worker's ``Watcher``: announces what has ended, from a separate thread, until ``stop``."""
+    """A worker's ``Watcher``: it announces ended deliveries from a separate thread, until ``stop``."""
 
     def __init__(self) -> None:
         self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]], int, int]] = deque()

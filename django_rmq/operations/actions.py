@@ -146,7 +146,7 @@ def id_of(
     """
     desk.actor.require(Permission.VIEW)
     declared = desk.config.topic(name)
-    # What is done with the id shows whether the topic has a message with this key or body.
+    # An action on the id shows whether the topic has a message with this key or body.
     require_search(desk.actor, declared)
     connections.present(declared)
     out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)

@@ -29,7 +29,7 @@ GRACE_SECONDS = 5
 
 @dataclass(slots=True)
 class Overdue:
-    """What is overdue in a topic."""
+    """The overdue messages and deliveries of a topic."""
 
     oldest_due_seconds: float | None = None
     """How long the oldest waiting message has been due; None if none is due, or the topic orders by priority."""
@@ -63,7 +63,7 @@ class OrphanedRecords:
 
 
 def overdue(broker: Broker, topic: Topic) -> Overdue:
-    """Return what is overdue in ``topic``."""
+    """Return the overdue messages and deliveries of ``topic``."""
     found, now_ms = Overdue(), broker.now_ms()
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
     slots = range(topic.slots)

@@ -63,7 +63,7 @@ class BulkRun:
         return self.progress
 
     def close(self) -> None:
-        """Give up; what has been done stays done, and is recorded."""
+        """End the run. Its steps stay done, and are recorded."""
         close = getattr(self._steps, "close", None)
         if close is not None:
             close()
@@ -225,12 +225,12 @@ def sweep(
     but: tuple[float, float] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[BulkProgress]:
-    """Perform a call on all messages of a state that ``wanted`` selects. ``call_of`` None: only count them.
+    """Perform a call on all messages of a state that ``wanted`` selects; without ``call_of`` only count them.
 
     ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are left
     out, and no slot loses more than it held: a message that the call moves behind the cursor must not come again.
 
-    Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
+    Yields its progress after each step. Raises ``ServerTrouble``; the steps before it stay done.
     """
     meant = Selection.at(topic, queue, wanted, broker.now_ms(), but=but)
     held = count(broker, meant)

@@ -1,7 +1,7 @@
 """Consumption by programs that are not workers, over REST: they take messages with a long poll, and settle each delivery.
 
 Between two requests such a program has neither a process nor a connection here. So a receipt is sealed, and Redis keeps
-what a consumer holds. HTTP is the part of ``api``.
+the messages that a consumer holds. HTTP is the part of ``api``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Permits:
         return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
 
     def tell(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
-        """Report what is in flight now, and give back the deliveries of MAX_RATE that were not used.
+        """Report the messages in flight, and give back the deliveries of MAX_RATE that were not used.
 
         ``wish``: it is remembered for a moment that N messages are wanted, so that others leave a share.
         """
@@ -247,7 +247,7 @@ class LongPoll:
     def _round(
         self, owner: str, request: str, most: int, wish: int, later: list[float]
     ) -> tuple[list[Message], bool]:
-        """Try each slot with something due once; return what was taken, and whether limits left no room.
+        """Try each slot with something due once; return the messages taken, and whether limits left no room.
 
         ``wish``: if they leave none, it is remembered that this many are wanted. ``later`` receives the
         monotonic times at which other messages will be due.
@@ -326,7 +326,7 @@ class LongPoll:
     def _ask(
         self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
     ) -> list[Prepared | RmqError]:
-        """Prepare in several slots, which share the room. A strict fifo slot hands out one message at a time."""
+        """Prepare in several slots, which share the room. A strict fifo slot delivers one message at a time."""
         each, bytes_each = room // len(tries), most_bytes // len(tries)
         # The order of a strict slot needs one message in flight at a time: a failed one comes before the next one.
         if self._topic.is_strict:  # rule: rest_hands_out_many_of_a_strict_slot

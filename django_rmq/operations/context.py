@@ -90,7 +90,7 @@ class OperationContext:
                 for last in steps:
                     yield last
             finally:
-                # A run may be closed before its end. What it has done is recorded all the same.
+                # A run may be closed before its end. Its steps until then are recorded all the same.
                 if last is not None:
                     note = what if last.is_complete else f"{what}, incomplete"
                     self.record(act, topic.name, last.outcomes, note)

@@ -64,7 +64,6 @@ def replay_edited(
 def _replay(
     desk: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: Any
 ) -> str:
-    """Replay one dead message with another body; return the outcome."""
     (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
     producer = connections.get_producer()
     broker = desk.broker

@@ -17,7 +17,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.message_view import MessageCopy
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
-"""What may be the name of a class. Other text by which errors are filtered may be part of a message."""
+"""Matches text that may be the name of a class. Other text by which errors are filtered may be part of a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The health of the queues: findings about Redis, the coordinator, topics, the outbox and schedules, worst first.
 
-A finding is bad, a note or OK. What is bad needs a person now: a server that does not answer or refuses writes, a topic
-without a worker, something above its limit. A note waits for a person's decision, such as dead messages and paused
+A finding is bad, a note or OK. A bad one needs a person now: a server that does not answer or refuses writes, a topic
+without a worker, a figure above its limit. A note waits for a person's decision, such as dead messages and paused
 topics, unless the caller has set a limit for it. Findings contain no secrets.
 """
 
@@ -52,7 +52,7 @@ class Severity(IntEnum):
 class HealthThresholds:
     """The limits above which something is bad. Where the caller has chosen none (None), ``USUAL_LIMITS`` hold.
 
-    What exceeds a usual limit is a note; for lateness ``lateness`` says how bad it is.
+    A figure above a usual limit is a note; for lateness ``lateness`` says how bad it is.
     """
 
     max_age: float | None = None
@@ -186,7 +186,7 @@ def check_health(
     for part in parts:
         is_complete = part.wait(end)
         found += part.found
-        # The thread of a server that hangs cannot be ended. What it has found until now counts.
+        # The thread that waits for a hung server cannot be ended. Its findings until now count.
         if not is_complete:
             text = f"the check did not end within {seconds:.0f} s"
             found.append(Finding(part.name, "", Severity.BAD, text))
@@ -375,7 +375,7 @@ def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fi
 
 
 def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
-    """Return how bad a value is: trouble above a chosen limit; without one, ``beyond_usual`` above the usual limit."""
+    """Return how bad a value is: bad above a chosen limit; without one, ``beyond_usual`` above the usual limit."""
     if limit is not None:
         return Severity.BAD if value > limit else Severity.OK
     return beyond_usual if usual is not None and value > usual else Severity.OK

@@ -17,7 +17,7 @@ from django_rmq.operations.wait_reasons import Hold, holds_of
 
 
 class Followed(NamedTuple):
-    """A message: its copies, and what is known about it."""
+    """A message: its copies, its status and its holds."""
 
     copies: list[MessageCopy]
     """The copies: waiting, in flight, resting, claimed or dead, in this order; empty if the message has ended."""

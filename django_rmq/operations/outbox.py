@@ -75,7 +75,7 @@ class OutboxRow:
 
 
 class Known(NamedTuple, Generic[T]):
-    """What is known of the outboxes, although some of the databases may not answer."""
+    """The answers of the databases, of which some may not answer."""
 
     found: list[T]
     problems: list[str]
@@ -149,7 +149,6 @@ def _once(ask: Callable[[str], T], alias: str) -> list[T]:
 
 
 def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> ParallelReads[T]:
-    """Begin to ask a database."""
     inquiry = ParallelReads(alias, ask)
     if needs_this_thread(alias):
         inquiry.run()
@@ -175,7 +174,7 @@ def delete_outbox(desk: OperationContext, ids: Sequence[str]) -> dict[str, int]:
 
 
 def relay_outbox(desk: OperationContext) -> Known[RelayStep]:
-    """Send what is due in the outboxes of all databases at once; return the steps.
+    """Send the due rows of all databases at once; return the steps.
 
     Raises ``ServerTrouble`` if Redis does not answer.
     """
@@ -193,7 +192,7 @@ def relay_outbox(desk: OperationContext) -> Known[RelayStep]:
 
 
 def relay_duties(desk: OperationContext) -> list[Maintenance]:
-    """Return a thread for each database that sends what is due in its outbox, again and again."""
+    """Return a thread for each database, which sends the due rows again and again."""
     desk.actor.require(Permission.SEND)
     return threads_of_duties(relay.duties())
 

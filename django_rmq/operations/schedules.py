@@ -151,7 +151,7 @@ def edit_schedule(desk: OperationContext, name: str, changes: Mapping[str, Any])
         if given.get(field) is not None:
             override.pop(other, None)
     override.update(given)
-    # What equals the settings is no change of them.
+    # A value that equals that of the settings is not a change.
     changed = record.declared.changed(override)
     override = {
         field: getattr(changed, field)

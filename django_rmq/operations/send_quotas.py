@@ -1,7 +1,7 @@
 """Sending rates, and requests that run only once however often they are repeated.
 
-Redis keeps both, so they apply to all web processes together, and expire by themselves. What the rates are is read
-from the settings by ``operations.sends``.
+Redis keeps both, so they apply to all web processes together, and expire by themselves. ``operations.sends`` reads the
+rates from the settings.
 """
 
 from __future__ import annotations

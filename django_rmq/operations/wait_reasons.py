@@ -35,7 +35,7 @@ REASONS = (
     "rate",
     "not_due",
 )
-"""What can hold a message, the worst first."""
+"""The reasons that can hold a message, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Hold:
 
 
 class _Seen(NamedTuple):
-    """What was read at one instant about a message and its slot."""
+    """The state of a message and its slot at one instant."""
 
     looked: DescribeReply
     counts: Counts
@@ -67,7 +67,7 @@ class _Seen(NamedTuple):
 
 
 def holds(desk: OperationContext, name: str, message_id: str) -> list[Hold]:
-    """Return what keeps a message from being delivered now, the worst first. Empty: nothing does, or it does not wait.
+    """Return what keeps a message from being delivered now, the worst first; nothing for one that does not wait.
 
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
@@ -133,7 +133,7 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
         receipt = (seen.running[0].record or b"").partition(b" ")[0]
         yield Hold(
             "slot_busy",
-            # A receipt is the time of the delivery in us.
+            # A receipt is the time of its delivery in microseconds.
             since_ms=int(receipt) // 1000 if receipt.isdigit() else None,
             count=seen.counts.prepare,
             message_id=named("prepare", seen.running[0]),
@@ -168,7 +168,7 @@ def _behind(
 
 
 def _due_ms(topic: Topic, looked: DescribeReply) -> int | None:
-    """Return when the message can be delivered next. None: its turn depends on others only."""
+    """Return when the message can be delivered next, or None if its turn depends on others only."""
     if looked.store is None:
         assert looked.retry is not None
         return math.floor(looked.retry)

@@ -34,7 +34,7 @@ LIST_BYTES = 4_194_304
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is in the outbox of one topic, in all databases together."""
+    """The rows of one topic, counted in one database or in all together."""
 
     topic: str
     messages: int = 0
@@ -58,7 +58,7 @@ class FoundRows:
 
 
 def waiting(alias: str) -> list[Waiting]:
-    """Return what is in the outbox of a database, by topic. Raises ``DatabaseError``."""
+    """Return the numbers of rows of a database, by topic. Raises ``DatabaseError``."""
     now = now_ms()
     return [
         Waiting(name, messages, refused, None if oldest is None else max(0, now - oldest))
@@ -67,7 +67,7 @@ def waiting(alias: str) -> list[Waiting]:
 
 
 def together(parts: Iterable[Waiting]) -> list[Waiting]:
-    """Return what is in the outboxes of several databases, by topic."""
+    """Return the numbers of rows of several databases together, by topic."""
     found: dict[str, Waiting] = {}
     for one in parts:
         had = found.get(one.topic, Waiting(one.topic))

@@ -5,7 +5,7 @@ after every older row of its message that another relay holds. A step passes ove
 share the work, and one that stands still stops none of the others. Where the database cannot skip locked rows, a step
 holds what its first write locks: the rows, or with SQLite the file.
 
-``folded`` and ``outgoing`` decide what is sent of the rows of one message. They need neither a database nor Redis.
+``folded`` and ``outgoing`` turn the rows of one message into messages to send. They need neither a database nor Redis.
 """
 
 from __future__ import annotations
@@ -94,13 +94,12 @@ LIGHT = tuple(name for name in Stored._fields if name not in ("member", "envelop
 
 
 def folded(rows: Sequence[Stored], *, debounces: bool = False, keeps: bool = False) -> list[Stored]:
-    """Return what has to be done for the ``rows`` of one message, in order: a removal, a send, both or one of them.
+    """Return the rows to send in place of all ``rows`` of one message: a removal, a send, or both in this order.
 
-    It leaves what all rows one after the other would leave. A removal ends everything before it, and
-    what was cancelled stays cancelled. Of sends, the
-    last one counts, but a range_merge message keeps the time of the first, unless its topic ``debounces``, and a fifo
-    message keeps its place, and its body if its topic ``keeps`` it (ON_DUPLICATE). An ``ensure`` after a send finds the
-    message present.
+    They have the effect that all rows would have one after the other. A removal ends everything before it, and a
+    cancelled message stays cancelled. Of sends, the last one counts, but a range_merge message keeps the time of the
+    first, unless its topic ``debounces``, and a fifo message keeps its place, and its body if its topic ``keeps`` it
+    (ON_DUPLICATE). An ``ensure`` after a send finds the message present.
     """
     removal: Stored | None = None
     last: Stored | None = None
@@ -189,7 +188,7 @@ class _Unconfirmed(LostRace):
 
 @dataclass(slots=True)
 class RelayStep:
-    """What one step did."""
+    """The work of one step."""
 
     sent: int = 0
     """The number of messages sent or removed."""
@@ -223,7 +222,7 @@ class _Held:
 
 
 def relay(alias: str) -> RelayStep:
-    """Send what is due in one database, up to a batch.
+    """Send the due rows of one database, up to a batch.
 
     Raises ``ServerTrouble`` before anything is locked, or after nothing could be sent.
     """
@@ -301,7 +300,7 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
 
 
 def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
-    """Send what is held, up to STEP_BYTES; delete the rows of what Redis has, and set a later time for the others.
+    """Send the held rows, up to STEP_BYTES; delete those whose message Redis has, and set a later time for the others.
 
     Returns whether there was more.
     """
@@ -382,7 +381,7 @@ def _topic(name: str, known: dict[str, Topic | CallerError]) -> Topic:
 
 
 def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqError | None:
-    """Return why the rows of a message that Redis has answered must stay. None: they need not."""
+    """Return why the rows of a message that Redis has answered must stay, or None if they need not."""
     if result.status == "refused":
         return TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
@@ -433,7 +432,7 @@ def _postpone(
 
 
 def relay_all(chosen: Iterable[str] | None = None) -> Generator[RelayStep, None, None]:
-    """Send what is due in all databases, or in the ``chosen`` ones, batch by batch.
+    """Send the due rows of all databases, or of the ``chosen`` ones, batch by batch.
 
     A database that fails stops none of the others; its error is raised after them.
     """

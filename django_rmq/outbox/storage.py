@@ -149,7 +149,7 @@ def needs_this_thread(alias: str) -> bool:
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What databases have answered, by alias."""
+    """The answers of databases, by alias."""
 
     given: dict[str, T]
     problems: dict[str, str]
@@ -261,7 +261,7 @@ class StoredSend(NamedTuple):
     identity: UUID
     act: str
     wanted: Durability
-    """What Redis has to confirm before the row may be deleted."""
+    """The durability that Redis has to confirm before the row may be deleted."""
 
     def is_kept_by(self, result: SendResult) -> bool:
         """Return whether Redis has the message as durably as the row requires."""
@@ -425,7 +425,7 @@ WRITTEN_HERE = frozenset({"postgresql", "sqlite", "mysql"})
 
 
 _AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-"""What makes a statement of MariaDB fail with ``_LOCKED`` where it would wait for others."""
+"""The prefix with which a statement of MariaDB fails with ``_LOCKED``, where it would wait for a lock."""
 
 _LOCKED = 1205
 
@@ -641,7 +641,7 @@ class OutboxSend:
 
     @property
     def wanted(self) -> Durability:
-        """What the rows require beyond what the senders asked for."""
+        """The durability that the rows require beyond the wishes of the senders."""
         return Durability(get_config().outbox.replicas) if self._own else STORED
 
     def attempt(

@@ -78,7 +78,7 @@ def _register(broker: Broker, topics: Iterable[str]) -> None:
 def duties() -> list[Duty]:
     """Return the duty of a worker that keeps schedules. It ends at once in a project without schedules."""
     broker = connections.get_broker("coordinator")
-    # The declarations outlive a step that fails, and with them what they have seen of other workers.
+    # The declarations outlive a step that fails, so they still know the declarations of other workers.
     return [partial(_duty, broker, Declarations(broker, registry.schedules(), get_config().topics))]
 
 

@@ -52,7 +52,7 @@ from django_rmq.sending.on_commit import (
 
 
 class Observer(Protocol):
-    """Sees what is sent, for tests. If ``delivers`` is False, nothing is sent."""
+    """Sees every send, for tests. If ``delivers`` is False, nothing is sent."""
 
     delivers: bool
 

@@ -328,7 +328,7 @@ def defer(
 
 
 def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: Any) -> RemoveResult:
-    """Remove ``out`` when ``connection`` commits, in order with what is sent; see ``defer``."""
+    """Remove ``out`` when ``connection`` commits, in order with the sends of the transaction; see ``defer``."""
     call = _register(producer, topic, [out], STORED, connection)
     result = RemoveResult("pending", topic.name, out.member, ref(call))
     call.results = [result]
@@ -414,7 +414,7 @@ def _removes(call: DeferredSend) -> bool:
 
 
 def _created(together: Sequence[DeferredSend]) -> list[telemetry.Created]:
-    """Return what the calls have created, for the span of the commit."""
+    """Return the topics and numbers of the calls' messages, for the span of the commit."""
     return [
         (call.topic.name, len(call.messages), call.context)
         for call in together
@@ -444,7 +444,7 @@ def _is_sendable(call: DeferredSend, commit: telemetry.Commit) -> bool:
 
 
 def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors: dict[int, RmqError]) -> None:
-    """Complete the results of ``calls``, and announce topic by topic what was sent and what failed."""
+    """Complete the results of ``calls``, and announce topic by topic the sends and the failures."""
     sent: defaultdict[str, list[SendResult]] = defaultdict(list)
     failed: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)
     waiting: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)

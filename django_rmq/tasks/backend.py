@@ -167,7 +167,7 @@ logger = logging.getLogger("django_rmq.tasks")
 
 
 class Tasks:
-    """What a backend does with either framework. ``backend_of`` makes the class."""
+    """The methods of a backend for either framework. ``backend_of`` makes the class."""
 
     framework: Framework
     alias: str

@@ -227,7 +227,7 @@ class Attempt:
         """The sender of the framework's signals."""
 
     def _earlier(self) -> TaskRecord:
-        """Return the record of earlier attempts. It is empty for a first attempt, and for what was replayed."""
+        """Return the record of earlier attempts. It is empty for a first attempt, and after a replay."""
         begun = self.message.max_retries - self.message.retries_left
         # A replayed message has all its retries again, and the record of its earlier life does not count.
         if begun <= 0:

@@ -18,7 +18,7 @@ PACKAGE = "django_tasks"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a backend needs of the package whose tasks it takes."""
+    """The objects that a backend needs of the package whose tasks it takes."""
 
     package: str
     base: Any

@@ -40,7 +40,7 @@ class Error(NamedTuple):
 
 @dataclass(slots=True)
 class TaskRecord:
-    """What became of a task."""
+    """The state of a task, its attempts and its value."""
 
     status: str = READY
     started_at: datetime | None = None

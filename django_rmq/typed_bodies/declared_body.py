@@ -74,7 +74,7 @@ class DeclaredBody:
             raise self._invalid(error, "as the type writes it " if written else "") from None
 
     def read(self, raw: bytes) -> Any:
-        """Return the instance from what is stored. Raises ``InvalidBody``."""
+        """Return the instance from a stored body. Raises ``InvalidBody``."""
         adapter_of(self.path)
         upcast = None if self.upcast is None else function_of(self.upcast)
         try:

@@ -1,6 +1,6 @@
 """The spans of sends, commits and calls of listeners, with their metrics, and the context that travels with messages.
 
-Only this module makes spans. What is switched off costs a check of the settings.
+Only this module makes spans. Without tracing, each use costs a check of the settings.
 """
 
 from __future__ import annotations
@@ -318,8 +318,6 @@ def around_async(topic: Topic, function: Coroutine) -> Coroutine:
 
 
 class _ObservedCall:
-    """A listener whose calls are observed."""
-
     def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
         self._topic, self._function = topic, function
         self._is_traced, self._is_measured = is_traced(), is_measured()
@@ -364,8 +362,6 @@ class _ObservedCall:
 
 
 class _ObservedAsync(_ObservedCall):
-    """An async listener whose calls are observed."""
-
     async def __call__(self, argument: Any) -> Any:
         with self._call(argument) as call:
             call.returned = returned = await self._function(argument)
@@ -373,8 +369,6 @@ class _ObservedAsync(_ObservedCall):
 
 
 class _Call:
-    """One call of a listener."""
-
     returned: Any = None
 
 

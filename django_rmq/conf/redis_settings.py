@@ -112,6 +112,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     place, before = f'CACHES["{alias}"]', len(problems)
     location = cache.get("LOCATION", "")
     locations = location if isinstance(location, (list, tuple)) else redis_url.several(str(location))
+    # The first location of django-redis is the primary, and the others are replicas.
     primary = str(locations[0]).strip() if locations else ""
     options = _options(problems, place, cache, "OPTIONS")
     pool = _options(problems, f'{place}["OPTIONS"]', options, "CONNECTION_POOL_KWARGS")

@@ -56,6 +56,7 @@ def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[st
             "fifo topic is a message of its own.",
             "Remove IDENTITY. A send without key= gets a key of its own.",
         )
+    # An IDENTITY "body" of the defaults does not hold for a fifo topic, whose sends never merge by their bodies.
     values["identity"] = "key"
     if values.get("order", "strict") == "strict" and values.get("serial") is False:
         if own.get("serial") is False:
@@ -65,6 +66,7 @@ def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[st
                 "the same time.",
                 'Remove SERIAL, or set ORDER "loose".',
             )
+        # SERIAL False of the defaults does not hold for a strict topic.
         values.pop("serial")
     if values.get("outbox") and values.get("order", "strict") == "strict":
         problems.report(
@@ -329,6 +331,7 @@ def read_topic(
     if len(problems) > before:
         return None
     topic = Topic(name, **values)
+    # The lowest priority follows from MAX_RETRIES, so it is known only when the topic is complete.
     if topic.default_priority is not None and topic.default_priority < topic.min_priority:
         problems.report(
             "E006",
@@ -378,6 +381,7 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
                 "which has no place for an origin.",
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
+        # ORIGIN of the defaults does not hold for a topic whose bodies are the identities.
         values.pop("origin")
 
 

@@ -266,7 +266,7 @@ def agree(topic: Topic) -> None:
         followed = consumer_fields(topic, registered)
         if followed:
             built.followed[topic.name] = followed
-        # The topic has been re-slotted, or is being: the settings of this process may still have the former count.
+        # After a re-slotting the settings of this process may still have the former count, so that of Redis is used.
         if followed or "reslot" in registered:
             built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)

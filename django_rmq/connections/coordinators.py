@@ -33,8 +33,10 @@ def coordinator_maker() -> MakeCoordinator:
     """
     chosen = get_config().coordinator
     if in_memory():
+        # A broker in memory has the messages of one process, so this process owns every slot.
         return lambda worker, own, disown, token: StaticCoordinator(worker, own, disown)
     if chosen == "redis":
+        # A worker calls this after its fork, so the broker that it gets has connections of the worker's own.
         return lambda worker, own, disown, token: RedisCoordinator(
             get_broker("coordinator"), worker, own, disown, token=token
         )
@@ -52,6 +54,7 @@ def coordinator_maker() -> MakeCoordinator:
 def _through_zookeeper(
     worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None], token: str
 ) -> Coordinator:
+    # kazoo is an optional package, so it is imported only where ZooKeeper is the coordinator.
     from django_rmq.core.coordination.zookeeper import ZooKeeperCoordinator
 
     config, broker = get_config(), get_broker("coordinator")

@@ -115,6 +115,7 @@ def record(
             "rmq_outcomes": dict(outcomes),
         },
     )
+    # An anonymous user has no primary key, which a LogEntry needs.
     if not entry or actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
         return
     trace = trace or Trace()

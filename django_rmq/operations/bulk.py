@@ -240,6 +240,7 @@ def sweep(
         there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
         held = {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
     tally = BulkTally(sum(held.values()))
+    # Without a search the scores alone decide, so the count is the answer.
     if call_of is None and not wanted.search:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return

@@ -195,7 +195,7 @@ MOST_BYTES = 4_194_304
 """The approximate number of bytes that one take returns, unless its first message alone is larger."""
 
 REDIRECTS = 4
-"""The number of times that one take asks a slot again that has another slot count, or more messages."""
+"""The number of times that one take asks a slot again that has another slot count, or more messages after those in flight."""
 
 
 class _Try(NamedTuple):
@@ -311,7 +311,7 @@ class LongPoll:
                     # The topic is being re-slotted, and this slot has another slot count already.
                     tries.append(_Try(replace(one.topic, slots=reply.slots), one.slot, None, one.asked + 1))
                 elif one.asked < REDIRECTS and reply.status == "more":
-                    # The script has passed messages in flight, and there are more behind them.
+                    # The script has read a bounded number of entries, of which none was free, and continues behind them.
                     tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
             at_once = min(2 * at_once, TRIED_AT_ONCE)
             try:

@@ -216,6 +216,7 @@ def _check_redis(
                     text = f"holds messages ({left}) and is not in the settings"
                     yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
         if desk.config.coordinator == "redis":
+            # The checks of the topics have used a part of the patience.
             spent = time.monotonic() - began
             yield from _check_coordinator(partial(_in_redis, broker), patience - spent)
     except ServerTrouble as error:
@@ -237,6 +238,7 @@ def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
     ``refusal`` is the error with which a server answered a command; empty if none did.
     """
     servers = read_servers(desk)
+    # A server has refused a command for a reason that its INFO does not show, so the error is the finding.
     if refusal and not any(server.refusals for server in servers or ()):
         yield Finding("writes", "", Severity.BAD, refusal)
         return
@@ -280,6 +282,7 @@ def _in_redis(broker: Broker) -> tuple[int, str]:
 
 def _in_zookeeper() -> tuple[int, str]:
     found = connections.survey_zookeeper()
+    # Without workers there is no assignment to fit, and their absence is reported for each topic.
     return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
 
 
@@ -347,6 +350,7 @@ def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fi
         yield Finding("redis", name, Severity.BAD, problem)
     if one.definition_problem:
         yield Finding("definition", name, Severity.BAD, one.definition_problem)
+    # If the workers are unknown, none of them counts as missing.
     if limits.needs_workers and one.topic.listener and not one.workers_problem:
         if one.consumers:
             yield _ok("workers", f"{one.consumers} live workers", name)

@@ -71,6 +71,7 @@ class Order(NamedTuple):
         return json.dumps(
             [
                 self.topic.name,
+                # A re-slotting changes the order of the list, so its cursors end with it.
                 self.topic.slots,
                 self.queue,
                 self.descending,
@@ -335,6 +336,7 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
         for slot, entry in rows
         if shown.sealed or len(entry.member) > opaque_ids.LONGEST_PLAIN
     ]
+    # The cursor holds only the beginning of a long member, so its rank leads the next page to it.
     if place is not None and len(place.member) > LONGEST_IN_CURSOR:
         named.append((place.slot, place.member))
     ranks = _ranks(broker, order, named)

@@ -149,6 +149,7 @@ def edit_schedule(desk: OperationContext, name: str, changes: Mapping[str, Any])
     override = dict(record.override)
     for field, other in (("cron", "every"), ("every", "cron")):
         if given.get(field) is not None:
+            # A schedule has either cron or every, so the new one takes the place of the other.
             override.pop(other, None)
     override.update(given)
     # A value that equals that of the settings is not a change.
@@ -218,9 +219,11 @@ def run_schedule(
     instant = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
     out = stepper.message(
         topic,
+        # The keys of ticks have an @ here, so this message merges with none of them.
         f"{name}!{instant}".encode(),
         declared.body,
         {"schedule": name, "run": instant},
+        # The score of a range_merge topic is a time to wait, and that of the others an instant.
         0 if topic.type is TopicType.RANGE_MERGE else now_ms,
         new_origin(),
     )

@@ -52,6 +52,7 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
     known = broker.definitions().of(topic.name) or {}
     _check_the_rest(topic, known)
     begun = resharding.under_way(broker, topic)
+    # Settings with the present count, or with a former one, do not ask for a change.
     declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
     wanted = slots or (begun.topic.slots if begun else declared)
     if wanted is None:

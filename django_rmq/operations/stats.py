@@ -65,6 +65,7 @@ class WorkerList:
     def owned(self, topic: Topic) -> int:
         """Return how many slots of a topic live workers own."""
         return sum(
+            # An assignment may be older than a re-slotting, and have slots that the topic no longer has.
             max(0, min(one.stop, topic.slots) - one.start)
             for one in self.serving(topic).owned_slots
             if one.worker in self._present
@@ -293,6 +294,7 @@ def _with_roster(
     answers = [pipeline.add(call) for call in calls]
     pipeline.execute()
     roster = asked.result()
+    # The answer with the roster has the time of Redis. If it is an error, the time takes a request of its own.
     now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     return roster, [answer.result() for answer in answers], now_ms
 
@@ -422,6 +424,7 @@ _COUNTERS = {
 def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     """Return the counters of ``topics``; those with very many slots are left out."""
     looked_at = slots_to_look_at(topics)
+    # A rate needs the counters of all slots, so a topic that is read only in part is left out.
     small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
     calls = [inspect.audit(topic, slot) for topic in small for slot in looked_at[topic.name]]

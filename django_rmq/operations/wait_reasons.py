@@ -111,6 +111,7 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
 def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
     if seen.counts.paused:
         yield Hold("paused")
+    # If the workers are unknown, none of them counts as missing.
     if topic.listener and not seen.crew.problem:
         serving = seen.crew.serving(topic)
         if not serving.workers:
@@ -119,6 +120,7 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
             yield Hold("slot_unowned")
     due_ms = _due_ms(topic, seen.looked)
     if due_ms is not None and due_ms > seen.now_ms:
+        # Until its time nothing in the slot delays the message.
         yield Hold("not_due", since_ms=due_ms)
         return
 
@@ -129,6 +131,7 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
         sealed = not may_search(desk.actor, topic)
         return id_of(topic, slot, entry.member, state, entry.score, sealed=sealed)
 
+    # The gate of a serial slot is shut while a message of it is in flight.
     if topic.serial and seen.running:
         receipt = (seen.running[0].record or b"").partition(b" ")[0]
         yield Hold(
@@ -140,6 +143,7 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
         )
     if topic.serial and seen.counts.claimed:
         yield Hold("claimed", count=seen.counts.claimed)
+    # A strict slot delivers a message that failed before those behind it.
     if topic.is_strict and seen.failed and seen.looked.retry is None:
         yield Hold("behind_failed", message_id=named("retry", seen.failed[0]))
     if seen.looked.store is not None:

@@ -281,8 +281,8 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
     features = connection.features
     rows = model().objects.using(alias).filter(identity__in=identities)
     if not features.has_select_for_update:
-        # SQLite and old MariaDB cannot lock by a SELECT, but by a write. With SQLite an UPDATE of no row locks the file, and
-        # does not write large rows again.
+        # A write takes the lock that a SELECT cannot take here. With SQLite an UPDATE of no row locks the file, and does not
+        # write large rows again.
         (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
     held: defaultdict[UUID, list[Stored]] = defaultdict(list)

@@ -99,6 +99,7 @@ def dispatch(
     ``seen``: the body and the options of each message, for observers. ``using``: the database whose outbox may have
     older states of the messages that are sent at once.
     """
+    # A test may add an observer in another thread meanwhile. One list decides for the whole call.
     watching = list(observers)
     delivers = all(observer.delivers for observer in watching)
     if connection is not None:
@@ -166,6 +167,7 @@ class ChunkedSend:
             error.add_note(f"send_messages had sent {len(self.results)} messages before")
 
     def _send(self, chunk: Sequence[Any], call: telemetry.SendObservation) -> None:
+        # Observers see each message, and a ``Send`` has options of its own, so both need the slower path.
         if self._is_plain and not observers and Send not in set(map(type, chunk)):
             self._send_plain(chunk)
             return

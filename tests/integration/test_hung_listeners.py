@@ -221,7 +221,7 @@ def test_the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free(
     post(broker, topic, range(3))
     with working(broker, topic, listener, go, threads=4) as worker:
         eventually(lambda: in_flight(broker, topic) == 3, "calls that hang")
-        hung = {place.slot for place in worker.dispatcher._table.awake.values() if place.batches}
+        hung = {slot_of(broker, topic, n) for n in range(3)}
         post(broker, topic, range(3, 200))
         behind = [n for n in range(3, 200) if slot_of(broker, topic, n) not in hung]
         heard.wait(len(behind))

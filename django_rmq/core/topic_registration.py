@@ -65,6 +65,7 @@ def register_topics(
     known = broker.definitions()
     found, agreed = {}, {}
     for topic in topics:
+        # Another process may register the topic first: `define` then returns the definition of that process.
         registered = agreed[topic.name] = known.of(topic.name) or broker.define(topic)
         different = differences(topic, registered)
         if topic.slots in former_slot_counts(registered):

@@ -106,6 +106,7 @@ class Node:
             reply = connection.read_response()
             broken = False
         except ResponseError:
+            # The node has answered with an error, so its connection can be used again.
             broken = False
             raise
         except RedisError as error:

@@ -146,6 +146,7 @@ class NodeTrip:
                 errand.reply, errand.repeat = error, True
             else:
                 groups.setdefault(node, []).append(errand)
+        # Connections with commands under way must not go back to their pools with unread replies.
         try:
             for node, group in groups.items():
                 self._depart_to(node, group)
@@ -233,6 +234,7 @@ class NodeTrip:
                 node.give_back(connection, broken=True)
                 self._confirm_nothing()
                 return
+            # A node that has run none of its commands has nothing to confirm.
             if not all(errand.repeat for errand in group):
                 self._confirm(confirmed)
         node.give_back(connection)
@@ -248,6 +250,7 @@ class NodeTrip:
         """Decide whether an answered errand is done, repeated or redirected."""
         reply = errand.reply
         asked, errand.asking = errand.asking, False
+        # ASK holds for one attempt only; the next one goes to the node that serves the hash slot.
         if asked:
             errand.node = None
         if not isinstance(reply, RedisError) or errand.hash_slot is None:
@@ -270,6 +273,7 @@ class NodeTrip:
         errand.repeat = True
 
     def _abandon(self) -> None:
+        # The replies of these connections are unread, so none of them may be used again.
         while self._departed:
             node, connection, _ = self._departed.pop()
             with suppress(Exception):

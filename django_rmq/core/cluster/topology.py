@@ -51,6 +51,7 @@ class Topology:
     def node(self, host: str, port: int) -> Node:
         """Return the node at an address."""
         found = self._nodes.get((host, port))
+        # Two threads may make the node at the same time; both then use the first one.
         return found or self._nodes.setdefault((host, port), Node(host, port, self.options))
 
     def serving(self, hash_slot: int) -> Node:
@@ -92,8 +93,10 @@ class Topology:
                 try:
                     rows = node.ask("CLUSTER", "SLOTS")
                 except RedisError as error:
+                    # Every other node knows the topology, too.
                     trouble = error
                     continue
+                # A node that has not joined a cluster yet, or was reset, knows no hash slots.
                 if rows:
                     self._note(node, rows)
                     self._is_stale = False

@@ -53,6 +53,7 @@ def _held(reply: list[Any]) -> list[HeldReply] | None:
         return None
     rows, found = reply[1], []
     for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        # If another program has put the message into Prepare, there is no record.
         receipt, original, *mark = (record or b"0 0").split(b" ")
         original, _, timeout = original.partition(b":")
         delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)

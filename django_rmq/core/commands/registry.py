@@ -146,6 +146,7 @@ def _schedule_key(prefix: str, _: str) -> bytes:
 
 
 def _all(key: bytes, reply: Any) -> list[ScheduleRecord]:
+    # On connections with RESP3 the reply is a map, otherwise a flat list.
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     return records(dict(pairs))
 

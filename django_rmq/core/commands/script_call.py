@@ -1,9 +1,8 @@
 """The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply.
 
 A call is independent of the broker's prefix and its connections. Which keys and arguments it needs, it reads from the header of
-the script, so that no call declares them again. How it is written for the wire is the subject of ``redis/wire``.
-
-Numbers, cursors and words in the form in which scripts read and write them, shared by all commands.
+the script, so that no call declares them again. The numbers, cursors and words that all commands share are here as well. How a
+call is written for the wire is the subject of ``redis/wire``.
 """
 
 from __future__ import annotations

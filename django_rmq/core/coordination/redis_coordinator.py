@@ -157,6 +157,7 @@ class RedisCoordinator(SharedCoordinator):
             logger.warning("The session expired; joining again", extra={"rmq_event": "expired"})
             self._lose()
             beat = self._send_beat(full=True)
+        # Another process has joined with this id meanwhile, or the maximum number of workers is reached.
         if beat.status != "ok":
             self._lose()
             self._complain(
@@ -169,6 +170,8 @@ class RedisCoordinator(SharedCoordinator):
         if audit:
             self._vetted = None
         due = self._lead(sorted(self._crew), sent, audit)
+        # A beat just after the end of a session ends it, so that the slots of a dead worker are assigned soon. The random factor
+        # keeps workers that started together from beating together.
         ends = sent + beat.first_end_ms / 1000 + 0.005
         return max(0.0, min(sent + self._beat_seconds * random.uniform(0.95, 1.05), ends, due) - uptime())
 

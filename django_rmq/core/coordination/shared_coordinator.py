@@ -381,6 +381,7 @@ class SharedCoordinator(Coordinator):
         flaw = self._flaw()
         if not flaw:
             self._stale_since = None
+            # A change of definitions in Redis changes neither membership nor assignment, so only the audit finds it.
             if audit and rank == 0:
                 self._assign("the audit")
             return NEVER

@@ -181,6 +181,7 @@ def encode_json(body: object) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"body contains text that is not valid Unicode: {error.reason}") from None
     except ValueError as error:
+        # NaN, infinity and integers with too many digits raise the same class. Only the text differs.
         reason = "NaN or infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
         raise InvalidMessage(f"body contains {reason}, which JSON cannot represent") from None
     except RecursionError:
@@ -256,6 +257,7 @@ def decode_json(text: str) -> Any:
     try:
         body, end = _scan_json(text, 0)
     except StopIteration:
+        # The scanner ends so at a text without a value; ``json.loads`` raises ``ValueError``.
         return json.loads(text)
     return body if end == len(text) else json.loads(text)
 
@@ -296,6 +298,7 @@ def exact_json(text: str | bytes) -> Any:
 
     Raises ``ValueError`` for any other text, and for an object that has a key twice.
     """
+    # ``json.loads`` detects the encoding of bytes, and has an error of its own for a byte order mark.
     if isinstance(text, bytes) or text.startswith("\ufeff"):
         return json.loads(text, parse_float=exact_number, object_pairs_hook=unique_keys)
     return _decode_exactly(text)

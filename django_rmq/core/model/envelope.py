@@ -77,6 +77,7 @@ def stored_basis(topic: Topic, member: bytes, stored: bytes | None) -> bytes | N
     try:
         return basis_bytes(decode_body(topic, content.body)[topic.slot_basis])
     except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
+        # Another program has stored a body without the field, or one that does not match BODY.
         return None
 
 
@@ -178,6 +179,7 @@ def decode_envelope(raw: bytes) -> Envelope:
             *(_limits(meta["!"]) if "!" in meta else ()),
         )
     except (ValueError, AttributeError):
+        # Another program has stored the value.
         return Envelope(raw)
 
 

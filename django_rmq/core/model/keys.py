@@ -1,10 +1,8 @@
-"""Read hashes in Redis to which any program may have written: definitions of topics, and counters.
+"""The names of all keys and channels in Redis, the numbers of wake-ups, and the content of definitions and counters.
 
-An unreadable value affects only its own topic or figure, and the error names the key.
-
-The names of all keys and channels in Redis, and the numbers that are published as wake-ups. No other module builds one.
-
-The keys of a slot share a hash tag, so that one node of a Redis Cluster holds all of them and a script can use them.
+No other module builds the name of a key. The keys of a slot share a hash tag, so that one node of a Redis Cluster holds all of
+them and a script can use them. Any program may have written to a hash: an unreadable value affects only its own topic or figure,
+and the error names the key.
 """
 
 from __future__ import annotations
@@ -270,6 +268,7 @@ def parse(text: bytes) -> dict[str, Any]:
             counts.append(noted["to"])
             if not isinstance(noted["number"], int):
                 raise TypeError
+        # Slots are found by these counts: with a wrong one, messages would go where no worker looks.
         for count in counts:
             check_slots(count)
     except (AttributeError, ConfigurationError, KeyError, RecursionError, TypeError, ValueError):

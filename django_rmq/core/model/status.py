@@ -169,7 +169,7 @@ def _in_flight(
 ) -> MessageStatus:
     receipt = (found.in_flight or b"").partition(b" ")[0]
     number = int(receipt) if receipt.isdigit() else 0
-    # Progress with another receipt was reported by an earlier delivery, which has timed out.
+    # Progress with another receipt was reported by an earlier delivery of the message.
     reported = outcome if isinstance(outcome, Progress) and outcome.receipt == number else None
     waits = found.store is not None or found.retry is not None
     return MessageStatus(

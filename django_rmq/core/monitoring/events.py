@@ -157,6 +157,7 @@ class EventStream:
                 yield _line({**told, "count": len(ids), "ids": ids, **more, **self._from})
 
     def _failed(self, taken: int, error: Exception, *, exc_info: bool = False) -> None:
+        # Messages must not wait for their events, so events that could not be published are only counted.
         with self._changed:
             self._dropped += taken
         text = f"Events of up to {taken} messages could not be published: %s"

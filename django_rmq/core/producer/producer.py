@@ -319,6 +319,7 @@ class BulkSend:
         found: defaultdict[int, list[Sent]] = defaultdict(list)
         moved = False
         for (slot, *_), reply in zip(trip.groups, replies, strict=True):
+            # The topic was re-slotted after these messages were placed.
             if isinstance(reply, SlotMoved):
                 moved = True
             elif isinstance(reply, RmqError):
@@ -577,6 +578,7 @@ class Producer:
         attempt = self._attempt_removing if removes else self._attempt
         looked = {out.topic.name: set(self._places.counts(out.topic)) for out in latest if out.removes}
         results, errors = attempt(latest, wanted)
+        # The re-slotting continues meanwhile, so a message may have to follow it more than once.
         for _ in range(REDIRECTS if errors or removes else 0):
             moved, again = self._followed(latest, results, errors, looked)
             if not again:

@@ -79,6 +79,7 @@ class RedisBroker:
             found = self.client.execute_command("HGETALL", key)
         except RedisError as error:
             raise named(key, translate(error)) from error
+        # redis-py makes a dict of this reply; the client of a cluster returns it as a flat list.
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
         return Definitions(key, pairs)
 

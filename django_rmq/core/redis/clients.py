@@ -60,6 +60,7 @@ class Pool(RenewingPool):
                 if not connection.can_read():
                     return connection
             except (redis.RedisError, OSError):
+                # The connection broke while it was not used; redis-py connects it again.
                 pass
         connection.disconnect()
         super().release(connection)
@@ -67,6 +68,7 @@ class Pool(RenewingPool):
 
     def release(self, connection: Any) -> None:
         """Take a connection back."""
+        # A connection that broke in use, or that a fork has inherited, goes back to redis-py.
         if connection._sock is None or connection.pid != self.pid:  # noqa: SLF001
             super().release(connection)
         else:
@@ -276,6 +278,7 @@ class _Subscription:
         try:
             self._pubsub.close()
         except (RedisError, OSError):
+            # The connection may have broken already.
             pass
 
 

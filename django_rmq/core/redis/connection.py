@@ -127,6 +127,7 @@ class ServerConnection:
             try:
                 return self.ask(packed)
             except NoScriptError:
+                # The server does not have the script, or has lost it by a restart or a fail-over: nothing ran.
                 self.client.execute_command("SCRIPT LOAD", lua.load(script).text)
                 return self.ask(packed)
         except RedisError as error:
@@ -201,6 +202,7 @@ def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
         try:
             replicas = int(connection.read_response())
         except ResponseError:
+            # The user may lack the permission for WAIT. The writes have run nevertheless.
             pass
     if wanted.fsync:
         try:
@@ -219,6 +221,7 @@ def _syncs_always(connection: Any) -> bool:
         try:
             found.append(connection.read_response()[1])
         except (ResponseError, IndexError):
+            # The user may not read settings, so the durability counts as not confirmed.
             found.append(b"")
     return found == [b"yes", b"always"]
 
@@ -281,6 +284,7 @@ class RedisPipeline:
             self._give_up(connection)
             raise translate(error) from error
         except BaseException:
+            # A part of the commands may have been sent, so the connection cannot be used again.
             self._give_up(connection)
             raise
         self._connection = connection
@@ -298,6 +302,7 @@ class RedisPipeline:
             self._give_up(connection)
             raise translate(error) from error
         except BaseException:
+            # Replies that are left unread would be taken for those of the next commands on this connection.
             self._give_up(connection)
             raise
         self._exchange.give_back(connection)

@@ -69,6 +69,7 @@ class SlotDrain:
         """Move messages that belong elsewhere out of a slot; return whether all of them have moved."""
         while True:
             before = self._broker.run(reshard.survey(self._topic, source))
+            # A delivery from before the slot was shut may still run; its message can go back to any state.
             if before.in_flight or before.claims or not self._settle(source):
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)

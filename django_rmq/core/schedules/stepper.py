@@ -95,6 +95,7 @@ class Stepper:
     def _step(self, record: ScheduleRecord, now_ms: int) -> float:
         if record.state == "retracting":
             return 0.0 if self._retract(record) else 1.0
+        # The process that planned the tick may have died before it wrote it, so any process writes it.
         if record.state == "writing":
             return 0.0 if self._write(record) else 1.0
         if record.is_paused:
@@ -157,6 +158,7 @@ class Stepper:
     def _write(self, record: ScheduleRecord) -> bool:
         """Write the planned tick into its slot; return whether it is there."""
         out = self.message(record, record.at)
+        # The slots of earlier slot counts come first: one that got the tick before a re-slotting answers `known`.
         for topic, slot in self._places(out.topic, record.crc):
             try:
                 answer = self._broker.run(
@@ -206,6 +208,7 @@ class Stepper:
                     )
                     for place, slot in self._places(topic, record.crc)
                 }
+        # A re-slotting may have moved the tick from the slot that was given it, so the slot that removes it decides.
         outcome = "written" if "written" in answers and "removed" not in answers else "removed"
         self._broker.run(registry.settle_tick(record.name, record.generation, record.at, outcome))
         return True

@@ -365,6 +365,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _look(self, session: ZooKeeperSession) -> bool:
         """Process what changed; return whether this worker still belongs to the session."""
         client, path = session.client, self.ensemble.path
+        # The number is read before the answers: after a reconnection in between, the next check meets the workers again.
         connections = session.connections
         is_first = bool(self._ids) and self._ids[0] == self.worker.id
         own, crew, plan = session.ask(
@@ -372,6 +373,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             client.exists_async(path("workers"), watch=session.watch if is_first else None),
             client.exists_async(path("assignment"), watch=session.watch),
         )
+        # The session may have ended before kazoo noticed it, or a person or another process may have deleted nodes.
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
         if (version_of(crew), connections) != (self._members, self._met):

@@ -127,6 +127,7 @@ class ZooKeeperSession:
                 for part in (REFUSED_SECONDS, seconds - REFUSED_SECONDS):
                     if self._changed.wait_for(lambda: self.is_connected or self.is_lost, min(part, seconds)):
                         break
+                    # kazoo tries without end; its last warning shows that no server listens.
                     if "refused" in self._log.last:
                         break
         except Exception:

@@ -78,6 +78,7 @@ class TimesCount:
                 yield FLUSH_SECONDS
                 self._flush()
         finally:
+            # The worker ends; other workers do not know these counts.
             self._flush()
 
     def _flush(self) -> None:

@@ -269,6 +269,7 @@ def _minute(minute: int, record: MinuteRecord | None, before: MinuteRecord | Non
 
 
 def _rates(record: MinuteRecord, before: MinuteRecord | None) -> Rates | None:
+    # After a re-slotting, or if a slot could not be read, the two records have the sums of different slots.
     if before is None or before.asked != record.asked or before.slots != record.slots:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000

@@ -278,8 +278,8 @@ class AsyncBatch:
         batch = self._batch
         # Messages of a list that failed have begun: they are settled one by one, however long that takes.
         is_again = at < batch.begun
-        # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse: no message is given back and
-        # begun.
+        # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both given
+        # back and begun.
         batch.begun = max(batch.begun, end)
         # If the process was paused or the loop blocked, the time-out is soon over, and another worker may get the message.
         if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:  # rule: begins_late_in_the_loop

@@ -160,8 +160,8 @@ class Suspects:
     def add(self, batch: Batch) -> bool:
         """Add a suspect; return whether it may run now. If not, a later ``remove`` returns it."""
         left = batch.messages[0].retries_left
-        # Which of several running messages killed a process is unknown, and all of them are charged. A
-        # message on its last try could be dead by the fault of another.
+        # If a process dies, all messages that it ran are charged, because it is unknown which one killed it. A message on
+        # its last try would be dead by the fault of another.
         # rule: the_last_try_has_company
         kind = _Kind(left == 0, batch.messages[0].max_retries - left >= GRAVE)
         waits = kind.is_last and bool(self._kinds)

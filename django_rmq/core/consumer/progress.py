@@ -245,6 +245,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> Re
     owner, ends = notes.owner, _Ends(notes)
     settled = RecoveryResult()
     end = time.monotonic() + SETTLE_SECONDS
+    # A process that died before it had an owner id has taken no messages.
     for topic in topics if owner else ():
         if not topic.serial:
             continue

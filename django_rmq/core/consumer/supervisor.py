@@ -233,6 +233,7 @@ class ChildProcess:
     def _be(self, work: Callable[[SharedProgress], int], close: Callable[[], None]) -> NoReturn:
         code = 1
         try:
+            # The pipe for signals is the parent's: a signal of the child must not wake the parent.
             signal.set_wakeup_fd(-1)
             _leave_to_parent()  # rule: ends_what_the_parent_has_made
             close()
@@ -431,6 +432,7 @@ class Orphans:
         ended = {pid: self._ended.get(pid, now) for pid in _ended_children() if pid not in own}
         self._ended = {pid: seen for pid, seen in ended.items() if now - seen < ORPHAN_SECONDS}
         for pid in ended.keys() - self._ended.keys():
+            # The code that started the process may have waited for it meanwhile.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -460,6 +462,7 @@ def _ended_children() -> list[int]:
     """Return the children of this process that have ended and were not waited for."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
+        # A process may vanish between the listing and the reading of its file.
         with contextlib.suppress(OSError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if state == "Z" and int(parent) == os.getpid():

@@ -209,8 +209,8 @@ class ExecutorThread(threading.Thread):
         half, patience = batch.timeout / 2, self._patience(batch)
         tally, flushed, is_held = BatchResults(batch), uptime(), False
         for i, message in enumerate(messages, 1):
-            # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse: no message is given back and
-            # begun.
+            # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both given
+            # back and begun.
             batch.begun = i
             now = uptime()
             if batch.running_since is not None:

@@ -302,6 +302,7 @@ def describe_roster(roster: Roster) -> list[Holding]:
     try:
         topics = AssignmentPlan.decode(raw).topics if raw else {}
     except ValueError:
+        # Another program wrote the assignment; the first worker computes it again.
         return []
     return [Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans]
 

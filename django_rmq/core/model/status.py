@@ -223,6 +223,7 @@ def _outcome(raw: bytes | None) -> Progress | Outcome | None:
     try:
         return None if raw is None else parse(raw)
     except ValueError:
+        # Another program wrote the record.
         return None
 
 

@@ -189,6 +189,7 @@ def read(payload: bytes) -> list[dict[str, Any]]:
         try:
             event = json.loads(line)
         except ValueError:
+            # Any program may publish on the channel.
             continue
         if (
             isinstance(event, dict)

@@ -142,6 +142,7 @@ class Frames:
         return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))
 
     def _remember(self, key: tuple[Any, ...], topic: Topic, call: Call[Any]) -> tuple[Topic, bytes]:
+        # Long-lived processes may send with many topics and options, and the memory must not grow with them.
         if len(self._known) >= FRAMES:
             self._known.clear()
         whole = command(call, self._prefix, None)

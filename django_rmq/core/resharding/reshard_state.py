@@ -138,6 +138,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
 
     registered = broker.redefine(topic.name, change)
     *_, coming = counts = slot_counts(registered)
+    # Another process has begun a re-slotting to another count since the obstacle was looked for.
     if coming != slots:
         raise ConfigurationError(
             f'topic "{topic.name}" is being re-slotted to {coming} slots by another process'

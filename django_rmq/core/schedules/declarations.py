@@ -167,6 +167,7 @@ class Declarations:
 
     def _declare(self, each: Schedule, record: ScheduleRecord | None) -> bool:
         is_moved = record is None or each.changed(record.override).timing != record.schedule.timing
+        # If another worker renews its declaration between the read and this call, the call changes nothing.
         renewed = None if record is None or record.is_removed else record.renewed_ms
         answer = self._broker.run(
             calls.change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)

@@ -33,6 +33,7 @@ def check(session: ZooKeeperSession) -> bool:
     except kazoo.NoNodeError:
         return False
     data = data or b""  # kazoo returns None for a node that was created without data
+    # A person may have created the path without data, to set its permissions.
     if not data and set(children) <= {"workers", "topics", "assignment"}:
         return False
     try:

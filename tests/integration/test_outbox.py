@@ -1139,6 +1139,12 @@ def test_a_redacted_topic_shows_no_content_of_its_rows(
     with configured(redis_url, prefix, ADMIN={"FORMATTER": {"renders": "builtins.repr"}}):
         left_behind(lambda: send_message("renders", {"secret": 1}, priority=100))
         page = staff("view_topic", "view_bodies").get(reverse("admin:django_rmq_topic_outbox"))
+        OutboxMessage.objects.update(topic="gone")
+        assert "secret" in staff("view_topic", "view_bodies").get(page.wsgi_request.path).content.decode()
+    assert "secret" not in page.content.decode()
+    with configured(redis_url, prefix, ADMIN={"FORMATTER": "builtins.repr"}):
+        page = staff("view_topic", "view_bodies").get(page.wsgi_request.path)
+    assert "gone" in page.content.decode()
     assert "secret" not in page.content.decode()
 
 

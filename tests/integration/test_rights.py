@@ -18,9 +18,10 @@ from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
 from django_rmq.core import lua, server_checks
+from django_rmq.core.model.keys import MAX_SLOTS, read
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.redis.clients import _HARMLESS
+from django_rmq.core.redis.clients import _HARMLESS, refused
 from django_rmq.core.server_checks import flaws, places, rights
 from django_rmq.exceptions import ServerRefused
 from django_rmq.worker import startup
@@ -225,3 +226,15 @@ def test_the_same_rights_are_taken_whatever_the_user_had_before(server: RedisSer
         with pytest.raises(redis.exceptions.NoPermissionError):
             call()
     client.close()
+
+
+def test_a_check_of_permissions_wakes_no_slot() -> None:
+    tried: list[Any] = []
+
+    def run(tries: Any) -> list[Any]:
+        tried.extend(tries)
+        return [None] * len(tries)
+
+    assert refused("", [Topic("work", TopicType.PRIORITY)], run, []) == []
+    (published,) = (int(command[2]) for command in tried if command[0] == "PUBLISH")
+    assert read(published) == ("wake", MAX_SLOTS)

@@ -111,8 +111,8 @@ class AsyncCapacity:
         most = self.most(topic)
         if topic not in self.flows:
             # A flow measures its calls by the batches in flight, so none may wait beside those that run.
-            shutdown = max(0, most - self.slow[topic])
-            most += int(shutdown * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+            soon_ended = max(0, most - self.slow[topic])
+            most += int(soon_ended * AHEAD_SECONDS / max(pace, self.seconds(topic)))
         return most - self._held[topic]  # rule: takes_more_than_it_can_run
 
     def seconds(self, topic: str) -> float:

@@ -413,25 +413,25 @@ class FencedSlots:
         self.confirmed = confirmed
         self._broker = broker
         self._owner = owner
-        self._table: set[SlotState] = set()
+        self._slots: set[SlotState] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._table)
+        return bool(self._slots)
 
     def add(self, state: SlotState) -> None:
         """Record that a prepare of a slot was just answered ``fenced``."""
         state.fenced_at, state.untaken_since = uptime(), None
-        self._table.add(state)
+        self._slots.add(state)
 
     def remove(self, state: SlotState) -> None:
         """Record that a slot is no longer this worker's, or is to be acquired again."""
         state.fenced_at = 0.0
-        self._table.discard(state)
+        self._slots.discard(state)
 
     def ours_at(self, confirmed: float) -> list[SlotState]:
         """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
         # rule: stays_away_from_its_own
-        return [state for state in self._table if state.fenced_at < confirmed]
+        return [state for state in self._slots if state.fenced_at < confirmed]
 
     def left_alone(self, untaken: Sequence[SlotState]) -> Iterator[SlotState]:
         """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the

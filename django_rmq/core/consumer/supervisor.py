@@ -72,45 +72,45 @@ class HealthServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         self._answer = answer
-        self._planner: dict[socket.socket, tuple[float, bytes]] = {}
+        self._connections: dict[socket.socket, tuple[float, bytes]] = {}
         self._selector: selectors.BaseSelector | None = None
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._subscriber = socket.create_server((host, int(port)), family=family)
+            self._socket = socket.create_server((host, int(port)), family=family)
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigurationError(f"cannot serve health checks at {address}: {error}") from error
-        self._subscriber.setblocking(False)
+        self._socket.setblocking(False)
 
     @property
     def port(self) -> int:
         """The port on which it listens."""
-        return int(self._subscriber.getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     def join(self, selector: selectors.BaseSelector) -> None:
         """Register with ``selector``."""
         self._selector = selector
-        selector.register(self._subscriber, selectors.EVENT_READ)
+        selector.register(self._socket, selectors.EVENT_READ)
 
     def close(self) -> None:
         """Close every socket. In a forked child this closes only the child's copies."""
-        for connection in [*self._planner, self._subscriber]:
+        for connection in [*self._connections, self._socket]:
             connection.close()
-        self._planner.clear()
+        self._connections.clear()
 
     def serve(self) -> None:
         """Accept connections, read requests and answer them, as far as that is possible without waiting."""
         assert self._selector is not None
         with contextlib.suppress(BlockingIOError, OSError):
             while True:
-                connection, _ = self._subscriber.accept()
-                if len(self._planner) >= _MOST:
+                connection, _ = self._socket.accept()
+                if len(self._connections) >= _MOST:
                     # Clients that connect and send nothing must not keep a probe from connecting, so the oldest connection
                     # ends.
-                    self._end(next(iter(self._planner)))
+                    self._end(next(iter(self._connections)))
                 connection.setblocking(False)
-                self._planner[connection] = (time.monotonic() + _SECONDS, b"")
+                self._connections[connection] = (time.monotonic() + _SECONDS, b"")
                 self._selector.register(connection, selectors.EVENT_READ)
-        for connection, (until, said) in list(self._planner.items()):
+        for connection, (until, said) in list(self._connections.items()):
             try:
                 more = connection.recv(_BYTES)
             except BlockingIOError:
@@ -129,10 +129,10 @@ class HealthServer:
             elif not more or len(said) > _BYTES:
                 self._end(connection)
             else:
-                self._planner[connection] = (until, said)
+                self._connections[connection] = (until, said)
 
     def _end(self, connection: socket.socket) -> None:
-        del self._planner[connection]
+        del self._connections[connection]
         assert self._selector is not None
         self._selector.unregister(connection)
         connection.close()

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_rmq.core.model.keys import SlotKeys, slot_keys, wake_channel
+from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
 from django_rmq.core.model.server_info import SETTINGS, ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.connection import translate
@@ -157,8 +157,8 @@ def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
     for topic in topics:
         for name, key in zip(SlotKeys._fields, slot_keys(prefix, topic.name, 0), strict=True):
             tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
-        # The number -1 reads as a pause of slot 0: its owner gives back messages that it has not begun, and asks again.
-        tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"-1"))
+        # No topic has a slot of this number, so no worker wakes up.
+        tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"%d" % MAX_SLOTS))
     return tries
 
 

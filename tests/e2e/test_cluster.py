@@ -133,7 +133,7 @@ def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: L
         # Asked again: a thread may just have come from its listener.
         worker.signal(signal.SIGUSR1)
         time.sleep(0.2)
-        return "inbox.py" in worker.output and "in run" in worker.output
+        return "mailbox.py" in worker.output and "in run" in worker.output
 
     eventually(are_written, "the stacks")
     worker.signal()

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from django.db import connections
 
-from django_rmq.models import OutboxMessage
 from tests.e2e.mariadb import mariadb
 from tests.e2e.postgres import postgres
 
@@ -58,6 +57,9 @@ MEGABYTE = 1_048_576
 
 def write_large_rows(alias: str, topic: str, count: int) -> None:
     """Write rows of the outbox: one in two has a body of a megabyte, the others have small ones."""
+    # Programs that import the servers have not set up Django yet.
+    from django_rmq.models import OutboxMessage
+
     for number in range(count):
         OutboxMessage.objects.using(alias).create(
             topic=topic,

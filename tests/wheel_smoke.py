@@ -20,13 +20,12 @@ from django_rmq.core import lua
 
 # They may need an extra, which this environment does not have.
 NEEDS_AN_EXTRA = (
-    "django_rmq.api.probes",
+    "django_rmq.api.metrics_view",
     "django_rmq.health_check",
     "django_rmq.metrics",
     "django_rmq.pipelines",
     "django_rmq.pytest_plugin",
     "django_rmq.spark",
-    "django_rmq.tasks",
 )
 EXTRAS = {"django_tasks", "health_check", "prometheus_client", "pyarrow", "pyspark", "pytest"}
 

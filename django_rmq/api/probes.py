@@ -1,4 +1,4 @@
-"""Probes: whether this process answers, whether all is well, and the metrics for a scraper."""
+"""Probes: whether this process answers, and whether all is well."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import threading
 import time
 from typing import Any
 
-from django.contrib.auth.decorators import login_not_required
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from rest_framework import serializers
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
@@ -19,7 +17,6 @@ from django_rmq.api.formats import check_size
 from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.metrics.scrape_page import page, shows_token
 from django_rmq.operations import Actor, Health, Operations, Permission
 from django_rmq.operations.health import HealthThresholds
 
@@ -164,33 +161,3 @@ class ReadyView(PublicView):
         if not found["ok"]:
             response["Retry-After"] = "2"
         return response
-
-
-class MetricsView(RmqView):
-    """``metrics``, with the API's own authentication."""
-
-    needs = {"GET": Permission.VIEW}
-    schema = None  # type: ignore[assignment]
-
-    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """Choose the format of errors; the page itself chooses the format for Prometheus."""
-        return super().perform_content_negotiation(request, force=True)
-
-    def get(self, request: Request) -> HttpResponse:
-        """Show the metrics of all topics to users who may know of all."""
-        if len(self.known()) < len(self.operations.config.topics):
-            self.permission_denied(request, "The metrics cover all topics, and you may not see all of them.")
-        return page(request._request)  # noqa: SLF001 - the framework has no other way to it
-
-
-_by_login = MetricsView.as_view()
-
-
-@login_not_required
-def metrics(request: HttpRequest) -> HttpResponseBase:
-    """Return the metrics, or an error of the API."""
-    if request.method in ("GET", "HEAD") and shows_token(request):
-        answer = page(request)
-        answer["Cache-Control"] = "no-store"
-        return answer
-    return _by_login(request)

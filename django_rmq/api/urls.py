@@ -60,7 +60,7 @@ def _patterns(**options: Any) -> list[URLPattern]:
         ("health/ready", probes.ReadyView.as_view(schema=None)),
     ]
     if find_spec("prometheus_client") is not None:
-        from django_rmq.api.probes import metrics
+        from django_rmq.api.metrics_view import metrics
 
         # Text for Prometheus, with its own token; not part of the API's schema.
         found.append(path("metrics/", metrics, name="metrics"))

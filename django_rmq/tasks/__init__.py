@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.tasks.backend import backend_of
 from django_rmq.tasks.frameworks import PACKAGE, framework
 
-RMQBackend: Any = backend_of(framework())
+RMQBackend: Any
+PackageBackend: Any
 
 
 def __getattr__(name: str) -> Any:
-    # The import is deferred, because the package django-tasks need not be installed.
-    if name == "PackageBackend":
-        found = globals()[name] = backend_of(framework(PACKAGE))
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # A class is made when it is asked for: every process imports this package, and none of the frameworks need be installed.
+    if name not in ("RMQBackend", "PackageBackend"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from django_rmq.tasks.backend import backend_of
+
+    found = globals()[name] = backend_of(framework(PACKAGE if name == "PackageBackend" else ""))
+    return found
 
 
 __all__ = ["RMQBackend"]

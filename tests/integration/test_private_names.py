@@ -25,7 +25,7 @@ from rest_framework.request import Request
 ROOT = Path(__file__).parents[2]
 
 OWNERS = {
-    "django_rmq/api/probes.py": "djangorestframework",
+    "django_rmq/api/metrics_view.py": "djangorestframework",
     "django_rmq/core/redis/clients.py": "redis",
     "django_rmq/spark/spark_session.py": "pyspark",
 }

@@ -103,11 +103,11 @@ def test_the_module_that_spark_looks_for_can_always_be_imported(missing: str) ->
 @pytest.mark.parametrize(
     ("lacks", "module", "said"),
     [
-        ("pyspark.sql.streaming.datasource", "streaming", "stream reads need PySpark 4.2, this is "),
+        ("pyspark.sql.streaming.datasource", "stream_reader", "stream reads need PySpark 4.2, this is "),
         ("pyspark.sql.streaming.datasource", "listening", "stream reads need PySpark 4.2, this is "),
         (
             "pyspark.sql.datasource.DataSourceStreamArrowWriter",
-            "stream_writing",
+            "stream_writer",
             "stream writes need PySpark 4.1",
         ),
     ],

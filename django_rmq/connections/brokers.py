@@ -6,11 +6,16 @@ Sentinels, or a Redis Cluster; errors of their options become ``ConfigurationErr
 
 The process and Redis have to agree on the definition of a topic, and on the slot counts of its messages. A sender
 compares the definition once in its process, and notices a re-slotting by a look every few seconds.
+
+A broker in memory is cleared when another test begins. With pytest, this package's plugin calls ``connections.begin_test``.
+The runners of unittest and Django have no such hook, but while a test case runs, its method ``run`` is on the stack.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +28,6 @@ import redis
 from django.views.decorators.debug import sensitive_variables
 
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.connections.isolation import running_test
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
 from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.commands.broker_interface import Broker
@@ -44,6 +48,24 @@ from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
+
+
+def running_test() -> object | None:
+    """Return the ``unittest.TestCase`` that runs in this thread, or else the one in the main thread, or None."""
+    if "unittest" not in sys.modules:
+        return None
+    from unittest import TestCase
+
+    stacks = [inspect.currentframe()]
+    # A thread that a test has started, such as that of a live server, belongs to the test of the main thread.
+    if threading.current_thread() is not threading.main_thread():
+        stacks.append(sys._current_frames().get(threading.main_thread().ident or 0))
+    for frame in stacks:
+        while frame is not None:
+            if frame.f_code.co_name == "run" and isinstance(case := frame.f_locals.get("self"), TestCase):
+                return case
+            frame = frame.f_back
+    return None
 
 
 @sensitive_variables()

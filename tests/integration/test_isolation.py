@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
-from django_rmq.connections.isolation import running_test
+from django_rmq.connections.brokers import running_test
 from django_rmq.testing import InMemoryBroker, drain
 from django_rmq.worker.listener_registry import isolated
 

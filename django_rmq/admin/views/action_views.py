@@ -1,4 +1,7 @@
-"""Actions on messages or on a topic: the question, the work in slices, and the result."""
+"""Actions on messages or on a topic: the question, the work in slices, and the result.
+
+The LogEntry of an action that takes several requests is kept in the user's session until the action ends.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_rmq.admin import audit_session
 from django_rmq.admin.filter_form import PARAMETERS
 from django_rmq.admin.labels import outcomes_sentence
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction
@@ -20,12 +23,36 @@ from django_rmq.admin.views.message_views import filter_form
 from django_rmq.admin.views.page import Pages, back_of, number, page, so_far, tell, tell_problems, tell_slots
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted
-from django_rmq.operations import (
-    BulkProgress,
-    Limits,
-    Operations,
-    Permission,
-)
+from django_rmq.operations import BulkProgress, Limits, Operations, Permission, Trace
+
+_TRACES = "rmq_traces"
+_MOST_TRACES = 20
+"""The number of actions in progress in one session; the rest of an older one gets a LogEntry of its own."""
+
+
+def _begun_trace(request: HttpRequest, run: str) -> Trace:
+    """Return the trace of the action that ``run`` names, or a new one."""
+    entry, outcomes = request.session.get(_TRACES, {}).get(run, (None, {}))
+    return Trace(entry, dict(outcomes))
+
+
+def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
+    """Store the trace of an action that goes on; return the name under which the next request finds it."""
+    run = run or uuid4().hex
+    kept = {name: value for name, value in request.session.get(_TRACES, {}).items() if name != run}
+    request.session[_TRACES] = {
+        **dict(list(kept.items())[1 - _MOST_TRACES :]),
+        run: [trace.entry, trace.outcomes],
+    }
+    return run
+
+
+def _end_trace(request: HttpRequest, run: str) -> None:
+    """Forget an action that has ended."""
+    kept = request.session.get(_TRACES, {})
+    if run in kept:
+        request.session[_TRACES] = {name: value for name, value in kept.items() if name != run}
+
 
 SLICE_SECONDS = 1.0
 """Seconds that one request works on many messages; then the page shows the progress and goes on."""
@@ -215,12 +242,12 @@ def _go_on(
     left = max(work.total - work.done, 1) if work.total else None
     seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.search else 1)
     limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"))
-    trace = audit_session.begun(request, work.run)
+    trace = _begun_trace(request, work.run)
     progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()
     work.add(progress)
     is_stuck = work.number == LONGEST_SLICE and not progress.done
     if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
-        audit_session.end(request, work.run)
+        _end_trace(request, work.run)
         tell(request, str(act.label), work.outcomes)
         tell_problems(request, progress)
         if is_stuck and not progress.is_complete:
@@ -236,7 +263,7 @@ def _go_on(
             *carried,
             *chosen.answered,
             *work.fields,
-            ("run", audit_session.keep(request, work.run, trace)),
+            ("run", _keep_trace(request, work.run, trace)),
         ],
         "urls": pages.places(chosen.topic.name),
         "back_url": leave,
@@ -266,6 +293,3 @@ def _ask(
         "back_url": asked.leave,
     }
     return pages.render(request, "topic/confirm.html", context, topic)
-
-
-__all__ = ["act_view"]

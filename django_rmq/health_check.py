@@ -67,12 +67,12 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
         logger.warning(
             "RMQ is unhealthy: %s", "; ".join(f"{one.topic} {one.text}".strip() for one in troubles)
         )
-        told = "; ".join(_shown(finding) for finding in troubles)
+        told = "; ".join(_public_text(finding) for finding in troubles)
         kind = ServiceUnavailable if any(one.name in FATAL for one in troubles) else ServiceWarning
         raise kind(told)
 
 
-def _shown(finding: Finding) -> str:
+def _public_text(finding: Finding) -> str:
     """Return a finding for everyone: replies of a server stay in the log."""
     if finding.name == "writes":
         return "Redis refuses writes"

@@ -25,7 +25,7 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.message import from_base64url, message_id
 from django_rmq.core.model.replies import Area, LocateReply
 from django_rmq.core.model.status import QUEUES
@@ -98,26 +98,26 @@ def identify(topic: Topic, text: str, broker: Broker | None = None) -> MessageId
     number, dot, rest = head.partition(".")
     if not ((dot or tilde) and _NUMBER.fullmatch(number)):
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id: it must be <slot>.<message>, as a send returns it, or "
+            f"{_abbreviated(text)} is not a message id: it must be <slot>.<message>, as a send returns it, or "
             "<slot>~<digest>, as the log shows it"
         )
     slot = int(number)
     if slot >= topic.slots and (broker is None or slot >= _most_slots(topic, broker)):
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
+            f"{_abbreviated(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
         )
     if tilde:
         digest = unsealed_digest(topic.name, sealed)
         if digest is None:
             raise InvalidRequest(
-                f"{_shown(text)} is not a message id of topic {topic.name}: it was changed, or sealed "
+                f"{_abbreviated(text)} is not a message id of topic {topic.name}: it was changed, or sealed "
                 "with another key"
             )
         return MessageIdentity(slot, None, digest, _place(text, rest) if dot else None)
     member = from_base64url(rest)
     if member is None:
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id: the part after the slot is not base64url. The id that the log shows "
+            f"{_abbreviated(text)} is not a message id: the part after the slot is not base64url. The id that the log shows "
             "has a tilde after the slot"
         )
     return MessageIdentity(slot, member)
@@ -129,7 +129,7 @@ def identify_for_program(topic: Topic, text: object) -> MessageIdentity:
     Raises ``InvalidMessage`` for anything that is not an id of ``topic``.
     """
     if not isinstance(text, str):
-        raise InvalidMessage(f"an id must be a text, got {shown(text)}")
+        raise InvalidMessage(f"an id must be a text, got {abbreviated(text)}")
     try:
         return identify(topic, text, connections.get_broker())
     except InvalidRequest as error:
@@ -151,7 +151,7 @@ def _place(text: str, place: str) -> Area:
     # ``float`` also reads 'nan', which is not a score.
     if match is None or math.isnan(score):
         raise InvalidRequest(
-            f"{_shown(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
+            f"{_abbreviated(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
         )
     return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
 
@@ -367,7 +367,7 @@ class _Search:
         return [one.place] if one.place is not None else self._queues
 
 
-def _shown(text: str) -> str:
+def _abbreviated(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 

@@ -55,13 +55,13 @@ def message_status(
     out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     # While the topic is being re-slotted, the message has two possible slots.
     slots = list(dict.fromkeys(producer.slots(out)))
-    found = _asked(declared, slots, out.member)
+    found = _status_in(declared, slots, out.member)
     # The topic may have been re-slotted since this process looked at its definition.
     if found.state == "unknown":
         connections.present(declared, at_once=True)
         present = list(dict.fromkeys(producer.slots(out)))
         if present != slots:
-            found = _asked(declared, present, out.member)
+            found = _status_in(declared, present, out.member)
     return found
 
 
@@ -105,7 +105,7 @@ def replay_message(
         if found in ("replayed", "merged"):
             announcements.replayed(topic, {found: 1}, "program")
             return cast("ReplayResult", found)
-        state = _asked(declared, [at.slot], member).state.removesuffix("_and_waiting")
+        state = _status_in(declared, [at.slot], member).state.removesuffix("_and_waiting")
         if state in ("waiting", "running", "resting"):
             word = cast("ReplayResult", state)
     return word
@@ -114,7 +114,7 @@ def replay_message(
 areplay_message = coroutine_of(replay_message)
 
 
-def _asked(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
+def _status_in(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStatus:
     """Return the status of a message that is in one of ``slots``; the last one that knows it decides."""
     pipeline = connections.get_broker().pipeline()
     answers = [pipeline.add(inspect.status(topic, slot, member)) for slot in slots]
@@ -127,7 +127,7 @@ def _of_id(topic: Topic, name: str) -> MessageStatus:
     """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
     identity, broker = identify_for_program(topic, name), connections.get_broker()
     for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
-        found = _asked(topic, [at.slot], at.member or b"")
+        found = _status_in(topic, [at.slot], at.member or b"")
         if found.state != "unknown":
             return found
     return status_of_ended(broker, topic, identity, name) or MessageStatus(topic.name, name, "unknown")

@@ -21,7 +21,7 @@ def kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def shown(value: object) -> str:
+def printable(value: object) -> str:
     """Return the printable form of a value that cannot be used: a URL without its login, other objects by their type."""
     text = _plain(value)
     return f"{text[:77]}..." if len(text) > 80 else text
@@ -30,11 +30,11 @@ def shown(value: object) -> str:
 def _plain(value: object, depth: int = 0) -> str:
     if isinstance(value, str):
         if "://" in value:
-            return redis_url.shown(value)
+            return redis_url.printable_url(value)
         # An address that lacks its scheme may still have a login before @, or a password after ?.
         return "a str that may hold a password" if set("@?") & set(value) else repr(value)
     if isinstance(value, _HARMLESS):
-        return limits.shown(value)
+        return limits.abbreviated(value)
     if depth < 2 and isinstance(value, (list, tuple)):
         return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
     return kind(value)
@@ -46,7 +46,7 @@ def quoting(error: Exception, value: object) -> str:
     return text.replace(repr(value), _plain(value)) if isinstance(value, str) else text
 
 
-def shown_error(error: BaseException) -> str:
+def printable_error(error: BaseException) -> str:
     """Return the first line of an error that a module of the project raised."""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{text[:157]}..." if len(text) > 160 else text
@@ -91,7 +91,7 @@ class Problems(list[SettingsProblem]):
             if key not in known:
                 self.report(
                     "E002",
-                    f"{place} has the unknown key {shown(key)}{did_you_mean(key, known)}",
+                    f"{place} has the unknown key {printable(key)}{did_you_mean(key, known)}",
                     f"Allowed here: {', '.join(sorted(known))}.",
                 )
         return {key: value for key, value in given.items() if key in known}
@@ -104,7 +104,7 @@ class Problems(list[SettingsProblem]):
             try:
                 found[name] = parse(value)
             except InvalidSetting as wanted:
-                seen = f"{kind(value)} that cannot be used" if key in _SECRET else shown(value)
+                seen = f"{kind(value)} that cannot be used" if key in _SECRET else printable(value)
                 message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
                 self.report(wanted.problem_id, message, wanted.hint)
         return found

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems, did_you_mean, kind, shown
+from django_rmq.conf.problems import Problems, did_you_mean, kind, printable
 from django_rmq.core.model import redis_url
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
@@ -40,7 +40,7 @@ class RedisServer:
     sentinel_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return ", ".join(redis_url.shown(url) for url in self.cluster or (self.url,))
+        return ", ".join(redis_url.printable_url(url) for url in self.cluster or (self.url,))
 
     def __repr__(self) -> str:
         return f"<RedisServer {self}>"
@@ -83,10 +83,12 @@ def _cluster(problems: Problems, place: str, given: Mapping[str, Any]) -> RedisS
         if parts.scheme == "unix":
             problems.report(
                 "E012",
-                f"{place} is {redis_url.shown(url)}: the nodes of a cluster are found by host and port.",
+                f"{place} is {redis_url.printable_url(url)}: the nodes of a cluster are found by host and port.",
             )
         elif redis_url.database(parts) not in ("0", None):
-            problems.report("E012", f"{place} is {redis_url.shown(url)}: a cluster has only database 0.")
+            problems.report(
+                "E012", f"{place} is {redis_url.printable_url(url)}: a cluster has only database 0."
+            )
         else:
             _alone(problems, place, url, None)
     return RedisServer(urls[0], cluster=tuple(urls)) if len(problems) == before else None
@@ -98,7 +100,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
         meant = did_you_mean(alias, caches)
         problems.report(
             "E009",
-            f"{place} is {shown(alias)}, which is not an alias in CACHES{meant}",
+            f"{place} is {printable(alias)}, which is not an alias in CACHES{meant}",
             f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
         )
         return None
@@ -106,7 +108,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     if not _is_django_redis(cache.get("BACKEND")):
         problems.report(
             "E010",
-            f'CACHES["{alias}"] has the backend {shown(cache.get("BACKEND"))}: RMQ needs {DJANGO_REDIS!r}.',
+            f'CACHES["{alias}"] has the backend {printable(cache.get("BACKEND"))}: RMQ needs {DJANGO_REDIS!r}.',
         )
         return None
     place, before = f'CACHES["{alias}"]', len(problems)
@@ -165,7 +167,7 @@ def _sentinels(problems: Problems, place: str, given: Any) -> tuple[tuple[str, i
 def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
     """Return the parts of a Redis URL, or report a problem with it."""
     wanted = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
-    place = f"{place} is {redis_url.shown(url)}"
+    place = f"{place} is {redis_url.printable_url(url)}"
     try:
         parts = redis_url.parse(url)
     except redis_url.UnreadableAddress:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems, shown
+from django_rmq.conf.problems import Problems, printable
 from django_rmq.conf.topic_settings import read_defaults, read_topic
 from django_rmq.conf.values import InvalidSetting, Keys, one_of, optional, text, whole_seconds
 from django_rmq.core.model.keys import TOPIC_NAME
@@ -64,12 +64,12 @@ def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -
     """Return the declared schedules that have no problem. ``timezone``: that of schedules that name none."""
     declared = root.get("SCHEDULES", {})
     if not isinstance(declared, Mapping):
-        problems.report("E001", f'RMQ["SCHEDULES"] is {shown(declared)}: it must be a dict.')
+        problems.report("E001", f'RMQ["SCHEDULES"] is {printable(declared)}: it must be a dict.')
         return {}
     found = {}
     for name, options in declared.items():
         if not is_name(name):
-            message = f'RMQ["SCHEDULES"] has the name {shown(name)}: it must be {NAME_WANTED}.'
+            message = f'RMQ["SCHEDULES"] has the name {printable(name)}: it must be {NAME_WANTED}.'
             problems.report("E003", message)
             continue
         before = len(problems)

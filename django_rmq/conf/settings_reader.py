@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf import values
-from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, shown
+from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, printable
 from django_rmq.conf.redis_settings import RedisServer, read_redis
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
@@ -221,7 +221,7 @@ def _read(problems: Problems) -> Config | None:
     for key, (name, kind, keys) in SECTIONS.items():
         if key == "OUTBOX" and not isinstance(root.get(key, {}), Mapping):
             if not isinstance(root[key], bool):
-                message = f'RMQ["OUTBOX"] is {shown(root[key])}: it must be True, False or a dict.'
+                message = f'RMQ["OUTBOX"] is {printable(root[key])}: it must be True, False or a dict.'
                 problems.report("E003", message)
         elif key in root:
             values[name] = kind(**problems.values(f'RMQ["{key}"]', root[key], keys))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems, shown
+from django_rmq.conf.problems import Problems, printable
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
 from django_rmq.conf.values import (
     Keys,
@@ -154,7 +154,7 @@ class _Reader:
         for name in special.keys() - set(names):
             self._problems.report(
                 "E088",
-                f'{place}["QUEUES"] names the queue {shown(name)}, which is not in {self._place}["QUEUES"].',
+                f'{place}["QUEUES"] names the queue {printable(name)}, which is not in {self._place}["QUEUES"].',
             )
         prefix = settings.prefix or ("tasks" if self._alias == DEFAULT else f"tasks-{self._alias}")
         queues = {name: self._queue(prefix, name, {**template, **special.get(name, {})}) for name in names}
@@ -175,7 +175,7 @@ class _Reader:
         given = self._given.get("QUEUES", [DEFAULT])
         if isinstance(given, str) or not isinstance(given, Iterable):
             self._problems.report(
-                "E086", f'{self._place}["QUEUES"] is {shown(given)}: it must be a list of names.'
+                "E086", f'{self._place}["QUEUES"] is {printable(given)}: it must be a list of names.'
             )
             return []
         return list(dict.fromkeys(map(str, given)))
@@ -183,7 +183,7 @@ class _Reader:
     def _special(self, place: str, given: object) -> dict[str, dict[str, Any]]:
         """Return the options of single queues."""
         if not isinstance(given, Mapping):
-            self._problems.report("E001", f'{place}["QUEUES"] is {shown(given)}: it must be a dict.')
+            self._problems.report("E001", f'{place}["QUEUES"] is {printable(given)}: it must be a dict.')
             return {}
         return {
             str(name): self._problems.section(f'{place}["QUEUES"]["{name}"]', options, QUEUE_KEYS)

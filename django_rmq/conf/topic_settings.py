@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems, quoting, shown, shown_error
+from django_rmq.conf.problems import Problems, printable, printable_error, quoting
 from django_rmq.conf.values import (
     InvalidSetting,
     Keys,
@@ -204,11 +204,11 @@ def back_off(value: object) -> BackOff:
         function = import_string(path)
     except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
         raise InvalidSetting(
-            f"the dotted path of a function, but this one cannot be imported ({shown_error(error)})",
+            f"the dotted path of a function, but this one cannot be imported ({printable_error(error)})",
             "E008",
         ) from None
     if not callable(function):
-        what = f"the dotted path of a function (failures) -> seconds, but this one is {shown(function)}"
+        what = f"the dotted path of a function (failures) -> seconds, but this one is {printable(function)}"
         raise InvalidSetting(what, "E008")
     return BackOff(function=function)
 
@@ -283,7 +283,7 @@ def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Top
     defaults = read_defaults(problems, root)
     declared = root.get("TOPICS", {})
     if not isinstance(declared, Mapping):
-        problems.report("E001", f'RMQ["TOPICS"] is {shown(declared)}: it must be a dict.')
+        problems.report("E001", f'RMQ["TOPICS"] is {printable(declared)}: it must be a dict.')
         return {}
     found = {}
     for name, options in declared.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from django_rmq.conf.problems import Problems, did_you_mean, shown
+from django_rmq.conf.problems import Problems, did_you_mean, printable
 from django_rmq.conf.values import InvalidSetting, dotted_path, keys_of, one_of, optional, seconds, setting
 
 
@@ -107,6 +107,6 @@ def read_coordinator(problems: Problems, root: Mapping[str, Any]) -> str:
         meant = did_you_mean(chosen, ("redis", "zookeeper"))
         problems.report(
             "E003",
-            f"RMQ[\"COORDINATOR\"] is {shown(chosen)}: it must be 'redis', 'zookeeper' or {wanted}{meant}",
+            f"RMQ[\"COORDINATOR\"] is {printable(chosen)}: it must be 'redis', 'zookeeper' or {wanted}{meant}",
         )
     return "redis"

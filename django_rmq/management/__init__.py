@@ -77,7 +77,7 @@ class RmqCommand(BaseCommand):
             raise
         except RmqError as error:
             returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
-            raise CommandError(shown(str(error)), returncode=returncode) from error
+            raise CommandError(one_line(str(error)), returncode=returncode) from error
         except BrokenPipeError:
             discard_output(sys.stdout)
             raise SystemExit(UNREAD) from None
@@ -160,7 +160,7 @@ class RmqCommand(BaseCommand):
         """Raise ``CommandError`` if part of a long operation could not be done."""
         if progress.problems:
             raise CommandError(
-                shown(f"{len(progress.problems)} slots failed: {progress.problems[0]}"), returncode=1
+                one_line(f"{len(progress.problems)} slots failed: {progress.problems[0]}"), returncode=1
             )
 
 
@@ -228,7 +228,7 @@ def outcomes_text(outcomes: dict[str, int]) -> str:
     return told or "nothing to do"
 
 
-def shown(text: str) -> str:
+def one_line(text: str) -> str:
     """Return ``text`` as one line without control sequences for the terminal."""
     line = " ".join(text.split())
     return "".join(
@@ -288,9 +288,9 @@ def at_least(low: float, kind: type = int) -> Any:
         except ValueError:
             raise ArgumentTypeError(f"{text[:80]!r} is not a number") from None
         if not value >= low:
-            raise ArgumentTypeError(f"must be at least {low:g}, got {limits.shown(value)}")
+            raise ArgumentTypeError(f"must be at least {low:g}, got {limits.abbreviated(value)}")
         if value > high:
-            raise ArgumentTypeError(f"must be at most {high}, got {limits.shown(value)}")
+            raise ArgumentTypeError(f"must be at most {high}, got {limits.abbreviated(value)}")
         return value
 
     return parse

@@ -14,7 +14,7 @@ from django.core.management import CommandError
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import ago, at_least, duration, shown
+from django_rmq.management import ago, at_least, duration, one_line
 from django_rmq.operations import Filter, Hold, MessageCopy
 from django_rmq.operations.message_view import is_redacted, shown_body
 
@@ -116,7 +116,7 @@ def lines_of_status(one: MessageStatus) -> list[str]:
     facts["took"] = None if one.took is None else f"{one.took:.3f} s"
     if one.progress is not None:
         facts["progress"] = f"{one.progress:.0%}"
-    return [f"{name:14}{shown(str(value))}" for name, value in facts.items() if value not in (None, "")]
+    return [f"{name:14}{one_line(str(value))}" for name, value in facts.items() if value not in (None, "")]
 
 
 def copy_as_json(copy: MessageCopy) -> dict[str, Any]:

@@ -60,7 +60,7 @@ STATES = {
 """Value of the label ``state`` → field of ``Depth`` and of the figures."""
 
 
-class _Looked(NamedTuple):
+class _Measurement(NamedTuple):
     config: object
     """The settings with which they were collected; other settings cause a new collection at once."""
     until: float
@@ -82,8 +82,8 @@ class RmqCollector(Collector):
     """
 
     def __init__(self) -> None:
-        self._looked: _Looked | None = None
-        self._looking = threading.Lock()
+        self._measurement: _Measurement | None = None
+        self._measuring = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, because the metrics depend on the topics."""
@@ -91,7 +91,7 @@ class RmqCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
-        looked = self._look()
+        looked = self._recent_measurement()
         found = looked.measured
         yield GaugeMetricFamily("rmq_up", "1 if Redis answered, else 0.", value=int(found is not None))
         if looked.outbox:
@@ -114,15 +114,15 @@ class RmqCollector(Collector):
         yield from _counters(found)
         yield from _histograms(found)
 
-    def _look(self) -> _Looked:
-        with self._looking:
-            looked, config = self._looked, _operations().config
+    def _recent_measurement(self) -> _Measurement:
+        with self._measuring:
+            looked, config = self._measurement, _operations().config
             if looked is None or looked.config is not config or time.monotonic() >= looked.until:
-                looked = self._looked = self._look_again(config)
+                looked = self._measurement = self._measure(config)
             return looked
 
     @staticmethod
-    def _look_again(config: object) -> _Looked:
+    def _measure(config: object) -> _Measurement:
         began = time.monotonic()
         measured: list[TopicMetrics] | None = None
         workers = None
@@ -139,7 +139,7 @@ class RmqCollector(Collector):
         servers = _read_servers() if measured is not None else []
         now = time.monotonic()
         outbox = kept.waiting(_operations())
-        return _Looked(
+        return _Measurement(
             config, now + CACHE_SECONDS, measured, workers, outbox, schedules, servers, now - began
         )
 

@@ -189,7 +189,7 @@ class Reporter:
             # A single report that is larger than the bound is announced all the same.
             if self._waiting and self._waiting + weight > WAITING:
                 self._left_out += weight
-                self._tell_left_out()
+                self._log_left_out()
                 return
             self._waiting += weight
             self._ended.append((committed, failed, began_ns or ended_ns, ended_ns))
@@ -231,7 +231,7 @@ class Reporter:
             # The thread ends, and Django closes only the connections of requests.
             databases.close_all()
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         if self._complain.admit("slow") is not None:
             logger.warning(
                 "Receivers of signals are too slow: they were not called for the end of %d messages",

@@ -19,7 +19,7 @@ from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import attempt
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import is_number, shown
+from django_rmq.core.model.limits import abbreviated, is_number
 from django_rmq.core.model.replies import Entry, Page
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
@@ -83,7 +83,7 @@ class Limits:
         for name in ("messages", "seconds", "rate"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
-                raise InvalidRequest(f"{name} must be a number above 0, got {shown(value)}")
+                raise InvalidRequest(f"{name} must be a number above 0, got {abbreviated(value)}")
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import chosen_delay
-from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, is_number, is_whole, shown
+from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.topic import Topic
@@ -220,9 +220,11 @@ class LongPoll:
         Messages of one slot are returned in the order in which to process them, one after the other.
         """
         if not (is_whole(most) and 1 <= most <= BATCH):
-            raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {shown(most)}")
+            raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {abbreviated(most)}")
         if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
-            raise InvalidRequest(f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
+            raise InvalidRequest(
+                f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {abbreviated(wait)}"
+            )
         end = time.monotonic() + wait
         rest = self._topic.slots / SLOTS_PER_SECOND
         pause = max(FIRST_PAUSE, rest)
@@ -533,7 +535,7 @@ class Deliveries:
                 is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS
             ):
                 raise InvalidRequest(
-                    f"the delay must be from 0 to {MAX_DURATION_MS} ms, got {shown(how.delay_ms)}"
+                    f"the delay must be from 0 to {MAX_DURATION_MS} ms, got {abbreviated(how.delay_ms)}"
                 )
         return self._settling.settle("rollback", settled, outcomes)
 

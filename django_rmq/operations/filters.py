@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, is_number, is_whole, shown
+from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
@@ -84,13 +84,13 @@ class Filter:
         """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
         if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
             raise InvalidRequest(
-                f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots} slots"
+                f"topic {topic.name} has no slot {abbreviated(self.slot)}: it has {topic.slots} slots"
             )
         for age in (self.older_than, self.newer_than, self.begun or None):
             if age is None:
                 continue
             if not is_number(age) or not 0 <= age <= MAX_AGE:
-                raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {shown(age)}")
+                raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {abbreviated(age)}")
             check_age(topic, queue)
         if self.priority is not None:
             self._check_priority(topic, queue)
@@ -101,7 +101,9 @@ class Filter:
 
     def _check_priority(self, topic: Topic, queue: str) -> None:
         if not (is_whole(self.priority) and 1 <= self.priority <= MAX_PRIORITY):
-            raise InvalidRequest(f"a priority must be from 1 to {MAX_PRIORITY}, got {shown(self.priority)}")
+            raise InvalidRequest(
+                f"a priority must be from 1 to {MAX_PRIORITY}, got {abbreviated(self.priority)}"
+            )
         if not topic.is_priority:
             raise OperationRefused(f"topic {topic.name} is ordered by time, so its messages have no priority")
         if queue not in ("store", "claim"):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from django_rmq.core.model.limits import LARGEST, is_whole, shown
+from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
 from django_rmq.core.model.status import queue_of
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import bulk
@@ -109,7 +109,7 @@ def groups(
     if by not in KINDS:
         raise InvalidRequest(f"messages can be grouped by {', '.join(KINDS)}, got {by!r}")
     if not (is_whole(limit) and 1 <= limit <= LARGEST):
-        raise InvalidRequest(f"the limit must be a number of messages from 1, got {shown(limit)}")
+        raise InvalidRequest(f"the limit must be a number of messages from 1, got {abbreviated(limit)}")
     queue = queue_of(state)
     if by == "error" and queue == "prepare":
         raise OperationRefused(

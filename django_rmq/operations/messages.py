@@ -17,7 +17,7 @@ from django_rmq import opaque_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import is_whole, shown
+from django_rmq.core.model.limits import abbreviated, is_whole
 from django_rmq.core.model.replies import Area, DescribeReply, Entry, Page
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of
@@ -424,7 +424,7 @@ def listing(
     limit = desk.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
         raise InvalidRequest(
-            f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {shown(limit)}"
+            f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {abbreviated(limit)}"
         )
     if descending is None:
         descending = first_page_order(topic, queue)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from django_rmq.conf import get_config, set_schedule_topics
-from django_rmq.conf.problems import shown
+from django_rmq.conf.problems import printable
 from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
 from django_rmq.conf.values import InvalidSetting
 from django_rmq.core.model.schedule import Schedule
@@ -53,7 +53,7 @@ def _parsed(name: object, given: dict[str, Any]) -> Schedule:
             values[field] = parse(value)
         except InvalidSetting as wanted:
             raise ConfigurationError(
-                f'@schedule("{name}"): {field} must be {wanted}, got {shown(value)}'
+                f'@schedule("{name}"): {field} must be {wanted}, got {printable(value)}'
             ) from None
     return Schedule(str(name), **values)
 

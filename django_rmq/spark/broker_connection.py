@@ -156,7 +156,7 @@ def _broker(server: ServerAddress) -> Broker:
             )
         return RedisBroker(server.client(given), server.prefix)
     except (ValueError, TypeError) as error:
-        where = ", ".join(map(redis_url.shown, urls))
+        where = ", ".join(map(redis_url.printable_url, urls))
         told_why = redis_url.unusable(where, given, error)
         raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_rmq.core.model.keys import check_slots
-from django_rmq.core.model.limits import MAX_RETRIES_LIMIT, is_whole, shown
+from django_rmq.core.model.limits import MAX_RETRIES_LIMIT, abbreviated, is_whole
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError
@@ -35,7 +35,9 @@ def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  #
     )
     name = given.topic()
     if type not in TYPES:
-        raise ConfigurationError(f"topic {name}: type must be one of {', '.join(TYPES)}, got {shown(type)}")
+        raise ConfigurationError(
+            f"topic {name}: type must be one of {', '.join(TYPES)}, got {abbreviated(type)}"
+        )
     for setting, value in settings.items():
         _check(name, setting, value)
     if settings.get("slot_basis") is not None and settings.get("body", "json") != "json":
@@ -67,7 +69,7 @@ def _check(name: str, setting: str, value: object) -> None:
 
 def _refuse_unless(is_fine: bool, name: str, setting: str, wanted: str, value: object) -> None:
     if not is_fine:
-        raise ConfigurationError(f"topic {name}: {setting} must be {wanted}, got {shown(value)}")
+        raise ConfigurationError(f"topic {name}: {setting} must be {wanted}, got {abbreviated(value)}")
 
 
 __all__ = ["declare"]

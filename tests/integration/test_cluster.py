@@ -169,7 +169,7 @@ def test_nothing_is_confirmed_where_a_connection_broke_before_it_could_be(
     # There is no replica to wait for.
     monkeypatch.setattr(routing, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)])
     client = cluster_of(redis_cluster)
-    client.look()
+    client.refresh()
     first = client.serving(0)
     other = next(slot for slot in range(16_384) if client.serving(slot) is not first)
     stored, ended = RoutedCommand(0, ("PING",), first), RoutedCommand(0, ("QUIT",), first)

@@ -167,5 +167,5 @@ def test_each_page_costs_the_same_round_trips_whatever_the_number_of_topics(
     monkeypatch.setattr(pool, "get_connection", counted)
     page(boss)
     first = len(trips)
-    RmqCollector._look_again(get_config())
+    RmqCollector._measure(get_config())
     assert first < 15 and len(trips) - first < 15

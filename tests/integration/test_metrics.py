@@ -245,13 +245,13 @@ def test_asking_often_or_from_many_threads_asks_redis_once(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, ours = [], RmqCollector()
-    look = RmqCollector._look_again
+    look = RmqCollector._measure
 
     def counted(config: Any) -> Any:
         asked.append(config)
         return look(config)
 
-    monkeypatch.setattr(RmqCollector, "_look_again", staticmethod(counted))
+    monkeypatch.setattr(RmqCollector, "_measure", staticmethod(counted))
     threads = [threading.Thread(target=lambda: list(ours.collect())) for _ in range(8)]
     monkeypatch.setattr(collector, "CACHE_SECONDS", 60.0)
     for thread in threads:

@@ -173,7 +173,7 @@ def test_no_setting_shows_a_secret(name: str, caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_a_url_is_shown_as_scheme_host_port_and_database(url: str, wanted: str) -> None:
-    assert redis_url.shown(url) == wanted
+    assert redis_url.printable_url(url) == wanted
 
 
 def test_a_url_that_cannot_be_read_is_refused_without_its_text() -> None:

@@ -52,7 +52,7 @@ HOSTILE: list[Any] = [
 ]
 CONSUMER = UUID(int=1)
 HUNDRED_YEARS_MS = 36_525 * 86_400_000
-each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: limits.shown(value)[:20])
+each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: limits.abbreviated(value)[:20])
 anything = st.one_of(
     st.integers(),
     st.integers(-20, 20).map(lambda n: n * 10**400),
@@ -113,7 +113,7 @@ def test_no_number_whatever_is_another_error(value: Any) -> None:
 
 @given(anything)
 def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) -> None:
-    assert len(limits.shown(value)) <= 80
+    assert len(limits.abbreviated(value)) <= 80
     if limits.is_number(value):
         assert float(value) == value
         assert str(round(value))

@@ -19,7 +19,7 @@ from django_rmq.conf import (
     get_config,
     read_settings,
 )
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.schedules import schedule_requirements as of_schedules
@@ -589,7 +589,7 @@ def test_a_hard_time_out_exceeds_max_runtime() -> None:
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "WHEN_AWAY": "panic"}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "TLS": {"cafile": "x"}}},
     ],
-    ids=shown,
+    ids=abbreviated,
 )
 def test_other_values_are_checked_alike(rmq: dict[str, Any]) -> None:
     found = [problem for problem in problems(**rmq) if "it must be " in problem.message]

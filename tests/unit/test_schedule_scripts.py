@@ -320,7 +320,7 @@ def test_what_the_clock_on_the_wall_showed_belongs_to_the_tick_that_was_planned(
     first = declared(broker)
     walls = (Wall(first.at + 5_000, 7_200, "Europe/Berlin"),)
     broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7, walls_text(walls))
-    assert (record(broker).walls, walls[0].shown_ms) == (walls, first.at + 5_000 + 7_200_000)
+    assert (record(broker).walls, walls[0].local_ms) == (walls, first.at + 5_000 + 7_200_000)
     broker.change_schedule("s", "walls", "")
     assert (record(broker).walls, record(broker).state) == ((), "retracting")
 

@@ -140,10 +140,12 @@ class ClusterPipeline(RedisPipeline):
 
     def receive(self) -> list[Any]:
         """Return a result or an ``RmqError`` for each call, in order."""
-        calls, answers = self._taken()
+        calls, answers = self._take_calls()
         self._trip.receive()
         self.confirmed = self._trip.confirmed
-        return self._told(answers, [self._joined(*both) for both in zip(calls, self._errands, strict=True)])
+        return self._set_answers(
+            answers, [self._joined(*both) for both in zip(calls, self._errands, strict=True)]
+        )
 
     def _errands_of(self, call: Call[Any]) -> list[RoutedCommand]:
         follows = self._in_order or call.reads

@@ -134,7 +134,7 @@ class NodeTrip:
     def _depart(self, errands: Iterable[RoutedCommand]) -> None:
         groups: dict[Node, list[RoutedCommand]] = {}
         try:
-            self._cluster.look()
+            self._cluster.refresh()
         except RedisError as error:
             self._note_unsent(errands, error)
             return

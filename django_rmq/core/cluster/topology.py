@@ -64,7 +64,7 @@ class Topology:
 
     def primaries(self) -> list[Node]:
         """Return all nodes that serve hash slots."""
-        self.look()
+        self.refresh()
         return self._primaries
 
     def moved(self, hash_slot: int, node: Node) -> None:
@@ -76,7 +76,7 @@ class Topology:
         """Note that the topology may have changed: it is requested again before the next call."""
         self._is_stale = True
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Request the topology from the nodes in turn, if it is in doubt; raise ``RedisError`` if none has ever answered."""
         if not self._is_stale:
             return

@@ -113,7 +113,7 @@ class RedisCoordinator(SharedCoordinator):
             )
         if beat.status != "ok":
             raise ConfigurationError("2000 workers are already registered, which is the maximum")
-        self._heard(beat, sent)
+        self._process_beat(beat, sent)
         logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
         self._ownership.start()
         self._listening.start()
@@ -166,7 +166,7 @@ class RedisCoordinator(SharedCoordinator):
                 ConfigurationError(f"{beat.status}: {whose(beat.rival)}" if beat.rival else beat.status),
             )
             return self.session_seconds
-        self._heard(beat, sent)
+        self._process_beat(beat, sent)
         if audit:
             self._vetted = None
         due = self._lead(sorted(self._crew), sent, audit)
@@ -199,7 +199,7 @@ class RedisCoordinator(SharedCoordinator):
             self.worker = worker
         return beat
 
-    def _heard(self, beat: Beat, sent: float) -> None:
+    def _process_beat(self, beat: Beat, sent: float) -> None:
         """Process the answer of a beat: the other workers, and the assignment."""
         if beat.workers is not None:
             if beat.members != self._members:
@@ -214,7 +214,7 @@ class RedisCoordinator(SharedCoordinator):
         if self._plan is not None and (beat.workers is not None or beat.plan is not None):
             self._plan_flaw = self._plan.flaw(self._crew)
         self._sent = sent
-        self._tell()
+        self._apply_plan()
 
     def _owned_until(self) -> float:
         return self._sent + self.session_seconds
@@ -242,7 +242,7 @@ class RedisCoordinator(SharedCoordinator):
             self._number, self._basis, self._raw = number, self._members, text.encode()
             self._plan = self._last_plan = plan
         self._vetted = (self._members, self._number)
-        self._tell()
+        self._apply_plan()
 
     # --- news
 

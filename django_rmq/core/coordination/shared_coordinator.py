@@ -93,12 +93,12 @@ class SlotOwnership:
 
     def is_settled(self) -> bool:
         """Return whether nothing is left to pass on. Call it with ``changed`` held."""
-        return self._owned == self._wanted()
+        return self._owned == self._assigned_slots()
 
     def _run(self) -> None:
         while True:
             with self.changed:
-                wanted = self._wanted()
+                wanted = self._assigned_slots()
                 lost, gained = less(self._owned, wanted), less(wanted, self._owned)
                 if not lost and not gained:
                     if self._ending:
@@ -117,7 +117,7 @@ class SlotOwnership:
                 self._owned = less(self._owned, part) if lost else _and(self._owned, part)
                 self.changed.notify_all()
 
-    def _wanted(self) -> Owned:
+    def _assigned_slots(self) -> Owned:
         if self._ending:
             return {}
         # The other workers count this one as gone when its session ends, and take over its slots.
@@ -349,7 +349,7 @@ class SharedCoordinator(Coordinator):
             return None
         return self._last_plan
 
-    def _tell(self) -> None:
+    def _apply_plan(self) -> None:
         """Make the worker own what the plan assigns to it, if there is a plan."""
         plan, worker = self._last_plan, self.worker
         if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:

@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 
@@ -209,7 +209,9 @@ def encode_body(topic: Topic, body: object) -> bytes:
         raw = encode_json(body if topic.typed is None else topic.typed.plain(body))
     elif topic.body == "text":
         if not isinstance(body, str):
-            raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {shown(body)}")
+            raise InvalidMessage(
+                f"topic {topic.name} has BODY 'text': body must be str, got {abbreviated(body)}"
+            )
         try:
             raw = body.encode()
         except UnicodeEncodeError as error:
@@ -217,7 +219,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
     else:
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise InvalidMessage(
-                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {shown(body)}"
+                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {abbreviated(body)}"
             )
         raw = bytes(body)
     if not raw:
@@ -279,7 +281,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         (key, _), *_ = counts.most_common(1)
-        raise ValueError(f"an object has the key {shown(key)} twice")
+        raise ValueError(f"an object has the key {abbreviated(key)} twice")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_rmq.core.model.body_codec import ExactNumber, decode_body, encode_json
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
@@ -253,5 +253,5 @@ def basis_bytes(value: object) -> bytes:
         # A listener reads the number as a float, and the slot is computed again from the body that a listener reads.
         raw = encode_json(float(value) if isinstance(value, ExactNumber) else value)
     except UnicodeEncodeError:
-        raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None
+        raise InvalidMessage(f"slot_basis {abbreviated(value)} is not valid Unicode") from None
     return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.exceptions import ConfigurationError, WrongType
 
 
@@ -205,7 +205,9 @@ def check_slots(slots: object) -> int:
         raise ConfigurationError(
             f"slot count must be a power of two, got {slots} (nearest: {below} or {min(below * 2, MAX_SLOTS)})"
         )
-    raise ConfigurationError(f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {shown(slots)}")
+    raise ConfigurationError(
+        f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {abbreviated(slots)}"
+    )
 
 
 LARGEST = (1 << 63) - 1

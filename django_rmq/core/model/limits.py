@@ -39,7 +39,7 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and is_number(value)
 
 
-def shown(value: object) -> str:
+def abbreviated(value: object) -> str:
     """Return ``value`` for use in an error, in at most 80 characters."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of about {value.bit_length() * 30103 // 100_000} digits"

@@ -17,7 +17,7 @@ from django_rmq.core.model import log_redaction
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.body_type import BodyType
 from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
-from django_rmq.core.model.limits import due_of, is_number, priority_of, shown
+from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
 from django_rmq.core.model.topic import Topic
 from django_rmq.durations import Duration
@@ -78,7 +78,7 @@ class DeliveryHandle:
 
     def _is_to_report(self, fraction: float) -> bool:
         if not (is_number(fraction) and 0 <= fraction <= 1):
-            raise ValueError(f"the progress of a message must be from 0 to 1, got {shown(fraction)}")
+            raise ValueError(f"the progress of a message must be from 0 to 1, got {abbreviated(fraction)}")
         now = time.monotonic()
         is_soon = now - self._reported_at < PROGRESS_SECONDS
         if not self.topic.outcome_retention_ms or (is_soon and fraction < 1):

@@ -68,7 +68,7 @@ def database(parts: SplitResult) -> str | None:
     return None if parts.scheme == "unix" else (parts.path.strip("/") or None)
 
 
-def shown(url: str) -> str:
+def printable_url(url: str) -> str:
     """Return the printable parts of a URL: its scheme, host, port and database.
 
     If the URL cannot be read, or its scheme does not belong to Redis, only the scheme is known to be
@@ -143,8 +143,8 @@ __all__ = [
     "UnreadableAddress",
     "database",
     "parse",
+    "printable_url",
     "several",
-    "shown",
     "unusable",
     "without_login",
 ]

@@ -86,7 +86,7 @@ class Wall(NamedTuple):
     timezone: str
 
     @property
-    def shown_ms(self) -> int:
+    def local_ms(self) -> int:
         """The local time, in ms since the epoch as if it were UTC."""
         return self.instant + self.offset * 1000
 

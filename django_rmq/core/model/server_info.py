@@ -84,7 +84,7 @@ class ServerInfo(NamedTuple):
         if self.info.get("aof_enabled") == "1" and self.info.get("aof_last_write_status") == "err":
             found.append("it cannot write its append-only file")
         good = self._number("min_slaves_good_slaves")
-        wanted = self._wanted_replicas
+        wanted = self._required_replicas
         if good is not None and good < wanted:
             found.append(f"{good} of the {wanted} replicas that min-replicas-to-write requires are connected")
         return found
@@ -113,7 +113,7 @@ class ServerInfo(NamedTuple):
         return stops != "no" and self.config.get("save") != ""
 
     @property
-    def _wanted_replicas(self) -> int:
+    def _required_replicas(self) -> int:
         """How many replicas must be connected. INFO counts them only if at least one must be."""
         wanted = self.config.get("min-replicas-to-write", "")
         return int(wanted) if wanted.isdecimal() else 1

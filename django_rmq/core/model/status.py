@@ -13,7 +13,7 @@ from math import floor, isfinite
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from django_rmq.core.model.limits import shown
+from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import (
     Death,
@@ -59,7 +59,7 @@ def queue_of(state: str) -> str:
     """Return the queue of a state; the name of a queue is taken, too. Raises ``InvalidRequest`` for another word."""
     queue = QUEUES.get(state, state)
     if queue not in STATE_OF:
-        raise InvalidRequest(f"unknown state {shown(state)}: it must be one of {', '.join(QUEUES)}")
+        raise InvalidRequest(f"unknown state {abbreviated(state)}: it must be one of {', '.join(QUEUES)}")
     return queue
 
 

@@ -23,7 +23,7 @@ from django_rmq.core.model.envelope import (
     encode_envelope,
     new_origin,
 )
-from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, shown
+from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, abbreviated
 from django_rmq.core.model.topic import Topic, TopicType, slot_counts
 from django_rmq.core.producer.validation import (
     check_fixed_time,
@@ -79,7 +79,7 @@ def in_milliseconds(topic: Topic, options: Mapping[str, Any], zone: tzinfo | Non
 def instant_ms(name: str, value: object, zone: tzinfo | None = None) -> int:
     """Return an aware datetime in ms since the epoch, rounded up. Raises ``InvalidMessage`` about ``name`` for others."""
     if not isinstance(value, datetime):
-        raise InvalidMessage(f"{name} must be an aware datetime, got {shown(value)}{_call_for(value)}")
+        raise InvalidMessage(f"{name} must be an aware datetime, got {abbreviated(value)}{_call_for(value)}")
     if value.tzinfo is None:
         if zone is None:
             raise InvalidMessage(
@@ -98,7 +98,9 @@ def _call_for(value: object) -> str:
         if _FIRST_MS <= value < _LAST_MS:
             return f": say datetime.fromtimestamp({value} / 1000, timezone.utc)"
         return (
-            f": say timezone.now() + timedelta(seconds={shown(value)})" if 0 <= value < _FIRST_SECONDS else ""
+            f": say timezone.now() + timedelta(seconds={abbreviated(value)})"
+            if 0 <= value < _FIRST_SECONDS
+            else ""
         )
     if isinstance(value, timedelta):
         return ": say timezone.now() + that timedelta"
@@ -329,7 +331,7 @@ def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = Fa
         if topic.slot_basis is not None:
             raise InvalidMessage(
                 f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which decides the slot: remove "
-                f"slot_basis={shown(slot_basis)}"
+                f"slot_basis={abbreviated(slot_basis)}"
             )
         return basis_bytes(slot_basis)
     return None if topic.slot_basis is None else basis_of_field(topic, body, names=names)

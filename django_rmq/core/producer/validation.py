@@ -17,9 +17,9 @@ from django_rmq.core.model.limits import (
     MAX_INSTANT_MS,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
+    abbreviated,
     is_number,
     is_whole,
-    shown,
 )
 from django_rmq.core.model.send_results import STORED, Durability
 from django_rmq.core.model.topic import Topic, TopicType
@@ -51,18 +51,18 @@ def check_delay(value: int) -> int:
 
 def _checked_ms(name: str, value: int, least: int) -> int:
     if not is_whole(value) or not least <= value <= MAX_DURATION_MS:
-        raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {shown(value)}")
+        raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {abbreviated(value)}")
     return value
 
 
 def check_priority(topic: Topic, value: object) -> int:
     """Return ``priority``, or raise ``InvalidMessage``."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidMessage(f"priority must be an integer, got {shown(value)}")
+        raise InvalidMessage(f"priority must be an integer, got {abbreviated(value)}")
     if not topic.min_priority <= value <= MAX_PRIORITY:
         raise InvalidMessage(
             f"priority must be from {topic.min_priority} (lower numbers are reserved for retries) to "
-            f"{MAX_PRIORITY}, got {shown(value)}"
+            f"{MAX_PRIORITY}, got {abbreviated(value)}"
         )
     return value
 
@@ -73,7 +73,7 @@ def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -
     A ``fixed_time`` of the last minute counts as now. ``past`` allows all past times.
     """
     if not is_whole(at):
-        raise InvalidMessage(f"{name} must be whole ms since the epoch, got {shown(at)}")
+        raise InvalidMessage(f"{name} must be whole ms since the epoch, got {abbreviated(at)}")
     now = time.time() * 1000
     if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
         hint = "; is it a duration, or in seconds where ms are taken?" if 0 < at < LONGEST_GUESSED else ""
@@ -93,10 +93,10 @@ def check_durability(replicas: object, fsync: object) -> Durability:
         return STORED
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
         raise InvalidMessage(
-            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {shown(replicas)}"
+            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {abbreviated(replicas)}"
         )
     if not isinstance(fsync, bool):
-        raise InvalidMessage(f"fsync must be True or False, got {shown(fsync)}")
+        raise InvalidMessage(f"fsync must be True or False, got {abbreviated(fsync)}")
     return Durability(replicas, fsync)
 
 
@@ -190,7 +190,7 @@ def check_key(key: object) -> bytes:
         # As unlikely to come twice as a UUID, and made in a third of the time.
         return os.urandom(16).hex().encode()
     if not isinstance(key, str) or not key:
-        raise InvalidMessage(f"key must be a non-empty str, got {shown(key)}")
+        raise InvalidMessage(f"key must be a non-empty str, got {abbreviated(key)}")
     try:
         member = key.encode()
     except UnicodeEncodeError:
@@ -205,10 +205,12 @@ def check_headers(headers: object) -> dict[str, str] | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidMessage(f"headers must be a mapping from str to str, got {shown(headers)}")
+        raise InvalidMessage(f"headers must be a mapping from str to str, got {abbreviated(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"headers must be pairs of str, got {shown(name)}: {shown(value)}")
+            raise InvalidMessage(
+                f"headers must be pairs of str, got {abbreviated(name)}: {abbreviated(value)}"
+            )
     found = dict(headers)
     try:
         size = len(json.dumps(found, ensure_ascii=False).encode())
@@ -224,7 +226,7 @@ def check_max_retries(topic: Topic, value: object) -> int:
     if not is_whole(value) or not 0 <= value <= topic.max_retries:
         raise InvalidMessage(
             f"max_retries must be a whole number from 0 to {topic.max_retries}, the MAX_RETRIES of topic {topic.name}, "
-            f"got {shown(value)}"
+            f"got {abbreviated(value)}"
         )
     return value
 
@@ -234,7 +236,7 @@ def check_timeout(topic: Topic, value: float) -> int:
     if not is_number(value) or value != int(value) or not 1 <= value <= topic.timeout:
         raise InvalidMessage(
             f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, "
-            f"got {shown(value)}"
+            f"got {abbreviated(value)}"
         )
     return int(value)
 

@@ -293,7 +293,7 @@ class RedisPipeline:
     def receive(self) -> list[Any]:
         """Return a result or an ``RmqError`` for each call, in order."""
         connection, self._connection = self._connection, None
-        calls, answers = self._taken()
+        calls, answers = self._take_calls()
         try:
             replies = [self._reply(connection) for _ in calls]
             if self._wanted is not None:
@@ -310,9 +310,9 @@ class RedisPipeline:
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._exchange.scripts_are_lost()
             self._repeat_behind(calls, replies)
-        return self._told(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
+        return self._set_answers(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
-    def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
+    def _take_calls(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
         """Return the collected calls and their answers, and start collecting again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
@@ -354,7 +354,7 @@ class RedisPipeline:
         return again.execute()[0]
 
     @staticmethod
-    def _told(answers: list[Answer[Any]], results: list[Any]) -> list[Any]:
+    def _set_answers(answers: list[Answer[Any]], results: list[Any]) -> list[Any]:
         """Return the results, and set the answer of each call."""
         for answer, result in zip(answers, results, strict=True):
             answer.become(result)

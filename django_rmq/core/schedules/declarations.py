@@ -87,7 +87,7 @@ class Declarations:
                 GONE_SECONDS,
                 extra={"rmq_event": "schedule_undeclared", "rmq_topic": record.declared.topic},
             )
-        self._look_at_zones(known.values(), now_ms)
+        self._replan_changed_zones(known.values(), now_ms)
 
     def reconcile(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Compare the schedules in Redis with those that are declared here, and change them; return whether any was changed."""
@@ -102,7 +102,7 @@ class Declarations:
         found += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]
         for name in self._silent.keys() - known.keys():
             del self._silent[name]
-        return self._look_at_zones(known.values(), now_ms) or bool(found)
+        return self._replan_changed_zones(known.values(), now_ms) or bool(found)
 
     def end(self) -> None:
         """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
@@ -205,7 +205,7 @@ class Declarations:
             said, since = self._silent[record.name] = record.renewed_ms, now
         return now - since >= (GONE_SECONDS if said else ENDED_SECONDS)
 
-    def _look_at_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
+    def _replan_changed_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Plan ticks again whose time zone has other rules now; return whether there were any."""
         now, found = self._clock(), False
         if now < self._zones_at:

@@ -80,7 +80,7 @@ def has_moved(record: ScheduleRecord, now_ms: int) -> bool:
     return (
         present.timezone == planned.timezone
         and present.offset != planned.offset
-        and wall(record.schedule, now_ms).shown_ms < planned.shown_ms
+        and wall(record.schedule, now_ms).local_ms < planned.local_ms
     )
 
 
@@ -91,12 +91,12 @@ def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[Wall]) -> bool:
     """
     if schedule.cron is None or any(field.startswith("*") for field in schedule.cron.split()[:2]):
         return False
-    shown_ms = wall(schedule, instant).shown_ms
+    local_ms = wall(schedule, instant).local_ms
     # rule: new_rules_repeat_a_run
     return any(
         each.timezone == schedule.timezone
         and wall(schedule, each.instant).offset != each.offset
-        and shown_ms <= each.shown_ms
+        and local_ms <= each.local_ms
         for each in ran
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import RmqCommand, ago, shown
+from django_rmq.management import RmqCommand, ago, one_line
 from django_rmq.operations import Operations
 from django_rmq.operations.audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
 
@@ -145,7 +145,7 @@ class Command(RmqCommand):
         if strays["mended"]:
             self.stdout.write(self.style.SUCCESS(f"  repaired: {strays['mended']}"))
         for problem in strays["problems"]:
-            self.stdout.write(self.style.WARNING(f"  {shown(problem)}"))
+            self.stdout.write(self.style.WARNING(f"  {one_line(problem)}"))
 
 
 def _row(found: Audit) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, shown, table
+from django_rmq.management import RmqCommand, ago, one_line, table
 from django_rmq.operations import ClaimStats
 
 
@@ -76,13 +76,13 @@ def _rows(found: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:
     return [
         (
             one.topic,
-            shown(one.consumer),
+            one_line(one.consumer),
             str(one.number),
             one.state,
             str(len(one.slots)),
             str(one.messages),
             "ended" if one.lease_ms <= now_ms else ago((one.lease_ms - now_ms) / 1000),
-            shown(one.driver) if one.driver else "-",
+            one_line(one.driver) if one.driver else "-",
         )
         for one in found
     ]

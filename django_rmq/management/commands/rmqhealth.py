@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, at_least, duration, shown
+from django_rmq.management import RmqCommand, ago, at_least, duration, one_line
 from django_rmq.operations.health import (
     USUAL_LIMITS,
     USUAL_UNDRAINED,
@@ -111,7 +111,9 @@ class Command(RmqCommand):
             first = health.troubles[0]
             about = f"{first.topic}: " if first.topic else ""
             raise CommandError(
-                shown(f"{len(health.troubles)} of {len(health.findings)} checks failed; {about}{first.text}"),
+                one_line(
+                    f"{len(health.troubles)} of {len(health.findings)} checks failed; {about}{first.text}"
+                ),
                 returncode=1,
             )
 
@@ -138,7 +140,7 @@ class Command(RmqCommand):
 
 
 def _text(finding: Finding) -> str:
-    return shown(f"{finding.topic}: {finding.text}" if finding.topic else finding.text)
+    return one_line(f"{finding.topic}: {finding.text}" if finding.topic else finding.text)
 
 
 def _short(seconds: float | None) -> str:

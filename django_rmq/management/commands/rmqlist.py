@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.core.model.status import QUEUES
-from django_rmq.management import RmqCommand, at_least, shown, table
+from django_rmq.management import RmqCommand, at_least, one_line, table
 from django_rmq.management.message_options import (
     add_filter,
     add_priority,
@@ -83,7 +83,7 @@ class Command(RmqCommand):
         self._show(copies, state)
         if cursor:
             self.stdout.write(f"the first {len(copies)}; there are more: use --limit or --group-by")
-        self._tell_problems(list(problems))
+        self._print_problems(list(problems))
 
     def _show(self, copies: list[MessageCopy], state: str) -> None:
         if not copies:
@@ -129,11 +129,11 @@ class Command(RmqCommand):
             self.stdout.write(
                 f"looked at {found.looked_at} messages of {found.total}; --limit N looks at more"
             )
-        self._tell_problems(found.problems)
+        self._print_problems(found.problems)
 
-    def _tell_problems(self, problems: list[str]) -> None:
+    def _print_problems(self, problems: list[str]) -> None:
         for problem in problems:
-            self.stderr.write(shown(problem))
+            self.stderr.write(one_line(problem))
 
 
 def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _body_text(copy: MessageCopy) -> str:
 
 
 def _cell(text: str) -> str:
-    line = shown(text)
+    line = one_line(text)
     return line if len(line) <= LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, at_least, ended_by_signals, outcomes_text, shown, table
+from django_rmq.management import RmqCommand, ago, at_least, ended_by_signals, one_line, outcomes_text, table
 from django_rmq.operations import OutboxRow
 
 END_SECONDS = 10.0
@@ -110,14 +110,16 @@ class Command(RmqCommand):
         for one in found:
             state = "refused" if one.is_refused else "waits"
             sent = f"{ago(max(0.0, now - one.sent_ms / 1000))} ago"
-            rows.append((one.id, one.topic, one.act, sent, str(one.attempts), state, shown(one.error)[:100]))
+            rows.append(
+                (one.id, one.topic, one.act, sent, str(one.attempts), state, one_line(one.error)[:100])
+            )
         for line in table(rows, right=(4,)):
             self.stdout.write(line)
 
     def _require_answers(self, problems: list[str]) -> None:
         """Raise ``CommandError`` if a database did not answer; what the others said was printed."""
         if problems:
-            raise CommandError(shown("; ".join(problems)), returncode=3)
+            raise CommandError(one_line("; ".join(problems)), returncode=3)
 
     def _act(self, options: dict[str, Any]) -> None:
         operations = self.operations()

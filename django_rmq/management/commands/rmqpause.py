@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, outcomes_text, shown
+from django_rmq.management import RmqCommand, one_line, outcomes_text
 
 
 class Command(RmqCommand):
@@ -49,4 +49,4 @@ class Command(RmqCommand):
         if options["json"]:
             self.print_json(rows)
         if problems:
-            raise CommandError(shown(f"not everything was done: {problems[0]}"), returncode=1)
+            raise CommandError(one_line(f"not everything was done: {problems[0]}"), returncode=1)

@@ -14,9 +14,9 @@ from django_rmq.management import (
     RmqCommand,
     at_least,
     messages_text,
+    one_line,
     outcomes_text,
     progress_as_json,
-    shown,
 )
 from django_rmq.management.message_options import (
     add_filter,
@@ -114,7 +114,7 @@ class Command(RmqCommand):
     def _write_classes(self, classes: Counter[str]) -> None:
         width = len(str(max(classes.values(), default=0)))
         for name, count in sorted(classes.items(), key=lambda pair: (-pair[1], pair[0])):
-            self.stdout.write(f"  {count:>{width}}  {shown(name) or 'no class of an error'}")
+            self.stdout.write(f"  {count:>{width}}  {one_line(name) or 'no class of an error'}")
 
     def _foretell_named(
         self, operations: Operations, name: str, ids: list[str], options: dict[str, Any]

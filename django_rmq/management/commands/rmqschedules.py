@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, shown, table
+from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, one_line, table
 from django_rmq.operations import Operations, ScheduleStats
 
 ON_TIME = "on time"
@@ -96,7 +96,7 @@ def lines_of(found: Sequence[ScheduleStats]) -> list[str]:
 def cells_of(one: ScheduleStats) -> tuple[str, ...]:
     """Return the cells of a schedule in this table."""
     when = f"{one.timing} (edited)" if one.override else one.timing
-    return one.name, one.topic, shown(when), _time(one.next_ms), _time(one.last_ms), _state(one)
+    return one.name, one.topic, one_line(when), _time(one.next_ms), _time(one.last_ms), _state(one)
 
 
 def _state(one: ScheduleStats) -> str:
@@ -114,7 +114,7 @@ def _punctuality(one: ScheduleStats) -> str:
     if one.is_paused:
         return "paused"
     if one.problem:
-        return shown(one.problem)
+        return one_line(one.problem)
     return f"late by {ago(one.late_ms / 1000)}" if one.late_ms >= 1000 else ON_TIME
 
 

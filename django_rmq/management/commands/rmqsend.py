@@ -22,8 +22,8 @@ from django_rmq.management import (
     at_least,
     duration,
     instant_of,
+    one_line,
     outcomes_text,
-    shown,
 )
 
 CHUNK = 5_000
@@ -175,7 +175,7 @@ class Command(RmqCommand):
             except CallerError as error:
                 told = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
                 raise CommandError(
-                    shown(f"{_with_line(str(error), numbered)} ({told})"), returncode=2
+                    one_line(f"{_with_line(str(error), numbered)} ({told})"), returncode=2
                 ) from error
         if options["json"]:
             self.print_json({"outcomes": dict(outcomes), "total": outcomes.total()})

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table
+from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, one_line, table
 from django_rmq.operations import Operations, SlotStats
 
 SLOTS_PER_TRIP = 1_000
@@ -94,9 +94,9 @@ class Command(RmqCommand):
                     counts.dead,
                     age_of_oldest(oldest, undrained),
                     ago(running),
-                    shown(row.worker)[:8] or "-",
+                    one_line(row.worker)[:8] or "-",
                     ago(since),
-                    shown(row.problem) or ("paused" if counts.paused else ""),
+                    one_line(row.problem) or ("paused" if counts.paused else ""),
                 )
             )
         for line in table(lines, right=range(1, 8)):

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, shown, table, update_interval
+from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, one_line, table, update_interval
 from django_rmq.management.commands import rmqschedules
 from django_rmq.management.message_options import (
     add_names,
@@ -73,7 +73,7 @@ class Command(RmqCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         operations = self.operations()
         if is_named(options):
-            self._tell(operations, options)
+            self._show_message(operations, options)
             return
         names = [topic.name for topic in self.topics(options["topics"])]
         options["watch"] = options["watch"] or options["interval"] is not None
@@ -120,7 +120,7 @@ class Command(RmqCommand):
                     before = flow
                 except ServerTrouble as error:
                     # The person who watches wants to see it come back.
-                    live.update(Text(shown(str(error)), style="bold red"), refresh=True)
+                    live.update(Text(one_line(str(error)), style="bold red"), refresh=True)
                 left = None if left is None else left - 1
                 if left == 0:
                     return
@@ -138,7 +138,7 @@ class Command(RmqCommand):
                     return
             self.stdout.flush()
 
-    def _tell(self, operations: Operations, options: dict[str, Any]) -> None:
+    def _show_message(self, operations: Operations, options: dict[str, Any]) -> None:
         """Show what is known about one message."""
         if len(options["topics"]) != 1:
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
@@ -195,7 +195,7 @@ def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
     for one in kept.values():
         oldest = "" if one.oldest_ms is None else f", the oldest for {ago(one.oldest_ms / 1000)}"
         refused = f", {one.refused} refused" if one.refused else ""
-        lines.append(f"outbox of {shown(one.topic)}: {one.messages} waiting{oldest}{refused}")
+        lines.append(f"outbox of {one_line(one.topic)}: {one.messages} waiting{oldest}{refused}")
     return lines
 
 
@@ -286,7 +286,7 @@ def _event_line(event: dict[str, Any]) -> str:
     why = "".join(f": {error}" for error in event.get("errors", ())[:1])
     by = f" by {event['actor']}" if "actor" in event else ""
     told = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
-    return shown(f"{at} {who} {event.get('topic') or '-'} {told}")
+    return one_line(f"{at} {who} {event.get('topic') or '-'} {told}")
 
 
 def _has_rich() -> bool:

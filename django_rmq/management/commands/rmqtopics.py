@@ -132,8 +132,8 @@ class Command(RmqCommand):
             )
             for difference in row["differences"]:
                 self.stdout.write(
-                    f"  {difference['setting']}: {_shown(difference['declared'])} in the settings, "
-                    f"{_shown(difference['registered'])} in Redis"
+                    f"  {difference['setting']}: {_as_json(difference['declared'])} in the settings, "
+                    f"{_as_json(difference['registered'])} in Redis"
                 )
             for obstacle in row["obstacles"]:
                 self.stdout.write(self.style.WARNING(f"  not applied: {obstacle}"))
@@ -162,5 +162,5 @@ def _left_row(found: UndeclaredTopic, registered: dict[str, Any]) -> dict[str, A
     }
 
 
-def _shown(value: object) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value)

@@ -6,7 +6,7 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq.management import RmqCommand, ago, shown, table
+from django_rmq.management import RmqCommand, ago, one_line, table
 from django_rmq.operations import WorkerStats
 
 
@@ -33,12 +33,12 @@ class Command(RmqCommand):
             slots += [f"{topic} shared" for topic in one.shared]
             rows.append(
                 (
-                    shown(worker.id)[:8],
-                    shown(worker.host),
+                    one_line(worker.id)[:8],
+                    one_line(worker.host),
                     str(worker.pid),
                     str(worker.threads),
                     ago(max(0.0, time.time() - worker.started)),
-                    (", ".join(map(shown, slots)) or "none") + _full(one),
+                    (", ".join(map(one_line, slots)) or "none") + _full(one),
                 )
             )
         for line in table(rows, right=(2, 3)):
@@ -47,7 +47,7 @@ class Command(RmqCommand):
 
 def _full(one: WorkerStats) -> str:
     """Return a remark about topics for which a worker has no free thread."""
-    topics = ", ".join(map(shown, sorted(one.member.worker.full)))
+    topics = ", ".join(map(one_line, sorted(one.member.worker.full)))
     return f" (no free thread for {topics})" if topics else ""
 
 

@@ -158,10 +158,10 @@ class Command(RmqCommand):
         how = ProcessOptions(
             threads=options["threads"] or config.threads,
             burst=options["burst"],
-            shutdown_timeout=_given(options["shutdown_timeout"], config.shutdown_timeout),
+            shutdown_timeout=_or_default(options["shutdown_timeout"], config.shutdown_timeout),
             max_messages=options["max_messages"] or config.max_messages,
             max_memory=options["max_memory"] or config.max_memory,
-            max_idle_time=_given(options["max_idle_time"], config.max_idle_time),
+            max_idle_time=_or_default(options["max_idle_time"], config.max_idle_time),
         )
         processes = options["processes"] or config.processes
         if options["dry_run"]:
@@ -171,11 +171,11 @@ class Command(RmqCommand):
             code, settled = self._run_here(startup.check_start(topics), how, options["verbosity"])
         else:
             code, settled = self._run_processes(topics, how, processes, options)
-        self._say(options["verbosity"], f"Settled {settled} deliveries")
+        self._print(options["verbosity"], f"Settled {settled} deliveries")
         if code:
             raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)
 
-    def _say(self, verbosity: int, text: str) -> None:
+    def _print(self, verbosity: int, text: str) -> None:
         # A worker does not depend on whether anybody reads what it prints.
         with contextlib.suppress(OSError):
             if verbosity:
@@ -192,19 +192,21 @@ class Command(RmqCommand):
     ) -> tuple[int, int]:
         """Run as the parent of the workers; return the exit code, and how many deliveries were settled."""
         config = get_config().consumer
-        reloads = _given(options["reload"], is_debug()) and getattr(self, "_called_from_command_line", False)
+        reloads = _or_default(options["reload"], is_debug()) and getattr(
+            self, "_called_from_command_line", False
+        )
         supervisor = forking.supervise(
             topics,
             how,
             processes=processes,
             shutdown_timeout=how.shutdown_timeout,
-            watchdog=_given(options["watchdog"], config.watchdog) or None,
+            watchdog=_or_default(options["watchdog"], config.watchdog) or None,
             **({"changed": reloading.SourceWatch()} if reloads else {}),
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
             # A burst is often started by a timer, and the next one would wait beside it.
             prepare=startup.Preparation(topics, waits=not how.burst),
-            ready=lambda: self._say(
+            ready=lambda: self._print(
                 options["verbosity"], startup.ready_line(topics, how.threads or 1, processes)
             ),
         )
@@ -226,7 +228,7 @@ class Command(RmqCommand):
             worker.stop()
 
         with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=invoke.handle_signal):
-            self._say(verbosity, startup.ready_line(topics, how.threads or 1))
+            self._print(verbosity, startup.ready_line(topics, how.threads or 1))
             code = worker.run()
         return (0 if code == RECYCLE else code), worker.dispatcher.processed
 
@@ -239,7 +241,7 @@ _REASONS = {
 }
 
 
-def _given(option: Any, default: Any) -> Any:
+def _or_default(option: Any, default: Any) -> Any:
     return default if option is None else option
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, duration, ended_by_signals, shown, table
+from django_rmq.management import RmqCommand, duration, ended_by_signals, one_line, table
 from django_rmq.pipelines import Context, Pipeline, pipelines, summary
 from django_rmq.pipelines.pipeline_context import Stopped
 from django_rmq.spark.spark_session import check_installed, describe, is_sparks
@@ -66,7 +66,7 @@ class Command(RmqCommand):
         if chosen["master"] and chosen["remote"]:
             raise CommandError("use --master or --remote, not both", returncode=2)
         check_installed(chosen["remote"])
-        say = self._say_at(options["verbosity"])
+        say = self._printer(options["verbosity"])
         context = Context(
             name, conf=conf, actor=self.operations().actor, say=say, show=self.stdout.write, **chosen
         )
@@ -92,11 +92,11 @@ class Command(RmqCommand):
             except Exception as error:
                 if not is_sparks(error):
                     raise
-                raise _told(error) from error
+                raise _command_error(error) from error
             finally:
                 context.close()
 
-    def _say_at(self, verbosity: int) -> Any:
+    def _printer(self, verbosity: int) -> Any:
         def say(text: str) -> None:
             if verbosity:
                 self.stderr.write(text, self.style.NOTICE)
@@ -105,14 +105,14 @@ class Command(RmqCommand):
         return say
 
 
-def _told(error: BaseException) -> CommandError:
+def _command_error(error: BaseException) -> CommandError:
     """Return an error of Spark as one line, with the exit code of the error raised in the task or the query."""
     name, sentence = describe(error)
     kind = getattr(sys.modules["django_rmq.exceptions"], name, None) if name else None
     returncode = 1
     if kind is not None and issubclass(kind, RmqError):
         returncode = 3 if issubclass(kind, ServerTrouble) else 1 if issubclass(kind, LostRace) else 2
-    return CommandError(shown(sentence), returncode=returncode)
+    return CommandError(one_line(sentence), returncode=returncode)
 
 
 def _add_shared(parser: ArgumentParser) -> None:

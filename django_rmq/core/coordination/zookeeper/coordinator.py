@@ -145,13 +145,13 @@ class PublishedDefinitions:
             self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
             return {name: found for name, text in self._published.items() if (found := _definition(text))}
         try:
-            self._published = _publish(session, self._published, _wanted(registered, crew))
+            self._published = _publish(session, self._published, _wanted_definitions(registered, crew))
         except ServerRefused as error:
             self._complain("publish", "Cannot publish definitions in ZooKeeper: %s", error)
         return registered
 
 
-def _wanted(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dict[str, bytes]:
+def _wanted_definitions(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dict[str, bytes]:
     said = {topic.name: topic for worker in crew for topic in worker.topics}
     return {
         name: json.dumps(
@@ -326,14 +326,14 @@ class ZooKeeperCoordinator(SharedCoordinator):
                 self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
         if self._announced is not self.worker:
-            self._say(session)
+            self._publish_record(session)
         sent = uptime()
-        if not self._look(session):
+        if not self._process_changes(session):
             logger.warning("The worker's node is missing; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return 0.0
         self._sent = sent
-        self._tell()
+        self._apply_plan()
         due = self._lead(self._ids, sent, self._starts_audit(sent), self._rejoined_at + REJOIN_SECONDS)
         next_look = min(sent + self._beat_seconds * random.uniform(0.9, 1.0), due)
         return max(0.0, min(next_look, self._next_audit) - uptime())
@@ -355,14 +355,14 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._definitions.forget()
         return session
 
-    def _say(self, session: ZooKeeperSession) -> None:
+    def _publish_record(self, session: ZooKeeperSession) -> None:
         """Publish this worker's current record."""
         with self._changed:
             worker = self._announced
         if change(session, worker, self._token):
             self.worker = worker
 
-    def _look(self, session: ZooKeeperSession) -> bool:
+    def _process_changes(self, session: ZooKeeperSession) -> bool:
         """Process what changed; return whether this worker still belongs to the session."""
         client, path = session.client, self.ensemble.path
         # The number is read before the answers: after a reconnection in between, the next check meets the workers again.
@@ -466,4 +466,4 @@ class ZooKeeperCoordinator(SharedCoordinator):
         log_assigned(len(assignment), len(self._crew), why)
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
         self._basis, self._plan, self._last_plan = self._members, plan, plan
-        self._tell()
+        self._apply_plan()

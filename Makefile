@@ -216,13 +216,14 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 
 bench-peers: $(INSTALLED) ## other Python queues and backends of django.tasks, measured at the same work (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.peers.lone
 	$(BIN)/python -m benchmarks.peers.order
 	$(BIN)/python -m benchmarks.peers.tasks
 
 bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
-bench-report: $(INSTALLED) ## all three, written into docs/explanation/performance.md and benchmarks/README.md (BENCH_ARGS=...)
+bench-report: $(INSTALLED) ## all that is published, written into docs/explanation/performance.md and benchmarks/README.md (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scale
+from benchmarks.peers import lone
 from benchmarks.peers.__main__ import COLUMNS, line, note
 from benchmarks.table import TITLES, cells, markdown, read_rows, told
 
@@ -24,7 +25,12 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "docs/explanation/performance.md", ROOT / "benchmarks/README.md")
 """Results for users, and what concerns maintainers."""
 RESULTS = ROOT / "build" / "bench"
-PARTS = {"works": "benchmarks", "peers": "benchmarks.peers", "scale": "benchmarks.scale"}
+PARTS = {
+    "lone": "benchmarks.peers.lone",
+    "works": "benchmarks",
+    "peers": "benchmarks.peers",
+    "scale": "benchmarks.scale",
+}
 
 
 def main() -> int:
@@ -102,6 +108,13 @@ def _peers(path: Path) -> dict[str, str]:
     return {"peers": "\n\n".join(parts)}
 
 
+def _lone(path: Path) -> dict[str, str]:
+    found = json.loads(path.read_text())
+    lines = [lone.line(name, result) for name, result in found["queues"].items()]
+    rows = markdown(TITLES, cells(read_rows(path)))
+    return {"lone": f"{told(found['conditions'])}.\n\n{markdown(lone.COLUMNS, lines)}\n\n{rows}"}
+
+
 def _scale(path: Path) -> dict[str, str]:
     found = json.loads(path.read_text())
     parts = [told(found["conditions"]) + "."]
@@ -110,7 +123,7 @@ def _scale(path: Path) -> dict[str, str]:
     return {"scale": "\n\n".join(parts)}
 
 
-WRITERS = {"works": _works, "peers": _peers, "scale": _scale}
+WRITERS = {"lone": _lone, "works": _works, "peers": _peers, "scale": _scale}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class WorkerSettings:
 
 async def _send(count: int, together: int) -> None:
     pool = await create_pool(REDIS)
-    for start in range(0, count, together):
+    for start in measuring.paced(range(0, count, together)):
         await asyncio.gather(
             *(pool.enqueue_job("nothing", n) for n in range(start, min(start + together, count)))
         )

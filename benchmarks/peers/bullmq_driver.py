@@ -11,10 +11,10 @@ import measuring
 from bullmq import Queue, Worker
 from jobs import ran
 
-SETTINGS = "2 workers, concurrency=100, removeOnComplete"
+SETTINGS = f"{measuring.PROCESSES} workers, concurrency=100, removeOnComplete"
 GUARANTEE = "at least once: a stalled job runs again when its lock has ended (30 s), once by default"
 BULK = "addBulk of 1,000"
-WORKERS = [[sys.executable, "-m", "bullmq_driver", "worker"]] * 2
+WORKERS = [[sys.executable, "-m", "bullmq_driver", "worker"]] * measuring.PROCESSES
 
 OPTIONS: Any = {"connection": measuring.URL}
 KEPT = {"removeOnComplete": True}
@@ -26,7 +26,7 @@ async def nothing(job: Any, token: str) -> None:
 
 async def _single(count: int) -> None:
     queue = Queue("bench", OPTIONS)
-    for n in range(count):
+    for n in measuring.paced(range(count)):
         await queue.add("nothing", {"n": n}, KEPT)
     await queue.close()
 

@@ -9,7 +9,7 @@ import measuring
 from celery import Celery
 from jobs import ran
 
-SETTINGS = "2 solo workers, prefetch 100, acks_late, results ignored, no gossip, mingle or heartbeat"
+SETTINGS = f"{measuring.PROCESSES} solo workers, prefetch 100, acks_late, results ignored, no gossip, mingle or heartbeat"
 GUARANTEE = "at least once with acks_late: redelivered after the visibility timeout (1 h)"
 BULK = "no bulk call: apply_async on one kept connection"
 WORKERS = [
@@ -17,7 +17,7 @@ WORKERS = [
         sys.executable, "-m", "celery", "-A", "celery_driver", "worker", "-P", "solo", "-n", f"w{n}@localhost",
         "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "CRITICAL",
     ]
-    for n in range(2)
+    for n in range(measuring.PROCESSES)
 ]  # fmt: skip
 
 app = Celery("celery_driver", broker=measuring.URL)
@@ -37,7 +37,7 @@ def nothing(n: int) -> None:
 
 
 def single(count: int) -> None:
-    for n in range(count):
+    for n in measuring.paced(range(count)):
         nothing.delay(n)
 
 

@@ -11,10 +11,10 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 from jobs import ran
 
-SETTINGS = "2 processes, 4 threads each, only the Retries middleware"
+SETTINGS = f"{measuring.PROCESSES} processes, 4 threads each, only the Retries middleware"
 GUARANTEE = "at least once: what a dead worker held is requeued after its heartbeat timeout (60 s)"
 BULK = "no bulk call: broker.enqueue of prepared messages"
-WORKERS = [[sys.executable, "-m", "dramatiq", "dramatiq_driver", "-p", "2", "-t", "4"]]
+WORKERS = [[sys.executable, "-m", "dramatiq", "dramatiq_driver", "-p", str(measuring.PROCESSES), "-t", "4"]]
 
 broker = RedisBroker(url=measuring.URL, middleware=[Retries()])
 dramatiq.set_broker(broker)
@@ -26,7 +26,7 @@ def nothing(n: int) -> None:
 
 
 def single(count: int) -> None:
-    for n in range(count):
+    for n in measuring.paced(range(count)):
         nothing.send(n)
 
 

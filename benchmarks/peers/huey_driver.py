@@ -9,12 +9,12 @@ import measuring
 from huey import RedisHuey
 from jobs import ran
 
-SETTINGS = "2 consumers, 1 thread each, results=False, no periodic tasks"
+SETTINGS = f"{measuring.PROCESSES} consumers, 1 thread each, results=False, no periodic tasks"
 GUARANTEE = "at most once: popped before it runs"
 BULK = "no bulk call: enqueue in a loop"
 WORKERS = [
     [sys.executable, "-m", "huey.bin.huey_consumer", "huey_driver.huey", "-w", "1", "-n", "-q", "-f"]
-    for _ in range(2)
+    for _ in range(measuring.PROCESSES)
 ]
 
 huey = RedisHuey("bench", results=False, url=measuring.URL)
@@ -26,7 +26,7 @@ def nothing(n: int) -> None:
 
 
 def single(count: int) -> None:
-    for n in range(count):
+    for n in measuring.paced(range(count)):
         nothing(n)
 
 

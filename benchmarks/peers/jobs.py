@@ -1,7 +1,8 @@
 """The job of every queue: none; in ``benchmarks.overlap`` a sleep in the event loop, or a call of a server that answers as late.
 
 PEER_SLEEP gives the seconds; PEER_WEB the port of that server, which ``python jobs.py`` runs. None: the job sleeps. Each such job
-adds one to the number in the file PEER_ENDED when it ends; one process runs all of them.
+adds one to the number in the file PEER_ENDED when it ends; one process runs all of them. In ``benchmarks.peers.lone`` a job
+writes the time of its call into the file PEER_STARTED.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import mmap
 import os
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +21,38 @@ SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
 WEB = int(os.environ.get("PEER_WEB", "0"))
 
 RAN = "peer:ran"
+STARTED = "PEER_STARTED"
 
 _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
 
-@cache
 def ran() -> None:
+    """Record that a job runs, as far as a benchmark asks for it."""
+    if STARTED in os.environ:
+        _start()
+    else:
+        _run_once()
+
+
+def _start() -> None:
+    """Note the time of this call, which is the next one: one worker runs the jobs in turn, in the order of sending."""
+    times = started()
+    times[_calls[0]] = time.time_ns()
+    _calls[0] += 1
+
+
+_calls = [0]
+
+
+@cache
+def started() -> memoryview:
+    """Return the memory of the file that has the times of the calls, in ns since the epoch."""
+    with Path(os.environ[STARTED]).open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+
+
+@cache
+def _run_once() -> None:
     """Record, once in each process, that jobs really run, if ``measuring.drain`` asks for it: it gives PEER_REDIS_PORT."""
     if port := os.environ.get("PEER_REDIS_PORT"):
         redis.Redis(port=int(port)).set(RAN, 1)

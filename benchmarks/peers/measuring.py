@@ -6,7 +6,7 @@ command lines of its worker processes). It is started as ``python -m <driver> <m
 prints one line of JSON. The server's port is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For
 ``benchmarks.overlap`` PEER_SLEEP says how many seconds a job takes in asyncio (see ``jobs``), PEER_CONCURRENCY how many
 overlap, and PEER_PROCESSES how many worker processes there are. Then each job counts its end, and a queue whose jobs have not
-all run exactly once has no figure.
+all run exactly once has no figure. For ``benchmarks.peers.lone`` PEER_RATE says how many single messages are sent in a second.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ import math
 import mmap
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import redis
-from jobs import RAN
+from jobs import RAN, STARTED, started
 
 PORT = int(os.environ.get("PEER_REDIS_PORT", "6379"))
 URL = f"redis://127.0.0.1:{PORT}/0"
 SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
 CONCURRENCY = int(os.environ.get("PEER_CONCURRENCY", "100"))
 PROCESSES = int(os.environ.get("PEER_PROCESSES", "2"))
+RATE = float(os.environ.get("PEER_RATE", "0"))
+WARM_UP = 200
+"""Single messages before those that are measured."""
 LOOK_SECONDS = 0.25 if SLEEP else 0.005
 """Seconds between two looks at how much is left."""
 PATIENCE_SECONDS = 90.0
@@ -48,6 +52,88 @@ def rate_of(count: int, work: Any) -> float:
     begun = time.perf_counter()
     work(count)
     return count / (time.perf_counter() - begun)
+
+
+def paced(numbers: Iterable[int]) -> Iterator[int]:
+    """Yield the numbers; with PEER_RATE each at its time, and note when it was sent. Nothing else may wait for this thread."""
+    if not RATE:
+        yield from numbers
+        return
+    begun = time.monotonic()
+    for place, number in enumerate(numbers):
+        time.sleep(max(0.0, begun + place / RATE - time.monotonic()))
+        sent.append(time.time_ns())
+        yield number
+
+
+sent: list[int] = []
+"""When each message was sent, in ns since the epoch."""
+
+
+def lone(driver: Any, count: int) -> dict[str, float]:
+    """Return what single messages cost, that come one after the other to an idle worker: CPU in µs, commands, ms to the call."""
+    looker = client()
+    with tempfile.NamedTemporaryFile() as file, workers_to(file, driver, WARM_UP + count) as processes:
+        driver.single(1)
+        await_jobs(1)  # the worker has started
+        driver.single(WARM_UP - 1)
+        await_jobs(WARM_UP)
+        looker.config_resetstat()
+        server, worker, own = cpu_of_server(looker), sum(map(cpu_of, processes)), time.process_time()
+        driver.single(count)
+        own = time.process_time() - own
+        await_jobs(WARM_UP + count)
+        time.sleep(0.2)  # what is left to do after the last call
+        server, worker = cpu_of_server(looker) - server, sum(map(cpu_of, processes)) - worker
+        commands = sum(each["calls"] for each in looker.info("commandstats").values())
+        waits = sorted(
+            (began - at) / 1e6 for began, at in zip(started()[WARM_UP:], sent[WARM_UP:], strict=True)
+        )
+    costs = {"redis": server, "worker": worker, "sender": own}
+    return {
+        **{name: seconds / count * 1e6 for name, seconds in costs.items()},
+        "commands": commands / count,
+        "p50": statistics.median(waits),
+        "p99": waits[round(count * 0.99) - 1],
+    }
+
+
+@contextmanager
+def workers_to(file: Any, driver: Any, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run the workers of ``driver``; each job writes into ``file`` when it began."""
+    file.write(bytes(8 * count))
+    file.flush()
+    os.environ[STARTED] = file.name
+    with workers(driver) as processes:
+        yield processes
+
+
+def await_jobs(count: int) -> None:
+    """Wait until the first ``count`` jobs have begun."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not all(started()[:count]):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{sum(map(bool, started()))} of {count} jobs have begun")
+        time.sleep(0.05)
+
+
+def cpu_of(leader: subprocess.Popen[bytes]) -> float:
+    """Return the seconds of CPU that a group of processes has taken."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == leader.pid:
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            continue  # it has just ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_of_server(looker: Any) -> float:
+    """Return the seconds of CPU that Redis has taken."""
+    info = looker.info("cpu")
+    return float(info["used_cpu_user"] + info["used_cpu_sys"])
 
 
 @contextmanager
@@ -142,10 +228,14 @@ def resident(group: int) -> float:
 
 def main(driver: Any) -> None:
     """Measure ``driver`` and print what was found."""
-    count, singles = int(sys.argv[1]) * getattr(driver, "MANY", 1), int(sys.argv[2])
+    count, singles = int(sys.argv[1]), int(sys.argv[2])
+    count *= 1 if RATE else getattr(driver, "MANY", 1)
     looker = client()
     clear = getattr(driver, "clear", looker.flushall)
     clear()
+    if RATE:
+        print(json.dumps({**lone(driver, count), "settings": driver.SETTINGS, "guarantee": driver.GUARANTEE}))
+        return
     driver.single(50)
     single = rate_of(singles, driver.single)
     clear()

@@ -19,6 +19,7 @@ os.environ |= {
     "REDIS_URL": measuring.URL,
     "SLOTS": str(SLOTS),
     "CONCURRENCY": str(measuring.CONCURRENCY),
+    "TYPE": "fifo" if measuring.RATE else "range_merge",
 }
 sys.path.insert(0, str(ROOT))
 
@@ -44,8 +45,9 @@ def bodies(count: int) -> list[dict[str, int]]:
 def single(count: int) -> None:
     from django_rmq import send_message
 
-    for body in bodies(count):
-        send_message("noop", body)
+    sent = bodies(count)
+    for n in measuring.paced(range(count)):
+        send_message("noop", sent[n])
 
 
 def bulk(count: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import measuring
 from rq import Queue
 
-SETTINGS = "2 SimpleWorkers (no fork), result_ttl=0"
+SETTINGS = f"{measuring.PROCESSES} SimpleWorkers (no fork), result_ttl=0"
 GUARANTEE = "at most once: a job whose worker dies is marked failed, unless Retry is set"
 BULK = "enqueue_many of 1,000"
 WORKERS = [
@@ -24,13 +24,13 @@ WORKERS = [
         "--quiet",
         "bench",
     ]
-] * 2
+] * measuring.PROCESSES
 
 queue = Queue("bench", connection=measuring.client())
 
 
 def single(count: int) -> None:
-    for n in range(count):
+    for n in measuring.paced(range(count)):
         queue.enqueue("noop.nothing", n, result_ttl=0)
 
 

@@ -27,7 +27,7 @@ settings = {"queue": queue, "functions": [nothing], "concurrency": measuring.CON
 async def _send(count: int, together: int) -> None:
     sender = Queue.from_url(measuring.URL)
     await sender.connect()
-    for start in range(0, count, together):
+    for start in measuring.paced(range(0, count, together)):
         await asyncio.gather(
             *(
                 sender.enqueue("nothing", n=n, ttl=-1, retries=3)

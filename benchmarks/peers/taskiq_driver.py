@@ -41,7 +41,7 @@ async def nothing(n: int) -> None:
 
 async def _send(count: int, together: int) -> None:
     await broker.startup()
-    for start in range(0, count, together):
+    for start in measuring.paced(range(0, count, together)):
         await asyncio.gather(*(nothing.kiq(n) for n in range(start, min(start + together, count))))
     await broker.shutdown()
 

@@ -1,4 +1,4 @@
-"""REDIS_URL, and of its one topic SLOTS and CONCURRENCY; with ORDERED its messages run in order for each entity."""
+"""REDIS_URL, and of its one topic TYPE, SLOTS and CONCURRENCY; with ORDERED its messages run in order for each entity."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 USE_TZ = True
 SLOTS = int(os.environ["SLOTS"])
 NOOP = {
-    "TYPE": "range_merge",
+    "TYPE": os.environ.get("TYPE", "range_merge"),
     "SLOTS": SLOTS,
-    "TIME_RANGE": "1ms",
     "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
 }
+if NOOP["TYPE"] == "range_merge":
+    NOOP["TIME_RANGE"] = "1ms"
 ORDERED = {"TYPE": "fifo", "SLOTS": SLOTS, "SLOT_BASIS": "entity", "BACKOFF": 1}
 RMQ = {
     "REDIS": os.environ["REDIS_URL"],

@@ -109,6 +109,14 @@ def test_growth_is_measured_and_drawn(
 
 
 @pytest.mark.slow
+def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
+    few = ("--only", "--messages", "50", "--rounds", "1", "--rate", "100")
+    ours = run(tmp_path, "benchmarks.peers.lone", *few)["queues"]["rmq"]
+    assert "error" not in ours, ours
+    assert min(ours[cost] for cost in ("redis", "sender", "commands", "p50", "p99")) > 0
+
+
+@pytest.mark.slow
 def test_order_is_measured_and_kept_after_a_failure(tmp_path: Path) -> None:
     few = ("--only", "--messages", "2_500", "--rounds", "1")
     ours = run(tmp_path, "benchmarks.peers.order", *few)["queues"]["rmq"]
@@ -220,7 +228,7 @@ def test_tables_are_put_where_the_document_wants_them() -> None:
 
 def test_the_documents_have_one_place_for_every_table() -> None:
     documents = [document.read_text() for document in report.DOCUMENTS]
-    for name in ("works", "lateness", "peers", "scale"):
+    for name in ("lone", "works", "lateness", "peers", "scale"):
         assert sum(document.count(f"<!-- {name} -->\n") for document in documents) == 1, name
 
 

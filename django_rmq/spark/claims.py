@@ -371,7 +371,10 @@ class Claims:
         return rows
 
     def read(self, consumer: str, number: int, slots: Sequence[int]) -> dict[int, int]:
-        """Return how many rows of a sealed claim each slot has; hold them. Raises ``LostRace`` if it was acknowledged."""
+        """Return how many rows of a sealed claim each slot has; renew and hold them.
+
+        Raises ``LostRace`` if it was acknowledged.
+        """
         sizes: dict[int, int] = {}
         reads = self.reads(slots, consumer, number)
         for slot, read in zip(slots, reads, strict=True):
@@ -379,6 +382,15 @@ class Claims:
                 raise self._too_old(number)
             if read.state == "sealed" and read.size:
                 sizes[slot] = read.size
-        for slot in sizes:
-            self.lease.hold(slot, consumer, number)
+        # A driver before this one made what is not held here, and its lease may end before the next renewal of all.
+        held = set(self.lease.slots(number))
+        taken_over = [slot for slot in sizes if slot not in held]
+        renewed = self.each(
+            claims.renew(self._topic, slot, consumer, number, self._lease_ms) for slot in taken_over
+        )
+        for slot, size in zip(taken_over, renewed, strict=True):
+            if size is None:
+                del sizes[slot]
+            else:
+                self.lease.hold(slot, consumer, number)
         return sizes

@@ -216,8 +216,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_empty = float("-inf")
         """When (monotonic) a poll last found nothing."""
         self._next_look = float("-inf")
+        self._is_available_now = False
         self._rest: int | None = None
-        """For AvailableNow: how many messages may still be claimed."""
+        """For AvailableNow, from the first poll on: how many messages may still be claimed."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
@@ -256,8 +257,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._backlog.told()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what is due now, wherever it is, and nothing that arrives meanwhile."""
-        self._rest = self._patience(self._claims.due)
+        """Take what is due at the first poll, wherever it is, and nothing that arrives after it.
+
+        Nothing is counted yet: Spark replays the last batch first, and a count ends claims whose lease has ended, which
+        may be the one of that batch.
+        """
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Acknowledge what is committed, claim more, and return the offset of the new claim or ``start`` itself."""
@@ -288,9 +293,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Made by a driver that died before it could log the offset, or before a request failed.
             return self._offset(consumer, checkpoint, newest, rows)
         self._pause()
+        if self._is_available_now and self._rest is None:
+            self._rest = self._claims.due()
         number = max(newest, committed) + 1
         # With AvailableNow, and with Once, there is nothing to wait for.
-        is_last = self._rest is not None or isinstance(limit, ReadAllAvailable)
+        is_last = self._is_available_now or isinstance(limit, ReadAllAvailable)
         may_begin = is_last or self._gathering.is_enough(self._claims.due)
         if may_begin and self._claims.claim(consumer, number, self._sizing.within(self._budget(limit))):
             rows = self._claims.seal(consumer, number)
@@ -308,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._rest,
             )
             self._rest = 0
-        if self._rest is not None:
+        if self._is_available_now:
             # The run ends here, and all that it has claimed is acknowledged.
             self._claims.lease.identity.leave()
         return start

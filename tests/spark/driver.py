@@ -23,7 +23,9 @@ def session(master: str) -> Any:
 
 
 def consume(spark: Any, options: dict[str, str], folder: Path, into: Any) -> Any:
-    stream = spark.readStream.format("rmq").options(**options).load().writeStream.foreachBatch(into)
+    # No lease ends while processes start on a busy machine.
+    frame = spark.readStream.format("rmq").options(**options, claimTimeout="1h").load()
+    stream = frame.writeStream.foreachBatch(into)
     stream = stream.option("checkpointLocation", str(folder / "checkpoint"))
     return stream.trigger(availableNow=True).start()
 

@@ -165,7 +165,8 @@ def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
     for n in range(2_000):
         broker.send_merge(work, n % 4, 0, [b"%d" % n])
     arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
-    arguments += ["--max-messages", 1_000]
+    # Processes start slowly on a busy machine, and what a lease that ended has given back would rest first.
+    arguments += ["--max-messages", 1_000, "--claim-timeout", "1h"]
 
     for who in ("workers", "java", "driver"):
         for path in out.glob(".spark-staging-*"):
@@ -193,6 +194,7 @@ def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(
 ) -> None:
     work, out, log = topic("work"), tmp_path / "out", tmp_path / "log"
     arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
+    arguments += ["--claim-timeout", "1h"]
     broker.define(work)
     for n in range(40):
         broker.send_merge(work, n % 4, 0, [b"%d" % n])

@@ -57,7 +57,7 @@ def test_a_batch_whose_process_dies_after_the_table_is_there_once(
 ) -> None:
     work, log = topic("work"), tmp_path / "log"
     arguments = ["work", "--jdbc", database, "--table", "taken"]
-    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--available-now"]
+    arguments += ["--claim-timeout", "1h", "--checkpoint", str(tmp_path / "checkpoint"), "--available-now"]
     broker.define(work)
     for n in range(40):
         broker.send_merge(work, n % 4, 0, [f"{n}".encode()])

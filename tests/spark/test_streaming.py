@@ -750,6 +750,58 @@ def test_a_query_goes_on_while_what_it_has_lost_comes_back(
     assert source.latestOffset(second, ALL) == second and topic.total("acked") == 3_001
 
 
+def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(2_000)))
+    dead = reader(topic, claimTimeout="60")
+    start = dead.initialOffset()
+    first = dead.latestOffset(start, ReadMaxRows(1_000))
+    redis_clock.advance(ms=61_000)
+    source = reader(topic, claimTimeout="60")
+    source.prepareForTriggerAvailableNow()
+    # Spark repeats the batch before its first poll.
+    assert rows(source, start, first).total() == first["rows"]
+    last, taken = run_once(source, first)
+    assert first["rows"] + taken == topic.total("acked") == 2_000
+    assert source.latestOffset(last, ALL) == last
+
+
+def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(100)))
+    dead = reader(topic, claimTimeout="600")
+    start = dead.initialOffset()
+    end = dead.latestOffset(start, ALL)
+    redis_clock.advance(ms=599_000)
+    source = reader(topic, claimTimeout="600")
+    repeated = plan(source, start, end)
+    redis_clock.advance(ms=500_000)
+    assert [topic.broker.expire(topic.topic, slot) for slot in range(4)] == [0, 0, 0, 0]
+    assert sum(batch.num_rows for executor, task in repeated for batch in executor.read(task)) == 100
+
+
+def test_what_is_lost_between_a_look_and_its_renewal_is_in_no_task(
+    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = queue(slots=1)
+    topic.send([1, 2])
+    dead = reader(topic)
+    start = dead.initialOffset()
+    end = dead.latestOffset(start, ALL)
+    source = reader(topic)
+    reads = source._claims.reads
+
+    def read_then_lose(*args: Any) -> list[Any]:
+        found = reads(*args)
+        topic.broker.return_claim(topic.topic, 0, end["consumer"], end["claim"])
+        return found
+
+    monkeypatch.setattr(source._claims, "reads", read_then_lose)
+    assert source.partitions(start, end) == []
+
+
 def test_a_run_says_what_it_leaves_to_others(queue: MakeQueue, caplog: pytest.LogCaptureFixture) -> None:
     topic = queue(slots=2)
     topic.send(list(range(100)))

@@ -21,6 +21,7 @@ from django_rmq.admin.views import (
     schedule_views,
     send_views,
     topic_views,
+    worker_views,
 )
 from django_rmq.admin.views.page import Pages, View, page
 from django_rmq.operations import Permission
@@ -40,6 +41,8 @@ class TopicAdmin(Pages):
     outbox_view = outbox_views.outbox_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
+    workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
+
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of all pages, each behind the admin site."""
 
@@ -50,6 +53,8 @@ class TopicAdmin(Pages):
             at("", self.changelist_view, "changelist"),
             at("live/", self.dashboard_live_view, "dashboard_live"),
             at("outbox/", self.outbox_view, "outbox"),
+            at("workers/", self.workers_view, "workers"),
+            at("workers/live/", self.workers_live_view, "workers_live"),
             at("schedules/", self.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
             at("<str:object_id>/change/", self.change_view, "change"),

@@ -12,8 +12,10 @@ from django_rmq.api import requests
 from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.operations import Permission, SlotsStats, TopicCounters, TopicStats, WorkerStats
+from django_rmq.operations import Permission, SlotsStats, TopicCounters, TopicStats
 from django_rmq.operations.body_schemas import body_schema
+from django_rmq.operations.worker_overview import ReportedWorker
+from django_rmq.worker.worker_reports import WorkerReport
 
 
 class TopicAnswer(ResponseSerializer):
@@ -215,6 +217,23 @@ def slots(found: SlotsStats, first: int) -> dict[str, Any]:
     }
 
 
+class WorkerReportAnswer(ResponseSerializer):
+    """What a worker reported about itself, some seconds ago."""
+
+    at_ms = serializers.IntegerField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField()
+    version = serializers.CharField(help_text="The version of django_rmq")
+    python = serializers.CharField()
+    code_version = serializers.CharField(help_text="The setting CODE_VERSION; empty if there is none")
+    load = serializers.FloatField(help_text="The load of its host, in the mean of a minute")
+    memory_mib = serializers.FloatField(help_text="The resident memory of the process in MiB")
+    threads = serializers.IntegerField()
+    taken = serializers.IntegerField(help_text="How many of its threads run a listener")
+    messages = serializers.IntegerField(help_text="The number of messages that it holds")
+    running = serializers.IntegerField(help_text="The number of messages whose listeners run")
+
+
 class WorkerAnswer(ResponseSerializer):
     """One live worker."""
 
@@ -231,16 +250,31 @@ class WorkerAnswer(ResponseSerializer):
         child=serializers.CharField(),
         help_text="Topics for which it has had no free thread for 10 s, so that workers with free threads get the slots",
     )
+    report = WorkerReportAnswer(
+        allow_null=True, help_text="What it last reported about itself; null if it has not reported yet"
+    )
+
+
+class VanishedWorkerAnswer(ResponseSerializer):
+    """A worker that ended without leaving, in the last hour."""
+
+    worker = serializers.CharField()
+    report = WorkerReportAnswer(help_text="Its last report")
 
 
 class WorkersAnswer(ResponseSerializer):
-    """All live workers."""
+    """All live workers, and what is missing."""
 
     results = WorkerAnswer(many=True)
+    vanished = VanishedWorkerAnswer(many=True, help_text="At most 100 of the last hour, the last one first")
+    unserved = serializers.ListField(
+        child=serializers.CharField(), help_text="Topics with a listener that no worker serves"
+    )
 
 
-def worker(one: WorkerStats, known: set[str]) -> dict[str, Any]:
+def worker(reported: ReportedWorker, known: set[str]) -> dict[str, Any]:
     """Return a worker with its slots of the topics ``known``."""
+    one = reported.stats
     it = one.member.worker
     return {
         "worker": it.id,
@@ -251,6 +285,25 @@ def worker(one: WorkerStats, known: set[str]) -> dict[str, Any]:
         "slots": {name: count for name, count in one.slots.items() if name in known},
         "shared": [name for name in one.shared if name in known],
         "full": sorted(it.full & known),
+        "report": worker_report(reported.report) if reported.report else None,
+    }
+
+
+def worker_report(report: WorkerReport) -> dict[str, Any]:
+    """Return what a worker reported about itself."""
+    return {
+        "at_ms": report.at_ms,
+        "host": report.host,
+        "pid": report.pid,
+        "version": report.version,
+        "python": report.python,
+        "code_version": report.code,
+        "load": report.load,
+        "memory_mib": report.memory_mib,
+        "threads": report.threads,
+        "taken": report.taken,
+        "messages": report.messages,
+        "running": report.running,
     }
 
 
@@ -319,6 +372,15 @@ class WorkersView(RmqView):
 
     @documented("workers", answers={200: WorkersAnswer})
     def get(self, request: Request) -> Response:
-        """List live workers and the slots assigned to them."""
+        """List live workers with their slots and last reports, those that vanished, and topics without a worker."""
         known = set(self.known())
-        return Response({"results": [worker(one, known) for one in self.operations.workers()]})
+        found = self.operations.worker_overview()
+        return Response(
+            {
+                "results": [worker(one, known) for one in found.workers],
+                "vanished": [
+                    {"worker": one.id, "report": worker_report(one.report)} for one in found.vanished
+                ],
+                "unserved": [name for name in found.unserved if name in known],
+            }
+        )

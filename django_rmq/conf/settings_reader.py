@@ -150,6 +150,10 @@ class Config:
         values.optional(values.seconds(60.0, timedelta(days=366))), 172_800.0
     )
     """The seconds for which the figures of each minute are kept, or None if none are recorded."""
+    code_version: str = setting(
+        values.matching(r"[ -~]{0,100}", "text of at most 100 printable ASCII characters"), ""
+    )
+    """The version of the project's code, which workers report."""
     autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
     durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
     consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})

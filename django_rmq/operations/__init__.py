@@ -54,6 +54,7 @@ from django_rmq.operations.stats import (
 from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
 from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.wait_reasons import Hold
+from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 
 class Operations(OperationContext):
@@ -68,6 +69,7 @@ class Operations(OperationContext):
     shared_outbox, shared_schedules = reports.shared_outbox, reports.shared_schedules
     shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
+    worker_overview = worker_overview
     history, last_minutes, events = reports.history, reports.last_minutes, reports.events
     servers = read_servers
     stranded, find_stranded = reports.stranded, reports.find_stranded
@@ -141,6 +143,7 @@ __all__ = [
     "Trace",
     "UndeclaredTopic",
     "Waiting",
+    "WorkerOverview",
     "WorkerStats",
     "identify",
     "not_found",

@@ -88,6 +88,11 @@ def workers(broker: Broker) -> list[WorkerStats]:
     crew = crew_of(broker.run(roster()))
     if crew.problem:
         raise ServerUnavailable(crew.problem)
+    return workers_of(crew)
+
+
+def workers_of(crew: WorkerList) -> list[WorkerStats]:
+    """Return the workers of a list, by host and start, with the number of slots that each has."""
     owned: dict[str, dict[str, int]] = {}
     for one in crew.holdings:
         topics = owned.setdefault(one.worker, {})

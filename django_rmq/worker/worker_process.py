@@ -54,6 +54,7 @@ from django_rmq.outbox.storage import threads_of_duties
 from django_rmq.schedules import schedule_runner
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
+from django_rmq.worker.worker_reports import ReportDuty
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -255,7 +256,7 @@ class WorkerProcess:
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
         self._reporter = announcements.Reporter()
-        threads = options.threads or config.consumer.threads
+        self._threads = threads = options.threads or config.consumer.threads
         duties_broker = connections.get_broker("coordinator")
         times = history.TimesCount(duties_broker) if config.history_retention else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
@@ -321,6 +322,14 @@ class WorkerProcess:
             *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
             *schedule_runner.duties(),
             self._keep_definitions,
+            ReportDuty(
+                broker,
+                self.dispatcher.owner,
+                self._threads,
+                self._config.code_version,
+                self.dispatcher.batches,
+                memory_mib,
+            ),
         ]
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
 

@@ -78,6 +78,7 @@ EXAMPLES: Mapping[str, Any] = {
     ":KEY_PREFIX": "shop:",
     ":ONCE_RETENTION": "14d",
     ":HISTORY_RETENTION": "7d",
+    ":CODE_VERSION": "2026.11.3",
     ":AUTODISCOVER": "queues",
     ":DURABILITY": "strict",
     "TOPICS:TYPE": "fixed_time",

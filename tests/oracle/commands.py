@@ -30,5 +30,11 @@ def _read(memory: Memory, call: Call[Any]) -> Any:
             return [found.get(field) for field in fields]
         if call.script == "HLEN":
             return len(found)
+        if call.script == "HSET":
+            field, value = (one if isinstance(one, bytes) else str(one).encode() for one in call.own)
+            is_new, found[field] = field not in found, value
+            return int(is_new)
+        if call.script == "HDEL":
+            return sum(found.pop(str(field).encode(), None) is not None for field in call.own)
         assert call.script == "HGETALL"
         return dict(found)

@@ -55,6 +55,7 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
     links = [_schedules_link(operations, pages.url("schedules"))]
     if operations.config.uses_outbox:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
+    links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
     return {**content, "links": links}
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue, SlotErrors
-from django_rmq.core.consumer.batch import BatchReport, InFlight, ListenerLike
+from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch import DuePoll, FetchPlanner, FetchReplies, RoundTrips, TimeoutReaper
@@ -268,6 +268,10 @@ class Dispatcher:
     def overran(self) -> bool:
         """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
         return bool(self._shutdown.overran)
+
+    def batches(self) -> list[Batch]:
+        """Return the batches that this worker has at this moment. Other threads may ask."""
+        return list(self._in_flight.batches.values())
 
     def full_topics(self, seconds: float) -> frozenset[str]:
         """Return the topics whose listeners have had no free thread or place in the event loop for this many seconds."""

@@ -113,6 +113,11 @@ def worker_keys(prefix: str) -> WorkerKeys:
     return WorkerKeys(*(b"%s_{%s}" % (kind.encode(), tag) for kind in WorkerKeys._fields))
 
 
+def reports_key(prefix: str) -> bytes:
+    """Return the hash of what workers report about themselves."""
+    return b"reports_{%s}" % workers_channel(prefix)
+
+
 def history_keys(prefix: str, topic: str) -> HistoryKeys:
     """Return the keys of the history of ``topic``."""
     return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))

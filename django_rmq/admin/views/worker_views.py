@@ -1,0 +1,101 @@
+"""All worker processes: those that live, those that vanished in the last hour, and the topics that none of them serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from django_rmq.admin.body_display import visible
+from django_rmq.admin.dashboard_rows import PageAddresses
+from django_rmq.admin.views.page import Pages, page
+from django_rmq.operations import Permission, WorkerOverview
+from django_rmq.worker.worker_reports import WorkerReport
+
+WORKERS_SHOWN = 500
+"""The number of workers on the page."""
+
+TOPICS_NAMED = 50
+"""The number of topics named in a cell or a list."""
+
+
+@page(Permission.VIEW)
+def workers_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show all workers."""
+    return pages.render(request, "topic/workers.html", _context(pages, request))
+
+
+@page(Permission.VIEW)
+def workers_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Return the current figures of the page of workers."""
+    return pages.fragment(request, "topic/_workers.html", _context(pages, request))
+
+
+def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
+    operations = pages.operations(request)
+    found = operations.worker_overview()
+    known = operations.config.topics
+    return {
+        "heading": _("Workers"),
+        "here": _("Workers"),
+        "title": _("Workers"),
+        "now_ms": found.now_ms,
+        "workers": _lines(found, set(known))[:WORKERS_SHOWN],
+        "count": len(found.workers),
+        "hosts": len({one.stats.member.worker.host for one in found.workers}),
+        "threads": sum(one.stats.member.worker.threads for one in found.workers),
+        "taken": sum(one.report.taken for one in found.workers if one.report),
+        "vanished": [
+            {"short": one.id[:8], "report": _shown(one.report), "at_ms": one.report.at_ms}
+            for one in found.vanished
+        ],
+        "unserved": [
+            {"name": name, "url": pages.url("change", quote(name))} for name in found.unserved[:TOPICS_NAMED]
+        ],
+        "more_unserved": max(0, len(found.unserved) - TOPICS_NAMED),
+        "urls": PageAddresses(live=pages.url("workers_live")),
+    }
+
+
+def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, Any]]:
+    lines = []
+    for one in found.workers:
+        worker = one.stats.member.worker
+        names = sorted(known.intersection((*one.stats.slots, *one.stats.shared)))
+        lines.append(
+            {
+                "short": worker.id[:8],
+                "host": visible(worker.host),
+                "pid": worker.pid,
+                "since_ms": round(worker.started * 1000),
+                "threads": worker.threads,
+                "slots": sum(one.stats.slots.values()),
+                "topics": names[:TOPICS_NAMED],
+                "count": len(names),
+                "more": max(0, len(names) - TOPICS_NAMED),
+                "is_full": bool(worker.full),
+                "report": _shown(one.report) if one.report else None,
+            }
+        )
+    return lines
+
+
+def _shown(report: WorkerReport) -> dict[str, Any]:
+    return {
+        "host": visible(report.host),
+        "pid": report.pid,
+        "version": visible(report.version),
+        "python": visible(report.python),
+        "code": visible(report.code),
+        "load": report.load,
+        "memory": report.memory_mib,
+        "taken": report.taken,
+        "threads": report.threads,
+        "messages": report.messages,
+        "at_ms": report.at_ms,
+    }
+
+
+__all__ = ["workers_live_view", "workers_view"]

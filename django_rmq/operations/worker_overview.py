@@ -1,0 +1,112 @@
+"""All workers at one instant: those that live, those that vanished in the last hour, and the messages that they run.
+
+Redis knows who lives, and which slots each worker has. What a worker is and does, it reports itself every few seconds;
+older workers, and consumers over REST or in Spark, report nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django_rmq.core.commands.registry import roster
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+from django_rmq.operations import stats
+from django_rmq.operations.authorization import Permission
+from django_rmq.operations.context import OperationContext
+from django_rmq.operations.stats import WorkerStats
+from django_rmq.worker.worker_reports import FORGET_MS, RunningCall, WorkerReport, read_reports
+
+MOST_VANISHED = 100
+"""The maximum number of vanished workers that are returned: those that vanished last."""
+
+
+class ReportedWorker(NamedTuple):
+    """A live worker, and its last report if it writes reports."""
+
+    stats: WorkerStats
+    report: WorkerReport | None
+
+
+class VanishedWorker(NamedTuple):
+    """A worker that ended without leaving. Its messages time out, or its supervisor has settled them."""
+
+    id: str
+    report: WorkerReport
+
+
+class RunningMessage(NamedTuple):
+    """A message whose listener runs, as its worker reported it."""
+
+    call: RunningCall
+    topic: Topic
+    worker: str
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOverview:
+    """All workers at one instant."""
+
+    now_ms: int
+    workers: list[ReportedWorker]
+    """Live workers, by host and start."""
+    vanished: list[VanishedWorker]
+    """Those that vanished in the last hour, the last one first."""
+    unserved: list[str]
+    """Topics with a listener that no worker serves."""
+    running: list[RunningMessage]
+    """The messages that run longest in each worker, of declared topics; the one that has run longest first."""
+    unreported: int = 0
+    """The number of other messages that run."""
+
+
+def worker_overview(desk: OperationContext) -> WorkerOverview:
+    """Return all workers and what they run, in one round trip. Raises ``ServerTrouble`` if the workers are unknown."""
+    desk.actor.require(Permission.VIEW)
+    topics = desk.config.topics
+    pipeline = desk.broker.pipeline()
+    asked, answer = pipeline.add(roster()), pipeline.add(read_reports())
+    pipeline.execute()
+    found = asked.result()
+    crew = stats.crew_of(found)
+    if crew.problem:
+        raise ServerUnavailable(crew.problem)
+    reports = answer.result()
+    if isinstance(reports, ServerTrouble):
+        raise reports
+    if isinstance(reports, RmqError):
+        # Another program wrote a value of another type. The workers are known all the same.
+        reports = {}
+    now_ms = desk.broker.now_ms() if isinstance(found, RmqError) else found.now_ms
+    live = {one.worker.id for one in crew.members}
+    vanished = [
+        VanishedWorker(worker, report)
+        for worker, report in reports.items()
+        if worker not in live and report.at_ms >= now_ms - FORGET_MS
+    ]
+    running = [
+        RunningMessage(call, topics[call.topic], worker, report)
+        for worker, report in reports.items()
+        if worker in live
+        for call in report.calls
+        if call.topic in topics
+    ]
+    return WorkerOverview(
+        now_ms,
+        [ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(crew)],
+        sorted(vanished, key=lambda one: -one.report.at_ms)[:MOST_VANISHED],
+        [name for name, topic in topics.items() if topic.listener and not crew.serving(topic).workers],
+        sorted(running, key=lambda one: one.call.since_ms),
+        sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
+    )
+
+
+__all__ = [
+    "ReportedWorker",
+    "RunningMessage",
+    "VanishedWorker",
+    "WorkerOverview",
+    "worker_overview",
+]

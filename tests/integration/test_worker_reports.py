@@ -1,0 +1,282 @@
+"""What workers report about themselves: who lives and vanished, what runs, and what no worker serves."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.commands import registry
+from django_rmq.core.coordination import Worker as Member
+from django_rmq.core.coordination import topic_slots
+from django_rmq.core.coordination.assignment_plan import write_record
+from django_rmq.core.model.keys import reports_key
+from django_rmq.operations import Actor, Operations
+from django_rmq.worker import worker_reports
+from django_rmq.worker.worker_reports import (
+    FORGET_MS,
+    MOST_CALLS,
+    ReportDuty,
+    RunningCall,
+    WorkerReport,
+    decode,
+    delete_reports,
+    read_reports,
+    write_report,
+)
+from tests.workers import LONG, Worker, send
+
+NAMES = ("timed", "other", "idle")
+REPORT = WorkerReport(
+    at_ms=1_000,
+    host="alpha",
+    pid=41,
+    version="0.1.0",
+    python="3.12.1",
+    code="2026.11",
+    load=0.5,
+    memory_mib=80.5,
+    threads=4,
+    taken=1,
+    messages=3,
+    running=1,
+    calls=(RunningCall("timed", "1~sealed", 900, 1, "rmq-executor-0"),),
+)
+
+
+@pytest.fixture
+def shop(broker: Any) -> Iterator[Any]:
+    """A broker with three topics, all of which have listeners."""
+    topics = {name: {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms"} for name in NAMES}
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics, "CODE_VERSION": "2026.11.3"}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        yield broker
+
+
+def overview() -> Any:
+    return Operations(Actor("tester", "test")).worker_overview()
+
+
+def join(broker: Any, worker: str, *names: str, pid: int = 41) -> None:
+    """Let a worker of these topics live for a long time."""
+    topics = topic_slots(get_config().topic(name) for name in names)
+    member = Member(worker, "alpha", pid, 1_700_000_000.0, 4, topics)
+    session_ms = round(5 * LONG * 1000)
+    assert broker.run(registry.beat(worker, "t", session_ms, record=write_record("t", member))).status == "ok"
+
+
+def report(broker: Any, worker: str, **changed: Any) -> None:
+    broker.run(write_report(worker, replace(REPORT, **{"at_ms": broker.now_ms(), **changed})))
+
+
+# --- what a report says
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    assert decode(REPORT.encode().encode()) == REPORT
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"at_ms": "now"},
+        {"at_ms": -1},
+        {"at_ms": 10**400},
+        {"load": math.nan},
+        {"memory_mib": math.inf},
+        {"host": None},
+        {"pid": []},
+        {"calls": None},
+        {"calls": [["timed", "id"]]},
+        {"calls": [["timed", "id", "soon", 1, "thread"]]},
+        {"calls": {"a": 1}},
+    ],
+)
+def test_a_report_of_another_form_is_not_read(changed: dict[str, Any]) -> None:
+    text = json.dumps({**json.loads(REPORT.encode()), **changed})
+    assert decode(text.encode()) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"[]", b"1", b"\xff", b"[" * 100_000, b"{}"])
+def test_a_text_that_is_no_report_is_not_read(text: bytes) -> None:
+    assert decode(text) is None
+
+
+def test_long_texts_and_lists_of_a_report_are_cut() -> None:
+    call = list(REPORT.calls[0])
+    given = {
+        **json.loads(REPORT.encode()),
+        "host": "h" * 9_999 + "\ud800",
+        "code": "\ud800",
+        "calls": [call] * 999,
+    }
+    found = decode(json.dumps(given).encode())
+    assert found is not None
+    assert (len(found.host), found.code, len(found.calls)) == (200, "?", MOST_CALLS)
+
+
+# --- what a worker writes
+
+
+def test_a_worker_reports_what_its_threads_run_and_since_when(shop: Any) -> None:
+    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
+
+    def hang(message: Any) -> None:
+        began.set()
+        assert go.wait(5 * LONG)
+
+    before_ms = shop.now_ms()
+    send(shop, topic, ["secret text"])
+    with Worker(shop, topic, hang, threads=2) as worker:
+        try:
+            assert began.wait(LONG)
+            dispatcher = worker.dispatcher
+            duty = ReportDuty(shop, dispatcher.owner, 2, "2026.11", dispatcher.batches, lambda: 64.5)
+            with closing(duty()) as steps:
+                assert next(steps) == worker_reports.REPORT_SECONDS
+                (found,) = shop.run(read_reports()).items()
+                name, one = found
+                assert name == dispatcher.owner
+                assert (one.threads, one.taken, one.messages, one.running) == (2, 1, 1, 1)
+                assert (one.code, one.memory_mib) == ("2026.11", 64.5)
+                (call,) = one.calls
+                assert (call.topic, call.attempt) == ("timed", 1)
+                assert call.thread.startswith("rmq-executor-")
+                assert before_ms - 1_000 <= call.since_ms <= one.at_ms <= shop.now_ms()
+                # The report names the message, and holds nothing of it.
+                assert "secret" not in one.encode()
+                since_ms = call.since_ms
+                # A delivery that is extended has still begun at the same time.
+                next(steps)
+                (again,) = shop.run(read_reports())[dispatcher.owner].calls
+                assert abs(again.since_ms - since_ms) < 1_000
+            # A worker that leaves does not vanish.
+            assert shop.run(read_reports()) == {}
+        finally:
+            go.set()
+
+
+def test_a_message_that_waits_for_a_thread_is_held_and_does_not_run(shop: Any) -> None:
+    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
+
+    def hang(message: Any) -> None:
+        began.set()
+        assert go.wait(5 * LONG)
+
+    with Worker(shop, topic, hang, threads=1) as worker:
+        try:
+            send(shop, topic, range(6))
+            assert began.wait(LONG)
+            duty = ReportDuty(shop, "w", 1, "", worker.dispatcher.batches, lambda: 1.0)
+            one = duty.report(shop.now_ms())
+            assert one.running == one.taken == 1
+            assert one.messages >= 1
+        finally:
+            go.set()
+
+
+def test_a_report_that_cannot_be_written_is_skipped(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_rmq.exceptions import ServerUnavailable
+
+    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    steps = duty()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(shop), "run", lambda *_: (_ for _ in ()).throw(ServerUnavailable("away")))
+        next(steps)
+    next(steps)
+    assert list(shop.run(read_reports())) == ["w"]
+    steps.close()
+
+
+def test_reports_of_workers_that_vanished_long_ago_are_deleted(shop: Any) -> None:
+    now_ms = shop.now_ms()
+    report(shop, "old", at_ms=now_ms - FORGET_MS - 1)
+    report(shop, "young", at_ms=now_ms - FORGET_MS + round(LONG * 1000))
+    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    duty.forget(now_ms)
+    assert list(shop.run(read_reports())) == ["young"]
+    shop.run(delete_reports("young"))
+    duty.forget(now_ms)
+
+
+# --- what is shown
+
+
+def test_workers_are_live_or_vanished_and_topics_are_served_or_not(shop: Any) -> None:
+    now_ms = shop.now_ms()
+    join(shop, "live", "timed")
+    join(shop, "silent", "other", pid=42)
+    report(shop, "live")
+    report(shop, "gone", pid=77, at_ms=now_ms - 60_000)
+    report(shop, "gone-before", at_ms=now_ms - 120_000)
+    report(shop, "forgotten", at_ms=now_ms - FORGET_MS - round(LONG * 1000))
+    found = overview()
+    assert [(one.stats.member.worker.id, one.report is not None) for one in found.workers] == [
+        ("live", True),
+        ("silent", False),
+    ]
+    assert [one.id for one in found.vanished] == ["gone", "gone-before"]
+    assert found.unserved == ["idle"]
+
+
+def test_what_runs_longest_comes_first_and_is_of_live_workers_and_known_topics(shop: Any) -> None:
+    join(shop, "a", "timed")
+    join(shop, "b", "timed", pid=42)
+    calls = [RunningCall(topic, topic, since, 1, "t") for topic, since in (("timed", 500), ("unknown", 1))]
+    report(shop, "a", calls=tuple(calls), running=7)
+    report(shop, "b", calls=(RunningCall("other", "o", 200, 2, "t"),), running=1)
+    report(shop, "gone", calls=(RunningCall("timed", "g", 1, 1, "t"),))
+    found = overview()
+    assert [(one.worker, one.call.topic) for one in found.running] == [("b", "other"), ("a", "timed")]
+    assert found.unreported == 5
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_foreign_value_in_place_of_the_reports_hides_no_worker(shop: Any) -> None:
+    join(shop, "live", "timed")
+    shop.client.set(reports_key(shop.prefix), "foreign")
+    assert [(one.stats.member.worker.id, one.report) for one in overview().workers] == [("live", None)]
+
+
+# --- the faces
+
+
+@pytest.mark.django_db
+def test_the_page_and_rest_show_workers(shop: Any, staff: Callable[..., Client]) -> None:
+    join(shop, "0123456789", "timed", "other")
+    report(shop, "0123456789", taken=3, messages=5, load=1.25)
+    report(shop, "fedcba9876", host="<b>beta</b>", pid=4242)
+    client = staff("view_topic")
+    for name in ("workers", "workers_live"):
+        answer = client.get(reverse(f"admin:django_rmq_topic_{name}"))
+        page = answer.content.decode()
+        assert answer.status_code == 200
+        for text in ("01234567", "3 / 4", "2026.11", "fedcba98", "4242", "&lt;b&gt;beta", "80 MiB"):
+            assert text in page, text
+        assert reverse("admin:django_rmq_topic_change", args=["idle"]) in page
+        assert "No worker serves" in page
+    assert "workers/" in client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+
+
+@pytest.mark.django_db
+def test_rest_returns_reports_vanished_workers_and_topics_without_one(
+    shop: Any, staff: Callable[..., Client]
+) -> None:
+    join(shop, "live", "timed", "other")
+    report(shop, "live", taken=3)
+    report(shop, "gone", pid=4242)
+    answer = staff("view_topic").get("/api/rmq/workers/").json()
+    (one,) = answer["results"]
+    assert (one["worker"], one["report"]["taken"], one["report"]["code_version"]) == ("live", 3, "2026.11")
+    assert [(each["worker"], each["report"]["pid"]) for each in answer["vanished"]] == [("gone", 4242)]
+    assert answer["unserved"] == ["idle"]

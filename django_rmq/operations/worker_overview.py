@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_rmq.core.commands.registry import roster
+from django_rmq.core.commands.registry import read_reports, roster
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.worker_report import RunningCall, WorkerReport
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.stats import WorkerStats
-from django_rmq.worker.worker_reports import FORGET_MS, RunningCall, WorkerReport, read_reports
+from django_rmq.worker.worker_reports import FORGET_MS
 
 MOST_VANISHED = 100
 """The maximum number of vanished workers that are returned: those that vanished last."""

@@ -315,7 +315,7 @@ class WorkerProcess:
         """Return a thread of duties for Redis, and one for each database that duties use."""
         minutes = round((self._config.history_retention or 0) / 60)
         everything = [connections.present(topic) for topic in self._config.topics.values()]
-        of_redis = [
+        of_redis: list[Duty] = [
             # The first, because a duty that has not begun does nothing at the end.
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),

@@ -17,23 +17,15 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import registry
+from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_plan import write_record
 from django_rmq.core.model.keys import reports_key
+from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, decode
 from django_rmq.operations import Actor, Operations
 from django_rmq.worker import worker_reports
-from django_rmq.worker.worker_reports import (
-    FORGET_MS,
-    MOST_CALLS,
-    ReportDuty,
-    RunningCall,
-    WorkerReport,
-    decode,
-    delete_reports,
-    read_reports,
-    write_report,
-)
+from django_rmq.worker.worker_reports import FORGET_MS, ReportDuty
 from tests.workers import LONG, Worker, send
 
 NAMES = ("timed", "other", "idle")

@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.views.page import Pages, page
+from django_rmq.core.model.worker_report import WorkerReport
 from django_rmq.operations import Permission, WorkerOverview
-from django_rmq.worker.worker_reports import WorkerReport
 
 WORKERS_SHOWN = 500
 """The number of workers on the page."""

@@ -16,6 +16,7 @@ from django_rmq.core.model.keys import (
     bucket_key,
     consumer_key,
     limits_key,
+    reports_key,
     result_key,
     schedules_key,
     topics_key,
@@ -23,6 +24,7 @@ from django_rmq.core.model.keys import (
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.worker_report import WorkerReport, decode
 
 
 def _key(prefix: str, _: str) -> bytes:
@@ -139,6 +141,35 @@ def assign(members: str, number: str, plan: str) -> Call[str | None]:
 def roster() -> Call[Roster]:
     """Return all workers and the assignment, without joining."""
     return Call("workers/roster", OfWorkers(), (), _roster)
+
+
+def _reports_key(prefix: str, _: str) -> bytes:
+    return reports_key(prefix)
+
+
+_REPORTS = Named(_reports_key, "")
+
+
+def _reports(key: bytes, reply: Any) -> dict[str, WorkerReport]:
+    # On connections with RESP3 the reply is a map, otherwise a flat list.
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    found = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in pairs)
+    return {worker: report for worker, report in found if report is not None}
+
+
+def write_report(worker: str, report: WorkerReport) -> Call[int]:
+    """Keep the report of a worker in place of its last one."""
+    return RedisCommand("HSET", _REPORTS, (worker, report.encode()), int)
+
+
+def read_reports() -> Call[dict[str, WorkerReport]]:
+    """Return the reports of all workers, also of those that vanished."""
+    return RedisCommand("HGETALL", _REPORTS, (), OfKey("reports", _reports))
+
+
+def delete_reports(*workers: str) -> Call[int]:
+    """Forget the reports of these workers."""
+    return RedisCommand("HDEL", _REPORTS, workers, int)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

@@ -1,0 +1,113 @@
+"""What a worker process reports about itself: versions, load, memory, and the messages that it runs.
+
+Redis keeps a report as JSON. Another program may have written it, so that every value is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+MOST_CALLS = 20
+"""The maximum number of messages in a report: those that have run longest."""
+
+LONGEST_TEXT = 200
+"""Maximum length of a text that is read from a report."""
+
+LONGEST_ID = 1_000
+"""Maximum length of a sealed id."""
+
+MOST_NUMBER = 1e15
+"""The largest number that is read from a report: later than any date that is shown."""
+
+
+class RunningCall(NamedTuple):
+    """A message whose listener runs."""
+
+    topic: str
+    id: str
+    """The sealed id of the message."""
+    since_ms: int
+    """When the call of the listener began, by the clock of Redis."""
+    attempt: int
+    thread: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """A worker process as it described itself at ``at_ms``, by the clock of Redis."""
+
+    at_ms: int
+    host: str
+    pid: int
+    version: str
+    """The version of django_rmq."""
+    python: str
+    code: str
+    """``RMQ["CODE_VERSION"]``, or an empty text."""
+    load: float
+    """The number of processes that ran or waited for a processor on its host, in the mean of a minute."""
+    memory_mib: float
+    """The resident memory of the process."""
+    threads: int
+    taken: int
+    """How many of its threads run a listener."""
+    messages: int
+    """The number of messages that it holds: running, and waiting for a thread."""
+    running: int
+    """The number of messages whose listeners run, in threads and in the event loop."""
+    calls: tuple[RunningCall, ...]
+    """Those that have run longest."""
+
+    def encode(self) -> str:
+        """Return the text that Redis keeps."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def decode(text: bytes) -> WorkerReport | None:
+    """Return the report in a text, or None if another program wrote it."""
+    try:
+        given = json.loads(text)
+        return WorkerReport(
+            at_ms=_whole(given["at_ms"]),
+            host=_short(given["host"]),
+            pid=_whole(given["pid"]),
+            version=_short(given["version"]),
+            python=_short(given["python"]),
+            code=_short(given["code"]),
+            load=_finite(given["load"]),
+            memory_mib=_finite(given["memory_mib"]),
+            threads=_whole(given["threads"]),
+            taken=_whole(given["taken"]),
+            messages=_whole(given["messages"]),
+            running=_whole(given["running"]),
+            calls=tuple(
+                RunningCall(
+                    _short(topic), _short(message, LONGEST_ID), _whole(since), _whole(attempt), _short(thread)
+                )
+                for topic, message, since, attempt, thread in given["calls"][:MOST_CALLS]
+            ),
+        )
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def _whole(value: object) -> int:
+    return round(_finite(value))
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value <= MOST_NUMBER:
+        raise ValueError("not a number that a worker reports")
+    return value
+
+
+def _short(value: object, longest: int = LONGEST_TEXT) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    # A lone surrogate is no valid text in a page.
+    return value[:longest].encode("utf-8", "replace").decode()
+
+
+__all__ = ["MOST_CALLS", "RunningCall", "WorkerReport", "decode"]

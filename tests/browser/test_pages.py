@@ -111,6 +111,24 @@ def test_workers_and_their_slots_are_shown(shop: Shop, log_in: LogIn, consumers:
     expect(content(page).get_by_text("none", exact=True)).to_have_count(0)
 
 
+def test_worker_processes_are_shown_with_what_they_report(shop: Shop, log_in: LogIn, consumers: None) -> None:
+    page = log_in("boss")
+    page.get_by_role("link", name="Workers").click()
+    expect(page.get_by_role("heading", name="Workers")).to_be_visible()
+    page.get_by_label("Refresh").select_option("2")
+    row = content(page).get_by_role("region", name="Workers").locator("tbody tr")
+    expect(row).to_have_count(1)
+    expect(cell(page, row, "Threads taken")).to_have_text("0 / 2")
+    expect(cell(page, row, "Memory")).to_contain_text("MiB")
+    expect(cell(page, row, "Topics")).to_contain_text("order-timeouts")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / "workers-light.png", full_page=True)
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=SHOTS / "workers-narrow-dark.png", full_page=True)
+
+
 # --- acting
 
 
@@ -428,6 +446,7 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
         shop.admin,
         *(f"{shop.admin}letters/change/?tab={name}" for name in ("store", "dead", "slots", "history")),
         f"{shop.admin}letters/send/",
+        f"{shop.admin}workers/",
     ]
     open_dead(shop, page, "letters", "&text=axe")
     addresses.append(shop.url + str(rows(page).locator("th a").first.get_attribute("href")))

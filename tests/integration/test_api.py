@@ -406,7 +406,7 @@ def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) 
     assert program.ok("GET", "slots/?topic=timed&first=99")["results"] == []
     program.refused(400, "invalid", "GET", "slots/")
     program.refused(404, "topic_not_found", "GET", "slots/?topic=nosuch")
-    assert program.ok("GET", "workers/") == {"results": [], "vanished": [], "unserved": []}
+    assert program.ok("GET", "workers/") == {"results": [], "vanished": [], "unserved": list(TOPICS)}
     counters = {one["topic"]: one for one in program.ok("GET", "stats/")["results"]}
     assert counters["ranked"] == {"topic": "ranked", "sent": 1, "done": 0, "failed": 0}
 

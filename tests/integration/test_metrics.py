@@ -352,6 +352,24 @@ def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
     assert broker.note_times(topic("work"), [0] * LATENESS_BUCKETS, 0, [1, 2, *[0] * 22], 5) == 2
 
 
+def test_single_durations_and_long_lists_are_counted_in_the_same_classes(broker: Any) -> None:
+    edges = [float(edge) for edge in EDGES_MS]
+    values = [-1.0, 0.0, *edges, *(edge + 1e-6 for edge in edges), *(edge * 1.01 for edge in edges), 1e12]
+    seconds = [value / 1000 for value in reversed(values)]
+    alone, together = TimesCount(broker), TimesCount(broker)
+    for one in seconds:
+        alone.note_calls(topic("work"), [one])
+    together.note_calls(topic("work"), seconds)
+    found = []
+    for count in (alone, together):
+        before = broker.times(topic("work")).took
+        flushed(count)
+        after = broker.times(topic("work")).took
+        found.append([new - old for new, old in zip(after, before, strict=True)])
+    assert found[0] == found[1]
+    assert sum(found[0]) == len(values)
+
+
 @pytest.mark.parametrize("size", [None, 10])
 def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None) -> None:
     count, heard = TimesCount(broker), Heard()

@@ -6,9 +6,9 @@ The sampler includes the lateness in the next record; reading the counts is the 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from django_rmq.core.commands import activity
@@ -26,6 +26,9 @@ EDGES_MS = (
     1_800_000, 3_600_000, 10_800_000, 43_200_000, 86_400_000,
 )  # fmt: skip
 """The classes of lateness: up to 1 ms, up to 2 ms, …, up to a day, more."""
+
+_LIMITS_MS = [edge + 1e-6 for edge in EDGES_MS]
+"""The first values that belong to the next class: a difference of clocks rounds, so an edge belongs to its own class."""
 
 FLUSH_SECONDS = 5.0
 """Seconds for which lateness is counted before it is sent to Redis."""
@@ -57,7 +60,7 @@ class TimesCount:
         """Count messages that were just delivered. Priorities and retries have no due time, so they are not counted."""
         if topic.is_priority:
             return
-        late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
+        late = [now_ms - delivery.score for delivery in deliveries if delivery.score > 999]
         with self._lock:
             counted = self._counted[topic]
             _add(counted.late, late)
@@ -65,7 +68,7 @@ class TimesCount:
 
     def note_calls(self, topic: Topic, seconds: Sequence[float]) -> None:
         """Count the durations of calls of the listener."""
-        took = sorted(one * 1000 for one in seconds)
+        took = [one * 1000 for one in seconds]
         with self._lock:
             counted = self._counted[topic]
             _add(counted.took, took)
@@ -94,18 +97,17 @@ class TimesCount:
                 self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
 
 
-def _add(counts: list[int], found: Sequence[float]) -> None:
-    """Add the number of ``found`` (in order) in each class."""
-    for bucket, number in enumerate(_by_class(found)):
-        if number:
-            counts[bucket] += number
-
-
-def _by_class(late: Sequence[float]) -> Iterator[int]:
-    """Return the number of ``late`` (in order) in each class."""
+def _add(counts: list[int], values_ms: list[float]) -> None:
+    """Add the number of values in each class. Sorts the values."""
+    if len(values_ms) < len(_LIMITS_MS):
+        # Most queues carry single messages; one search for each is less work than one for each class.
+        for value in values_ms:
+            counts[bisect_right(_LIMITS_MS, value)] += 1
+        return
+    values_ms.sort()
     before = 0
-    for edge in EDGES_MS:
-        upto = bisect_left(late, edge + 1e-6, before)
-        yield upto - before
+    for bucket, limit in enumerate(_LIMITS_MS):
+        upto = bisect_left(values_ms, limit, before)
+        counts[bucket] += upto - before
         before = upto
-    yield len(late) - before
+    counts[-1] += len(values_ms) - before

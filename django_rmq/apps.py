@@ -17,6 +17,7 @@ class DjangoRmqConfig(AppConfig):
     def ready(self) -> None:
         from django_rmq import (
             checks,  # noqa: F401 - importing it registers the checks
+            open_transactions,
         )
         from django_rmq.conf import get_config
         from django_rmq.core.model import log_redaction
@@ -25,3 +26,5 @@ class DjangoRmqConfig(AppConfig):
         log_redaction.rules = log_redaction.RedactionRules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
+        # Sends of coroutines ask whether a transaction is open, so every connection from the start on is noted.
+        open_transactions.note_opened_before()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from django.db import Error as DatabaseError
 from django.db import connections as databases
@@ -37,8 +38,13 @@ class _Opened(threading.local):
 _opened = _Opened()
 
 
+_everywhere: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The connections that any thread has opened, by their ids."""
+
+
 def _note_opened(connection: Any, **_: Any) -> None:
     _opened.connections[connection.alias] = connection
+    _everywhere[id(connection)] = connection
 
 
 connection_created.connect(_note_opened, dispatch_uid="django_rmq.open_transactions")
@@ -48,6 +54,18 @@ def note_opened_before() -> None:
     """Note the connections that this thread opened before this module was imported, as a test does."""
     for connection in databases.all(initialized_only=True):
         _note_opened(connection)
+
+
+def is_any_open(alias: str) -> bool:
+    """Return whether any thread of this process is in a transaction of the database ``alias``, or has autocommit off."""
+    # The list of references is made in one step, so another thread may open a connection meanwhile.
+    for reference in _everywhere.valuerefs():
+        connection = reference()
+        if connection is None or connection.alias != alias:
+            continue
+        if connection.in_atomic_block or not (connection.autocommit or connection.connection is None):
+            return True
+    return False
 
 
 class _Depth(NamedTuple):

@@ -13,6 +13,7 @@ The runners of unittest and Django have no such hook, but while a test case runs
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
@@ -48,6 +49,7 @@ from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
+    from django_rmq.core.redis.shared_connection import SharedConnection
 
 
 def running_test() -> object | None:
@@ -82,15 +84,17 @@ def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -
     return Cluster(seeds, {**options, **ours}, patience=patience)
 
 
+def _given_options(server: RedisServer) -> dict[str, Any]:
+    """Return the options of a connection that the settings give."""
+    logins = {name: value for name in redis_url.LOGIN if (value := getattr(server, name))}
+    return {**server.pool, **logins}
+
+
 @sensitive_variables()
 def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
     """Return a client of ``server`` that neither retries nor decodes."""
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout)}
-    given = dict(server.pool)
-    for name in redis_url.LOGIN:
-        value = getattr(server, name)
-        if value:
-            given[name] = value
+    given = _given_options(server)
     names = {*given, *server.sentinel_options}
     try:
         names |= set(redis_url.without_login(server.url).options)
@@ -135,6 +139,8 @@ class ProcessState:
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """For topics that were re-slotted: the slot counts by which their messages are placed, whatever the
     settings say."""
+    shared: dict[asyncio.AbstractEventLoop, SharedConnection | None] = field(default_factory=dict)
+    """The connection of each event loop that sends; None after the first send of a loop."""
     followed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The fields of topics that Redis has with other values than the settings of this process. Only consumers need these
     fields."""
@@ -179,6 +185,53 @@ def get_broker(purpose: Purpose = "web") -> Broker:
         # Two threads may build a broker at the same time, and both use the one that was stored first.
         broker = built.brokers.setdefault(purpose, _build(built.config, purpose))
     return broker
+
+
+_PLAIN = (str, bytes, int, float, bool, dict, type(None))
+"""Types of options of a pool that have the same meaning for ``redis.asyncio``."""
+
+
+def get_shared_connection() -> SharedConnection | None:
+    """Return the connection that the sends of the running event loop share, or None if its thread has to send.
+
+    A thread sends to a Redis Cluster, behind Sentinels and with options that are objects of redis-py's blocking client. It also
+    makes the first send of each loop: loops such as those of ``async_to_sync`` often send once, which pays for no connection.
+    """
+    built = current()
+    loop = asyncio.get_running_loop()
+    if loop in built.shared:
+        connection = built.shared[loop]
+        if connection is None:
+            connection = built.shared[loop] = _build_shared(built)
+        return connection
+    server = built.config.redis
+    broker = get_broker()
+    if (
+        server is not None
+        and type(broker) is RedisBroker
+        and broker is not _replacement
+        and not server.sentinels
+        and all(isinstance(value, _PLAIN) for value in server.pool.values())
+    ):
+        for other in list(built.shared):
+            if other.is_closed():
+                built.shared.pop(other, None)
+        built.shared[loop] = None
+    return None
+
+
+@sensitive_variables()
+def _build_shared(built: ProcessState) -> SharedConnection:
+    from django_rmq.core.redis.shared_connection import SharedConnection, build_connection
+
+    broker, server = built.brokers["web"], built.config.redis
+    assert isinstance(broker, RedisBroker)
+    assert server is not None
+    seconds = SOCKET_TIMEOUTS["web"]
+    ours = {**clients.own_options(), **clients.timeouts(seconds)}
+    return SharedConnection(
+        broker.exchange, build_connection(server.url, _given_options(server), ours), seconds
+    )
 
 
 def get_producer(purpose: Purpose = "web") -> Producer:

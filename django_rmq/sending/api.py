@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from inspect import signature
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 from zlib import crc32
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import transaction
+from django.db import DEFAULT_DB_ALIAS, transaction
 from django.utils.timezone import get_default_timezone
 
-from django_rmq import connections, outbox
+from django_rmq import connections, open_transactions, outbox
 from django_rmq.conf import did_you_mean, get_config
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import Outgoing, Send, in_milliseconds
+from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, in_milliseconds
 from django_rmq.core.producer.producer import ROUND_TRIP, Producer, batched, found_nothing, takes_bodies
 from django_rmq.core.producer.validation import check_durability, option_of
 from django_rmq.durations import Duration
@@ -513,9 +515,55 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     return result
 
 
-asend_message = coroutine_of(send_message)
+_SHAREABLE = OPTIONS.keys() | {"on_commit"}
+"""The arguments of a send that does not need the thread of its database connections."""
+
+
+async def _send_shared(
+    act: Literal["send", "ensure"], args: tuple[Any, ...], given: Mapping[str, Any]
+) -> SendResult | None:
+    """Send one message over the connection that the event loop shares, or return None if its thread has to send it.
+
+    The thread has the transactions, and the code of others that may block: observers, typed bodies and receivers of signals.
+    """
+    if len(args) != 2 or not given.keys() <= _SHAREABLE or observers or not isinstance(args[0], str):
+        return None
+    config, (name, body) = get_config(), args
+    topic = config.topics.get(name)
+    if topic is None or topic.outbox or topic.typed is not None or not connections.is_agreed(topic):
+        return None
+    options = _given(**given)
+    # The transaction may be one of another thread; then the send takes the longer way and is as correct.
+    if options.pop("on_commit", config.on_commit) and open_transactions.is_any_open(DEFAULT_DB_ALIAS):
+        return None
+    connection = connections.get_shared_connection()
+    if connection is None:
+        return None
+    producer = connections.get_producer()
+    with telemetry.sending(topic, waits=False) as call:
+        outgoing = producer.build(topic, body, **call.options(options_in_ms(topic, options)))
+        if producer.has_bases_to_note:
+            await sync_to_async(producer.note_slot_bases)()
+        if act == "ensure":
+            outgoing = outgoing._replace(act="ensure")
+        try:
+            result = await producer.attempt_shared(outgoing, connection)
+        except SlotMoved:
+            # The slot has refused the message, and the thread follows the topic to its present slots.
+            (result,), errors = await sync_to_async(producer.attempt)([outgoing])
+            for error in errors.values():
+                raise await sync_to_async(explained)(topic, error) from None
+        call.note([result])
+        if announcements.are_sends_watched(topic.name):
+            await sync_to_async(announcements.sent)(topic.name, [result])
+        if result.status == "refused":
+            raise too_full(topic, result)
+    return result
+
+
+asend_message = coroutine_of(send_message, partial(_send_shared, "send"))
 asend_messages = coroutine_of(send_messages)
-aensure_message = coroutine_of(ensure_message)
+aensure_message = coroutine_of(ensure_message, partial(_send_shared, "ensure"))
 
 
 def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterable[str]) -> TypeError:

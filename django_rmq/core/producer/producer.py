@@ -46,6 +46,14 @@ TRIP_BYTES = 2_097_152
 both have to pass within the time-out of a socket: 1 s in a web process."""
 
 Trip = TypeVar("Trip")
+T = TypeVar("T")
+
+
+class AsyncRunner(Protocol):
+    """A connection on which coroutines run calls."""
+
+    async def run(self, call: Call[T]) -> T:
+        """Run a call and return the meaning of its reply."""
 
 
 class SendPlan(Protocol[Trip]):
@@ -693,6 +701,21 @@ class Producer:
             return [result], {0: error}
         complete(result, answer)
         return [result], {}
+
+    async def attempt_shared(self, out: Outgoing, connection: AsyncRunner) -> SendResult:
+        """Send one message that was just built, over a connection that several coroutines share. Raises ``RmqError``.
+
+        It notes no slot bases (``has_bases_to_note``), and follows no topic that is being re-slotted: ``attempt`` does both.
+        """
+        result = SendResult(out.topic.name, out.slot, out.member)
+        (answer,) = await connection.run(call_of((out,)))
+        complete(result, answer)
+        return result
+
+    @property
+    def has_bases_to_note(self) -> bool:
+        """Whether the next send has to call ``note_slot_bases`` first."""
+        return bool(self._to_note)
 
     def note_slot_bases(self) -> None:
         """Record in Redis which topics have messages with an explicit slot basis; each send does it first."""

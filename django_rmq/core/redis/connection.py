@@ -112,12 +112,15 @@ class ServerConnection:
         """Record that the server lacks some script: the next pipeline loads all of them again."""
         self._has_scripts = False
 
+    def packed(self, call: Call[Any]) -> bytes:
+        """Return the command that runs a call, encoded for the wire."""
+        is_framed = call.varying and self.clock is None
+        return self.frames.written(call) if is_framed else wire.packed(self.command(call))
+
     def run(self, call: Call[T]) -> T:
         """Run a call and return the meaning of its reply."""
-        is_framed = call.varying and self.clock is None
-        packed = self.frames.written(call) if is_framed else wire.packed(self.command(call))
         try:
-            reply = self._answer(call.script, packed)
+            reply = self._answer(call.script, self.packed(call))
         except WrongType as error:
             raise explain(call, self.prefix, error) from error
         return call.read(reply, self.prefix)

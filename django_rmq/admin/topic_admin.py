@@ -20,6 +20,7 @@ from django_rmq.admin.views import (
     outbox_views,
     schedule_views,
     send_views,
+    server_views,
     topic_views,
     worker_views,
 )
@@ -38,7 +39,7 @@ class TopicAdmin(Pages):
     edit_view, send_view = send_views.edit_view, send_views.send_view
     act_view = action_views.act_view
     claims_view = claim_views.claims_view
-    outbox_view = outbox_views.outbox_view
+    outbox_view, servers_view = outbox_views.outbox_view, server_views.servers_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
@@ -52,6 +53,7 @@ class TopicAdmin(Pages):
         return [
             at("", self.changelist_view, "changelist"),
             at("live/", self.dashboard_live_view, "dashboard_live"),
+            at("servers/", self.servers_view, "servers"),
             at("outbox/", self.outbox_view, "outbox"),
             at("workers/", self.workers_view, "workers"),
             at("workers/live/", self.workers_live_view, "workers_live"),

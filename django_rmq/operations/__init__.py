@@ -71,7 +71,7 @@ class Operations(OperationContext):
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
     worker_overview = worker_overview
     history, last_minutes, events = reports.history, reports.last_minutes, reports.events
-    servers = read_servers
+    servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id

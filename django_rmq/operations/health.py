@@ -2,7 +2,8 @@
 
 A finding is bad, a note or OK. A bad one needs a person now: a server that does not answer or refuses writes, a topic
 without a worker, a figure above its limit. A note waits for a person's decision, such as dead messages and paused
-topics, unless the caller has set a limit for it. Findings contain no secrets.
+topics, unless the caller has set a limit for it. Findings contain no secrets. ``check_health`` reads what it checks;
+``judge`` and its kin only compare, so that the pages of the admin say the same in the language of their reader.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext, override
 
 from django_rmq import connections
 from django_rmq.core.commands import registry
@@ -77,6 +81,9 @@ USUAL_LIMITS = HealthThresholds(
 )
 """The limits where the caller has chosen no others: those of monitoring/alerts.yml."""
 
+DEFAULT_THRESHOLDS = HealthThresholds(lateness=Severity.BAD)
+"""The limits of ``rmqhealth`` without options, and of the pages of the admin."""
+
 USUAL_UNDRAINED = 3600.0
 """Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty."""
 
@@ -85,19 +92,19 @@ class Check(NamedTuple):
     """Where people see more about the findings of a check."""
 
     page: str
-    """The page of the admin: dashboard, topic, dead, slots, outbox or schedules."""
+    """The page of the admin: dashboard, servers, outbox, schedules, topic, or the tab of a topic."""
     docs: str
     """The section of the documentation that says what to do."""
 
 
 CHECKS = {
-    "redis": Check("dashboard", "deploy/runbooks.md#rmqredisunavailable"),
-    "writes": Check("dashboard", "deploy/runbooks.md#rmqredisrefuseswrites"),
+    "redis": Check("servers", "deploy/runbooks.md#rmqredisunavailable"),
+    "writes": Check("servers", "deploy/runbooks.md#rmqredisrefuseswrites"),
     "coordinator": Check("dashboard", "deploy/runbooks.md#rmqslotsunowned"),
-    "workers": Check("topic", "deploy/runbooks.md#rmqnoworkers"),
+    "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
-    "age": Check("topic", "deploy/runbooks.md#rmqlate"),
-    "running": Check("topic", "deploy/runbooks.md#rmqlistenershang"),
+    "age": Check("store", "deploy/runbooks.md#rmqlate"),
+    "running": Check("prepare", "deploy/runbooks.md#rmqlistenershang"),
     "outbox": Check("outbox", "deploy/runbooks.md#rmqoutboxold"),
     "schedule": Check("schedules", "deploy/runbooks.md#rmqscheduleoverdue"),
     "dead": Check("dead", "deploy/runbooks.md#rmqdead"),
@@ -120,6 +127,8 @@ class Finding:
     """The finding as a sentence."""
     weight: float = 0.0
     """How bad it is among the findings of its check: seconds, or messages."""
+    is_intended: bool = False
+    """Whether it follows from what a person has done on purpose, such as a pause."""
 
     @property
     def is_well(self) -> bool:
@@ -175,14 +184,15 @@ def check_health(
     desk.actor.require(Permission.VIEW)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
     end = time.monotonic() + seconds
-    parts = [ParallelReads("redis", partial(_check_redis, desk, limits, names, patience))]
+    parts = [ParallelReads("redis", partial(_in_english, _check_redis, desk, limits, names, patience))]
     if desk.config.coordinator == "zookeeper":
-        parts.append(ParallelReads("coordinator", partial(_check_coordinator, _in_zookeeper, patience)))
+        look = partial(_in_english, _check_coordinator, _in_zookeeper, patience)
+        parts.append(ParallelReads("coordinator", look))
     for part in parts:
         part.start()
     found = list[Finding]()
     if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
-        found += _check_outbox(desk, limits, names, seconds)
+        found += _in_english(_check_outbox, desk, limits, names, seconds)
     for part in parts:
         is_complete = part.wait(end)
         found += part.found
@@ -190,8 +200,26 @@ def check_health(
         if not is_complete:
             text = f"the check did not end within {seconds:.0f} s"
             found.append(Finding(part.name, "", Severity.BAD, text))
+    return sorted_by_severity(found)
+
+
+def sorted_by_severity(findings: Collection[Finding]) -> Health:
+    """Return the health with these findings, worst first."""
     order = list(CHECKS)
-    return Health(sorted(found, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
+    return Health(sorted(findings, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
+
+
+def _in_english(check: Callable[..., Iterator[Finding]], *arguments: Any) -> Iterator[Finding]:
+    """Yield the findings of a check in English, because programs read them, whatever the language of the thread."""
+    findings = check(*arguments)
+    while True:
+        # A generator that were suspended within the override would leave its language to its caller.
+        with override(None):
+            try:
+                finding = next(findings)
+            except StopIteration:
+                return
+        yield finding
 
 
 def _check_redis(
@@ -207,13 +235,13 @@ def _check_redis(
         yield from _check_writes(desk, refusal)
         if names is None or names:
             for one in stats.overview(broker, desk.present_all(names)):
-                yield from _check_topic(one, limits)
+                yield from judge_topic(one, limits)
             for schedule in schedules(desk, names):
-                yield _check_schedule(schedule, limits)
+                yield judge_schedule(schedule, limits)
         if names is None:
             for left in topics.stranded(broker, desk.config.topics):
                 if left.held:
-                    text = f"holds messages ({left}) and is not in the settings"
+                    text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": left}
                     yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
         if desk.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.
@@ -243,11 +271,7 @@ def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
         yield Finding("writes", "", Severity.BAD, refusal)
         return
     for server in servers or ():
-        for reason in server.refusals:
-            text = f"{server.name} refuses writes: {reason}"
-            yield Finding("writes", "", Severity.BAD, text, server.memory_share)
-        for reason in server.warnings:
-            yield Finding("writes", "", Severity.NOTE, f"{server.name}: {reason}", server.memory_share)
+        yield from judge_server(server)
     if servers is None or not all("role" in server.info for server in servers):
         text = "it is unknown whether Redis takes writes, because its user may not read INFO"
         yield Finding("writes", "", Severity.NOTE, text)
@@ -255,6 +279,16 @@ def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
         fullest = max(servers, key=lambda server: server.memory_share)
         where = f" of {fullest.name}" if fullest.node else ""
         yield _ok("writes", f"are accepted; of the memory{where} {fullest.memory_text}")
+
+
+def judge_server(server: ServerInfo) -> Iterator[Finding]:
+    """Find why a server refuses writes, or will soon."""
+    for reason in server.refusals:
+        text = _("%(server)s refuses writes: %(reason)s") % {"server": server.name, "reason": reason}
+        yield Finding("writes", "", Severity.BAD, text, server.memory_share)
+    for reason in server.warnings:
+        text = _("%(server)s: %(reason)s") % {"server": server.name, "reason": reason}
+        yield Finding("writes", "", Severity.NOTE, text, server.memory_share)
 
 
 def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Iterator[Finding]:
@@ -307,44 +341,67 @@ def _check_outbox(
     for problem in problems:
         yield Finding("outbox", "", Severity.BAD, problem)
     for one in found:
-        yield _check_waiting(one, limits)
+        yield judge_waiting(one, limits)
     if not (found or problems):
         yield _ok("outbox", "it is empty")
 
 
-def _check_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
+def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
+    """Find how long the oldest message of a topic has been in the outbox, and whether any was refused."""
     age = (one.oldest_ms or 0) / 1000
-    text = f"the oldest of {one.messages} messages was sent {age:.0f} s ago"
+    text = ngettext(
+        "%(count)s message is in the outbox, and was sent %(age).0f s ago",
+        "the oldest of %(count)s messages in the outbox was sent %(age).0f s ago",
+        one.messages,
+    ) % {"count": one.messages, "age": age}
     severity = _severity(age, limits.max_outbox_age, USUAL_LIMITS.max_outbox_age, limits.lateness)
     if one.refused:
-        text = f"{text if one.messages else 'nothing waits'}, and {one.refused} were refused"
+        refused = ngettext(
+            "%(count)s message in the outbox was refused",
+            "%(count)s messages in the outbox were refused",
+            one.refused,
+        ) % {"count": one.refused}
+        text = (
+            _("%(finding)s, and %(more)s") % {"finding": text, "more": refused} if one.messages else refused
+        )
         severity = max(severity, Severity.NOTE)
     return Finding("outbox", one.topic, severity, text, age)
 
 
-def _check_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
+def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
+    """Find whether a schedule is late, missing or unreadable, or its latest run died."""
     late = one.late_ms / 1000
+    name = {"name": one.name}
     if one.is_missing:
-        text = f"schedule {one.name} is declared, and Redis does not know it: no worker runs that declares it"
+        text = _("schedule %(name)s is declared, and Redis does not know it: no worker runs that declares it")
         severity = limits.lateness if limits.needs_workers else Severity.NOTE
         if limits.max_schedule_lateness is not None:
             severity = Severity.BAD
-        return Finding("schedule", one.topic, severity, text)
-    text = one.problem or (
-        "is paused" if one.is_paused else f"is late by {late:.0f} s" if late else "is on time"
-    )
+        return Finding("schedule", one.topic, severity, text % name)
+    if one.problem:
+        text = _("schedule %(name)s %(problem)s") % {**name, "problem": one.problem}
+    elif one.is_paused:
+        text = _("schedule %(name)s is paused") % name
+    elif late:
+        text = _("schedule %(name)s is late by %(age).0f s") % {**name, "age": late}
+    else:
+        text = _("schedule %(name)s is on time") % name
     usual = USUAL_LIMITS.max_schedule_lateness
     severity = _severity(late, limits.max_schedule_lateness, usual, limits.lateness)
+    is_dead = one.outcome == "dead"
     if one.problem:
         severity = Severity.BAD
-    elif one.is_paused or one.outcome == "dead":
+    elif one.is_paused or is_dead:
         severity = max(severity, Severity.NOTE)
-    if one.outcome == "dead":
-        text += ", and the latest of its runs that ended is dead"
-    return Finding("schedule", one.topic, severity, f"schedule {one.name} {text}", late)
+    if is_dead:
+        more = _("the latest of its runs that ended is dead")
+        text = _("%(finding)s, and %(more)s") % {"finding": text, "more": more}
+    is_intended = one.is_paused and not is_dead and severity == Severity.NOTE
+    return Finding("schedule", one.topic, severity, text, late, is_intended)
 
 
-def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
+def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
+    """Find whether a topic can be read, has workers, is late, hangs, has dead messages, or is paused."""
     name = one.topic.name
     for problem in one.problems:
         yield Finding("redis", name, Severity.BAD, problem)
@@ -355,27 +412,42 @@ def _check_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fi
         if one.consumers:
             yield _ok("workers", f"{one.consumers} live workers", name)
         else:
-            yield Finding("workers", name, Severity.BAD, "no live worker serves it", one.due)
-    part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
+            yield Finding("workers", name, Severity.BAD, _("no live worker serves it"), one.due)
+    part = ""
+    if one.is_partial:
+        part = _(" in %(looked)s of %(slots)s slots") % {"looked": one.looked_at, "slots": one.topic.slots}
     age = (one.age_ms or one.undrained_ms or 0) / 1000
-    waits = "a slot has not been drained" if one.topic.is_priority else "the oldest message has been due"
-    paused = ", and it is paused" if one.paused_slots else ""
     usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
     severity = _severity(age, limits.max_age, usual, limits.lateness)
     if one.is_paused:
         # A person has paused the topic on purpose, and the alerts do not report its lateness either.
         severity = min(severity, Severity.NOTE)
-    text = f"{waits} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
-    yield Finding("age", name, severity, text, age)
+    text = "nothing is overdue"
+    if age:
+        waits = (
+            _("a slot has not been drained for %(age).0f s%(part)s")
+            if one.topic.is_priority
+            else _("the oldest message has been due for %(age).0f s%(part)s")
+        )
+        text = waits % {"age": age, "part": part}
+        if one.paused_slots:
+            text = _("%(finding)s, and %(more)s") % {"finding": text, "more": _("it is paused")}
+    yield Finding("age", name, severity, text, age, one.is_paused)
     ran = (one.running_ms or 0) / 1000
     severity = _severity(ran, limits.max_running, USUAL_LIMITS.max_running, Severity.NOTE)
-    text = f"the longest delivery has run for {ran:.0f} s{part}" if ran else "nothing has run for long"
-    yield Finding("running", name, severity, text, ran)
+    text = _("the longest delivery has run for %(age).0f s%(part)s") % {"age": ran, "part": part}
+    yield Finding("running", name, severity, text if ran else "nothing has run for long", ran)
     severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
-    yield Finding("dead", name, severity, f"{one.dead} messages are dead{part}", one.dead)
+    text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
+    yield Finding("dead", name, severity, text % {"count": one.dead, "part": part}, one.dead)
     if one.paused_slots:
-        some = "" if one.is_paused else f" in {one.paused_slots} of {one.looked_at} slots"
-        yield Finding("paused", name, Severity.NOTE, f"is paused{some}")
+        text = _("is paused")
+        if not one.is_paused:
+            text = _("is paused in %(paused)s of %(slots)s slots") % {
+                "paused": one.paused_slots,
+                "slots": one.looked_at,
+            }
+        yield Finding("paused", name, Severity.NOTE, text, is_intended=True)
 
 
 def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
@@ -391,6 +463,7 @@ def _ok(name: str, text: str, topic: str = "") -> Finding:
 
 __all__ = [
     "CHECKS",
+    "DEFAULT_THRESHOLDS",
     "USUAL_LIMITS",
     "USUAL_UNDRAINED",
     "Check",
@@ -399,5 +472,10 @@ __all__ = [
     "HealthThresholds",
     "Severity",
     "check_health",
+    "judge_schedule",
+    "judge_server",
+    "judge_topic",
+    "judge_waiting",
     "read_servers",
+    "sorted_by_severity",
 ]

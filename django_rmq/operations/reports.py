@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import events as telling
 from django_rmq.core.monitoring import history as kept
 from django_rmq.core.monitoring.history import Minute
 from django_rmq.exceptions import OperationRefused, RmqError
-from django_rmq.operations import shared_reads, stats, topic_metrics, topics
+from django_rmq.operations import health, shared_reads, stats, topic_metrics, topics
 from django_rmq.operations import stats as flows
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
+from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity
 from django_rmq.operations.outbox import Waiting
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import Overview, SlotsStats, TopicCounters, TopicStats, WorkerStats
@@ -59,6 +60,44 @@ def shared_servers(desk: OperationContext) -> list[ServerInfo]:
     """Return what each Redis server reports about itself, up to a second ago; empty also if it is unknown."""
     desk.actor.require(Permission.VIEW)
     return shared_reads.shared_servers(desk)
+
+
+def shared_health(
+    desk: OperationContext, figures: Sequence[TopicStats], problem: str = "", *, only_these: bool = True
+) -> Health:
+    """Return the findings of ``rmqhealth`` with its default limits, for topics whose figures were read before.
+
+    Only what dashboards share is read: the servers, the outbox and the schedules. ``problem``: why the workers are unknown.
+    ``only_these``: without schedules and rows of other topics. The texts are in the language of this thread.
+    """
+    desk.actor.require(Permission.VIEW)
+    names = {one.topic.name for one in figures}
+    found = [finding for one in figures for finding in health.judge_topic(one, DEFAULT_THRESHOLDS)]
+    if problem:
+        found.append(Finding("coordinator", "", Severity.BAD, problem))
+    for server in shared_reads.shared_servers(desk):
+        found += health.judge_server(server)
+    if desk.config.uses_outbox:
+        try:
+            waiting = shared_reads.shared_outbox(desk)
+        except RmqError as error:
+            found.append(Finding("outbox", "", Severity.BAD, str(error)))
+        else:
+            found += [health.judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
+    try:
+        kept_schedules = shared_reads.shared_schedules(desk)
+    except RmqError as error:
+        found.append(Finding("schedule", "", Severity.BAD, str(error)))
+    else:
+        found += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
+    chosen = [one for one in found if not only_these or not one.topic or one.topic in names]
+    return health.sorted_by_severity(chosen)
+
+
+def slow_commands(desk: OperationContext) -> list[SlowCommand]:
+    """Return the commands in the slow logs of the servers, without arguments. Raises ``ServerRefused`` if not permitted."""
+    desk.actor.require(Permission.VIEW)
+    return desk.broker.slow_commands()
 
 
 def topic(desk: OperationContext, name: str) -> TopicStats:

@@ -30,7 +30,7 @@ def held(shop: Shop, consumer: str) -> None:
 def test_claims_are_found_on_the_page_of_the_topic_and_returned(shop: Shop, log_in: Any) -> None:
     held(shop, "nightly")
     page = log_in("boss")
-    page.get_by_role("link", name=TOPIC).click()
+    page.get_by_role("link", name=TOPIC, exact=True).click()
     page.get_by_role("navigation", name="Views of this topic").get_by_role("link", name="Claimed").click()
     page.get_by_role("link", name="Claims by query").click()
     row = page.locator("#content-main").get_by_role("row").filter(has_text="nightly")

@@ -24,7 +24,7 @@ def row_of(page: Page, text: str) -> Locator:
 
 def test_a_schedule_is_paused_resumed_run_edited_and_reset(filled: Shop, log_in: Any) -> None:
     page = log_in("boss")
-    page.get_by_role("link", name="Schedules").click()
+    page.locator("[data-rmq-part=links]").get_by_role("link", name="Schedules").click()
     row = row_of(page, "daily-report")
     expect(row).to_contain_text("0 3 * * * Europe/Berlin")
     SHOTS.mkdir(parents=True, exist_ok=True)
@@ -51,6 +51,6 @@ def test_a_schedule_is_paused_resumed_run_edited_and_reset(filled: Shop, log_in:
 
 def test_a_viewer_sees_schedules_without_buttons(filled: Shop, log_in: Any) -> None:
     page = log_in("viewer")
-    page.get_by_role("link", name="Schedules").click()
+    page.locator("[data-rmq-part=links]").get_by_role("link", name="Schedules").click()
     expect(row_of(page, "daily-report")).to_have_count(1)
     expect(page.locator("#content-main").get_by_role("button")).to_have_count(0)

@@ -62,7 +62,7 @@ def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) 
 
     expect(page.get_by_role("heading", name="Topics")).to_be_visible()
     shot("dashboard")
-    page.get_by_role("link", name="image-renders").click()
+    page.get_by_role("link", name="image-renders", exact=True).click()
     shot("topic")
     page.get_by_role("navigation", name="Views of this topic").get_by_role("link", name="Dead").click()
     page.get_by_label("Select message 2", exact=True).check()

@@ -140,7 +140,7 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
     topics = open_admin(page, themed, scheme)
     page.set_viewport_size({"width": 1280 if scheme == "light" else 390, "height": 900})
     SHOTS.mkdir(parents=True, exist_ok=True)
-    for address in ("", "schedules/", "workers/", f"{TOPIC}/send/", f"{TOPIC}/change/?tab=slots"):
+    for address in ("", "schedules/", "workers/", "servers/", f"{TOPIC}/send/", f"{TOPIC}/change/?tab=slots"):
         page.goto(topics + address)
         check(page)
     page.goto(f"{topics}outbox/")

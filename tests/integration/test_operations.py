@@ -1083,6 +1083,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
+    "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),
+    "shared_health": ({Permission.VIEW}, lambda o: o.shared_health([])),
     "shared_survey": ({Permission.VIEW}, lambda o: o.shared_survey()),
     "shared_flow": ({Permission.VIEW}, lambda o: o.shared_flow()),
     "shared_outbox": ({Permission.VIEW}, lambda o: o.shared_outbox()),

@@ -20,7 +20,7 @@ from django_rmq.core.commands.script_call import Call, RedisCommand
 from django_rmq.core.commands.script_keys import Named
 from django_rmq.core.lua import SECOND
 from django_rmq.core.model.keys import events_channel, wake_channel, workers_channel
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from tests.oracle import (
     answers,
@@ -175,6 +175,9 @@ class OracleBroker(Memory):
 
     def servers(self) -> list[ServerInfo]:
         """Return an empty list: there is no server."""
+        return []
+
+    def slow_commands(self) -> list[SlowCommand]:
         return []
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:

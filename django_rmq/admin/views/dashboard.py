@@ -21,6 +21,7 @@ from django_rmq.admin.dashboard_rows import (
     row_of,
 )
 from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission
 from django_rmq.templatetags.rmq_times import duration, number
@@ -52,11 +53,14 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         pages.url("dashboard_live"),
         lambda name: pages.url("change", quote(name)),
     )
-    links = [_schedules_link(operations, pages.url("schedules"))]
+    links = [
+        _schedules_link(operations, pages.url("schedules")),
+        Link(_("Servers"), pages.url("servers")),
+    ]
     if operations.config.uses_outbox:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
     links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
-    return {**content, "links": links}
+    return {**content, "links": links, "verdict": verdict_of(pages, content["health"])}
 
 
 def _outbox_link(operations: Operations, url: str) -> Link:
@@ -113,7 +117,7 @@ def dashboard(
         "overview": True,
         "rows": [row for row in rows if row.topic in shown],
         "totals": DashboardTotals.of(rows, seen.workers),
-        "notes": [*_server_notes(operations), *([seen.problem] if seen.problem else [])],
+        "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
@@ -124,19 +128,6 @@ def dashboard(
         "next": _query(wanted, at + 1) if at < pages else "",
         "urls": PageAddresses(live=live + _query(wanted, at)),
     }
-
-
-def _server_notes(operations: Operations) -> list[str]:
-    """Return a sentence for each server that refuses writes, or will soon."""
-    notes = []
-    for server in operations.shared_servers():
-        where = f" ({server.node})" if server.node else ""
-        for text, reasons in (
-            (_("Redis%(node)s refuses writes: %(reason)s."), server.refusals),
-            (_("Redis%(node)s: %(reason)s."), server.warnings),
-        ):
-            notes += [text % {"node": where, "reason": reason} for reason in reasons]
-    return notes
 
 
 def _query(wanted: str, page: int) -> str:

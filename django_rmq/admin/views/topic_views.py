@@ -20,6 +20,7 @@ from django_rmq.admin.dashboard_rows import DashboardRow, Tab, row_of
 from django_rmq.admin.labels import PLAIN_STATES, STATES
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.page import Pages, back_of, number, page
+from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, WrongType
 from django_rmq.operations import Operations, Permission, SlotStats
@@ -162,20 +163,18 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "tab": tab,
         "tabs": _tabs(row, tab),
         "urls": places,
+        "verdict": verdict_of(pages, operations.shared_health([figures], figures.workers_problem)),
         "back": back_of(request.GET.urlencode()),
         "may": {
             "send": operations.actor.may(Permission.SEND),
             "pause": operations.actor.may(Permission.PAUSE),
         },
-        "notes": [*row.problems, *([figures.workers_problem] if figures.workers_problem else [])]
-        + (
-            [
-                _("Only %(looked)s of %(slots)s slots were read.")
-                % {"looked": figures.looked_at, "slots": topic.slots}
-            ]
-            if row.is_partial
-            else []
-        ),
+        "notes": [
+            _("Only %(looked)s of %(slots)s slots were read.")
+            % {"looked": figures.looked_at, "slots": topic.slots}
+        ]
+        if row.is_partial
+        else [],
         "panel": "admin/django_rmq/topic/_messages.html",
     }
     if tab == "slots":

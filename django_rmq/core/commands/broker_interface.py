@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
@@ -128,6 +128,9 @@ class Broker(Protocol):
 
         Raises ``ServerRefused`` if INFO is not permitted.
         """
+
+    def slow_commands(self) -> list[SlowCommand]:
+        """Return the commands in the slow logs of the servers, the slowest first. Raises ``ServerRefused`` if not permitted."""
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""

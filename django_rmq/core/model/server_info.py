@@ -16,6 +16,18 @@ SETTINGS = ("maxmemory-policy", "save", "stop-writes-on-bgsave-error", "min-repl
 """The settings that are read with CONFIG GET, because INFO does not contain them."""
 
 
+class SlowCommand(NamedTuple):
+    """A command that took a server long, without its arguments, which are keys and contents."""
+
+    node: str
+    """The address of a node of a Redis Cluster; empty if there is only one server."""
+    at_ms: int
+    """When it ran, by the clock of the server."""
+    microseconds: int
+    command: str
+    """The name of the command; of a script its digest, too."""
+
+
 class ServerInfo(NamedTuple):
     """The report of a Redis server about itself. A value that the server hides counts as good."""
 
@@ -131,4 +143,4 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-__all__ = ["ALMOST_FULL", "SETTINGS", "ServerInfo", "size_text"]
+__all__ = ["ALMOST_FULL", "SETTINGS", "ServerInfo", "SlowCommand", "size_text"]

@@ -28,7 +28,7 @@ from django_rmq.core.model.keys import (
     wake_channel,
     workers_channel,
 )
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic, redefined
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.clients import Events, Wakeups
@@ -156,6 +156,13 @@ class RedisBroker:
         Raises ``ServerRefused`` if INFO is not permitted.
         """
         return clients.parse_servers(self._on_all(clients.COMMANDS))
+
+    def slow_commands(self) -> list[SlowCommand]:
+        """Return the commands in the slow logs of the servers, the slowest first. One round trip.
+
+        Raises ``ServerRefused`` if SLOWLOG is not permitted.
+        """
+        return clients.parse_slow_commands(self._on_all([clients.SLOWLOG]))
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""

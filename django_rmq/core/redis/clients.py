@@ -17,7 +17,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
-from django_rmq.core.model.server_info import SETTINGS, ServerInfo
+from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.connection import translate
 from django_rmq.exceptions import ServerRefused, ServerUnavailable, WrongType
@@ -85,6 +85,10 @@ COMMANDS: list[tuple[str, ...]] = [("INFO",), *(("CONFIG", "GET", name) for name
 """The commands whose answers describe a server. Redis 6 takes one setting per CONFIG GET."""
 
 
+SLOWLOG: tuple[str, ...] = ("SLOWLOG", "GET", "16")
+"""The command that reads the newest entries of the slow log of a server."""
+
+
 def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
     """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
 
@@ -100,6 +104,26 @@ def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
         error = next(info for info, *_ in replies.values())
         raise translate(error) from error
     return found
+
+
+def parse_slow_commands(replies: Mapping[str, Sequence[Any]]) -> list[SlowCommand]:
+    """Return the entries of slow logs, the slowest first. Raises ``ServerRefused`` if no server permits it.
+
+    ``replies`` are the plain answers of each server to ``SLOWLOG``, or a ``RedisError``, by the addresses of nodes.
+    """
+    found, errors = list[SlowCommand](), list[RedisError]()
+    for node, (log,) in replies.items():
+        if isinstance(log, RedisError):
+            errors.append(log)
+            continue
+        for _number, at, microseconds, arguments, *_client in log:
+            # The arguments are keys and contents of messages; only the digest of a script may be shown.
+            words = arguments[:2] if arguments[0].upper() == b"EVALSHA" else arguments[:1]
+            command = b" ".join(words).decode(errors="replace")
+            found.append(SlowCommand(node, int(at) * 1000, int(microseconds), command))
+    if errors and len(errors) == len(replies):
+        raise translate(errors[0]) from errors[0]
+    return sorted(found, key=lambda one: -one.microseconds)
 
 
 def _parse_info(raw: bytes) -> dict[str, str]:

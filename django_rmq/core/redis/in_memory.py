@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.connection import RedisPipeline, ServerConnection
@@ -66,6 +66,10 @@ class InMemoryBroker(RedisBroker):
         return _Pipeline(self.exchange)
 
     def servers(self) -> list[ServerInfo]:
+        """Return an empty list: there is no server."""
+        return []
+
+    def slow_commands(self) -> list[SlowCommand]:
         """Return an empty list: there is no server."""
         return []
 

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, ago, at_least, duration, one_line
 from django_rmq.operations.health import (
+    DEFAULT_THRESHOLDS,
     USUAL_LIMITS,
     USUAL_UNDRAINED,
     Finding,
@@ -96,7 +97,7 @@ class Command(RmqCommand):
             max_outbox_age=options["max_outbox_age"],
             max_schedule_lateness=options["max_schedule_lateness"],
             max_running=options["max_running"],
-            lateness=Severity.BAD,
+            lateness=DEFAULT_THRESHOLDS.lateness,
         )
         names = [topic.name for topic in self.topics(options["topics"])] if options["topics"] else None
         health = self.operations().health(limits, names, patience=options["patience"])

@@ -18,7 +18,7 @@
     live.hidden = false;
 
     const warning = document.querySelector("[data-rmq-warning]");
-    const title = document.title;
+    const title = document.title.replace(/^\(\d+\) /, "");
     const inWords = (time) => time.toLocaleTimeString();
 
     let timer = 0;
@@ -42,9 +42,25 @@
       warning.hidden = false;
     };
 
+    // The title and the icon say how many findings need attention, for those who look at another tab.
+    const count = () => {
+      const { rmqFindings = "0", rmqIcon = "" } = document.querySelector("[data-rmq-part=verdict]")?.dataset ?? {};
+      document.title = rmqFindings === "0" ? title : `(${rmqFindings}) ${title}`;
+      let icon = document.querySelector("link[data-rmq-favicon]");
+      if (!rmqIcon) return icon?.remove();
+      if (!icon) {
+        icon = document.createElement("link");
+        icon.rel = "icon";
+        icon.type = "image/svg+xml";
+        icon.dataset.rmqFavicon = "";
+        document.head.append(icon);
+      }
+      if (icon.getAttribute("href") !== rmqIcon) icon.setAttribute("href", rmqIcon);
+    };
+
     const fresh = () => {
       current = new Date();
-      document.title = title;
+      count();
       for (const part of document.querySelectorAll(".rmq-is-stale")) part.classList.remove("rmq-is-stale");
       warning.hidden = true;
       show("on", inWords(current));

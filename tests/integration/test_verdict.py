@@ -1,0 +1,260 @@
+"""The first screen of the admin says what is wrong: the findings of ``rmqhealth``, with links, counted in the title."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils import translation
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
+from django_rmq.core.redis.clients import parse_slow_commands
+from django_rmq.exceptions import ServerRefused, ServerUnavailable
+from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats
+from django_rmq.operations.health import HealthThresholds
+from django_rmq.outbox.contents import Waiting
+from django_rmq.testing import Clock
+from tests.integration.test_health import NOW, die, in_memory, late, run
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+TOPICS: dict[str, Any] = {
+    "orders": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False, "TIMEOUT": 7_200},
+    "mails": {"TYPE": "fixed_time", "SLOTS": 2, "LISTENER": False},
+}
+HOURLY = Schedule("nightly", "mails", every=3_600)
+WELL = ScheduleStats("nightly", "mails", HOURLY, HOURLY, {}, False, False, None, None, 0)
+FULL = ServerInfo("Redis", {"role": "master", "used_memory": "200", "maxmemory": "100"}, {})
+
+
+@pytest.fixture
+def boss(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    # What a test has just done is to be seen on the next page.
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
+    client.force_login(User.objects.create_user("boss", is_staff=True, is_superuser=True))
+    return client
+
+
+def address(name: str, *args: str) -> str:
+    return reverse(f"admin:django_rmq_topic_{name}", args=args)
+
+
+def page(boss: Client, name: str = "changelist", *args: str, **headers: str) -> str:
+    answer = boss.get(address(name, *args), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def lines_of(text: str) -> list[tuple[bool, str]]:
+    """Whether each sentence of the verdict is an alarm, and its text."""
+    section = re.search(r'<section class="rmq-verdict".*?</section>', text, re.DOTALL)
+    assert section
+    found = re.findall(r'<li class="(.*?)">(.*?)</li>', section[0], re.DOTALL)
+    return [
+        (kind == "rmq-is-alarm", html.unescape(re.sub(r"<[^>]*>", "", sentence))) for kind, sentence in found
+    ]
+
+
+def links_of(text: str) -> list[str]:
+    return [html.unescape(link) for link in re.findall(r'<li class="rmq-is-[a-z]+"><a href="(.*?)"', text)]
+
+
+def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_topic(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(NOW)
+    topics = {**TOPICS, "served": {"TYPE": "fixed_time", "SLOTS": 1}}
+    schedules = [replace(WELL, outcome="dead", outcome_ms=NOW), replace(WELL, name="slow", late_ms=700_000)]
+    monkeypatch.setattr(shared_reads, "outbox", lambda desk: [Waiting("mails", 0, 19, None)])
+    monkeypatch.setattr(shared_reads, "schedules", lambda desk: schedules)
+    monkeypatch.setattr(shared_reads, "read_servers", lambda desk: [FULL])
+    with in_memory(topics, clock, OUTBOX=True) as broker:
+        late(broker, "orders", 0)
+        assert broker.prepare(get_config().topic("orders"), 0, "worker", None, 10).deliveries
+        clock.advance(1_000)
+        late(broker, "mails", 4_000)
+        die(broker, "mails", 3)
+        text = page(boss)
+        wanted = [
+            ("Redis refuses writes: its memory is full", address("servers")),
+            ("served: no live worker serves it", f"{address('change', 'served')}?tab=slots"),
+            ("mails: the oldest message has been due for 5000 s", f"{address('change', 'mails')}?tab=store"),
+            ("mails: schedule slow is late by 700 s", address("schedules")),
+            ("orders: the longest delivery has run for 1000 s", f"{address('change', 'orders')}?tab=prepare"),
+            ("mails: 19 messages in the outbox were refused", address("outbox")),
+            (
+                "mails: schedule nightly is on time, and the latest of its runs that ended is dead",
+                address("schedules"),
+            ),
+            ("mails: 3 messages are dead", f"{address('change', 'mails')}?tab=dead"),
+        ]
+        found = lines_of(text)
+        assert len(found) == len(wanted)
+        for (is_alarm, sentence), link, (start, where) in zip(found, links_of(text), wanted, strict=True):
+            assert is_alarm and sentence.startswith(start) and link == where
+        assert "<title>(8) Topics" in text and "django_rmq/findings-8.svg" in text
+        fragment = page(boss, "dashboard_live")
+        assert lines_of(fragment) == found and 'data-rmq-findings="8"' in fragment
+        own = page(boss, "change", "orders")
+        assert [sentence.partition(":")[0] for _, sentence in lines_of(own)] == [
+            "Redis refuses writes",
+            "orders",
+        ]
+        assert "<title>(2) orders" in own
+        assert lines_of(page(boss, "live", "orders")) == lines_of(own)
+
+
+def test_the_page_says_what_the_command_says(boss: Client) -> None:
+    with in_memory(TOPICS) as broker:
+        late(broker, "mails", 1_000)
+        die(broker, "orders", 2)
+        said = {" ".join(line.split()[2:]) for line in run()[0].splitlines() if not line.startswith("ok")}
+        assert {sentence for _, sentence in lines_of(page(boss))} == said != set()
+
+
+def test_where_nothing_is_wrong_nothing_is_counted(boss: Client) -> None:
+    with in_memory(TOPICS):
+        text = page(boss)
+        assert lines_of(text) == [] and "Nothing needs attention." in text
+        assert "<title>Topics" in text and "findings-" not in text
+
+
+def test_what_was_paused_on_purpose_is_said_last_and_not_counted(boss: Client) -> None:
+    with in_memory(TOPICS) as broker:
+        late(broker, "orders", 5_000)
+        broker.pause(get_config().topic("orders"), 0)
+        late(broker, "mails", 400)
+        text = page(boss)
+        assert lines_of(text) == [
+            (True, "mails: the oldest message has been due for 400 s"),
+            (False, "orders: the oldest message has been due for 5000 s, and it is paused"),
+            (False, "orders: is paused"),
+        ]
+        assert "<title>(1) Topics" in text
+
+
+def test_many_findings_of_a_kind_are_three_lines_and_a_count(boss: Client) -> None:
+    many = {f"topic-{number:02}": TOPICS["mails"] for number in range(20)}
+    with in_memory(many) as broker:
+        for number, name in enumerate(many):
+            late(broker, name, 1_000 + number)
+        text = page(boss)
+        assert [sentence.partition(":")[0] for _, sentence in lines_of(text)[:3]] == [
+            "topic-19",
+            "topic-18",
+            "topic-17",
+        ]
+        assert len(lines_of(text)) == 4 and lines_of(text)[3][1].startswith("and 17 more like these")
+        assert "<title>(20) Topics" in text and "django_rmq/findings-10.svg" in text
+
+
+def test_the_verdict_is_in_the_language_of_its_reader_and_that_of_the_command_is_english(
+    boss: Client,
+) -> None:
+    with in_memory(TOPICS) as broker:
+        die(broker, "mails", 3)
+        assert lines_of(page(boss, **{"accept-language": "zh-Hans"})) == [(True, "mails: 3 条死信")]
+        with translation.override("zh-hans"):
+            found = Operations(Actor("tester", "test")).health(HealthThresholds(), ["mails"]).findings
+            assert "3 messages are dead" in [one.text for one in found]
+            assert translation.get_language() == "zh-hans"
+
+
+def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(desk: object) -> None:
+        raise ServerUnavailable("the database is away")
+
+    monkeypatch.setattr(shared_reads, "outbox", fail)
+    monkeypatch.setattr(shared_reads, "schedules", fail)
+    with in_memory(TOPICS, OUTBOX=True):
+        assert lines_of(page(boss)) == [(True, "the database is away")] * 2
+
+
+def test_the_verdict_asks_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    survey = stats.survey
+
+    def count(*arguments: Any) -> stats.Overview:
+        asked.append(1)
+        return survey(*arguments)
+
+    monkeypatch.setattr(stats, "survey", count)
+    with in_memory(TOPICS):
+        page(boss)
+    assert asked == [1]
+
+
+# --- the servers
+
+
+def test_the_page_of_the_servers_shows_a_real_one(boss: Client, settings: Any) -> None:
+    with RedisServer() as server:
+        settings.RMQ = {"REDIS": server.url, "TOPICS": TOPICS}
+        broker: Any = connections.get_broker("web")
+        broker.client.config_set("slowlog-log-slower-than", 0)
+        broker.client.set("a-secret-key", "a-secret-value")
+        text = html.unescape(page(boss, "servers"))
+        assert f"127.0.0.1:{server.port}" in text
+        assert "primary" in text and "there is no limit" in text and "Slow log" in text
+        assert "<code>SET</code>" in text and "a-secret" not in text
+
+
+def test_the_page_of_the_servers_says_what_the_user_of_redis_may_not_read(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object) -> None:
+        raise ServerRefused("NOPERM")
+
+    with in_memory(TOPICS) as broker:
+        monkeypatch.setattr(type(broker), "servers", refuse)
+        monkeypatch.setattr(type(broker), "slow_commands", refuse)
+        text = page(boss, "servers")
+        assert "may not read INFO" in text and "may not read the slow log" in text
+
+
+def test_each_node_of_a_cluster_has_a_panel_and_says_why_it_refuses(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = {
+        "valkey_version": "9.1.2",
+        "role": "master",
+        "connected_slaves": "1",
+        "slave0": "ip=10.0.0.7,port=6379,state=online,offset=14,lag=3",
+        "connected_clients": "12",
+        "maxclients": "10000",
+        "aof_enabled": "1",
+        "aof_last_write_status": "err",
+    }
+    nodes = [
+        ServerInfo("the node a:1", info, {}, "a:1"),
+        ServerInfo("the node b:2", {"role": "slave"}, {}, "b:2"),
+    ]
+    with in_memory(TOPICS) as broker:
+        monkeypatch.setattr(type(broker), "servers", lambda self: nodes)
+        text = html.unescape(page(boss, "servers"))
+        assert "<h2>a:1</h2>" in text and "<h2>b:2</h2>" in text
+        assert "Valkey 9.1.2" in text and "10.0.0.7:6379 online (3 s)" in text
+        assert "12 of at most 10,000" in text
+        assert "Refuses writes: it cannot write its append-only file" in text
+        assert "Refuses writes: it is a read-only replica" in text
+
+
+def test_a_slow_log_shows_no_arguments() -> None:
+    log = [
+        [1, 1_800_000_000, 2_500, [b"EVALSHA", b"abc", b"1", b"orders:secret"], b"127.0.0.1:1", b""],
+        [2, 1_800_000_001, 9_000, [b"SET", b"orders:secret", b"card"]],
+    ]
+    assert parse_slow_commands({"": [log]}) == [
+        SlowCommand("", 1_800_000_001_000, 9_000, "SET"),
+        SlowCommand("", 1_800_000_000_000, 2_500, "EVALSHA abc"),
+    ]

@@ -15,7 +15,7 @@ from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
-from django_rmq.operations.body_schemas import body_schema
+from django_rmq.operations.sends import body_schema
 
 TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
 """A date and time as a browser sends it."""

@@ -14,7 +14,7 @@ from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.worker_report import WorkerReport
 from django_rmq.operations import Permission, SlotsStats, TopicCounters, TopicStats
-from django_rmq.operations.body_schemas import body_schema
+from django_rmq.operations.sends import body_schema
 from django_rmq.operations.worker_overview import ReportedWorker
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations.body_schemas import body_schema
+from django_rmq.operations.sends import body_schema
 
 _Schema = dict[str, Any]
 

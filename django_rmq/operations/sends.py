@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from django_rmq.core.model.send_results import SendResult, SendResults
-from django_rmq.exceptions import TopicFull
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import ConfigurationError, TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import send_quotas
 from django_rmq.operations.actions import CANCEL
@@ -120,3 +121,15 @@ def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[
         for what, (wanted, rate) in rates.items()
         if rate and wanted
     ]
+
+
+def body_schema(topic: Topic) -> dict[str, Any] | None:
+    """Return the JSON schema of what may be sent to ``topic``.
+
+    Return None if the topic takes any body, or its type has no schema, or cannot be used. A system check reports an
+    unusable type, and everything else about the topic is shown all the same.
+    """
+    try:
+        return None if topic.typed is None else topic.typed.schema()
+    except ConfigurationError:
+        return None

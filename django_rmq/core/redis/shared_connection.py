@@ -34,7 +34,7 @@ TRIP_BYTES = 1_048_576
 """The number of bytes from which on no further call joins a round trip."""
 
 
-class _Waiting(NamedTuple):
+class _QueuedCall(NamedTuple):
     """A call that waits for its reply."""
 
     packed: bytes
@@ -67,7 +67,7 @@ class SharedConnection:
         self._exchange = exchange
         self._connection = connection
         self._seconds = seconds
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedCall] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._closing: AsyncGenerator[None, None] | None = None
         self._readable: select.poll | None = None
@@ -87,7 +87,7 @@ class SharedConnection:
     def _ask(self, packed: bytes) -> asyncio.Future[Any]:
         """Return the future reply of a command, which is an error of redis-py if it has failed."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(packed, loop.create_future())
+        waiting = _QueuedCall(packed, loop.create_future())
         self._waiting.append(waiting)
         if self._writer is None:
             # The writer outlives its first caller, so it must not keep the context variables of that caller.
@@ -96,7 +96,7 @@ class SharedConnection:
 
     async def _write(self) -> None:
         """Carry what waits, until nothing waits any more."""
-        trip: list[_Waiting] = []
+        trip: list[_QueuedCall] = []
         try:
             while trip := self._next_trip():
                 try:
@@ -114,9 +114,9 @@ class SharedConnection:
         finally:
             self._writer = None
 
-    def _next_trip(self) -> list[_Waiting]:
+    def _next_trip(self) -> list[_QueuedCall]:
         """Take the calls of the next round trip, without those whose caller was cancelled."""
-        trip: list[_Waiting] = []
+        trip: list[_QueuedCall] = []
         size = 0
         while self._waiting and len(trip) < TRIP_CALLS and size < TRIP_BYTES:
             waiting = self._waiting.popleft()
@@ -126,7 +126,7 @@ class SharedConnection:
                 size += len(waiting.packed)
         return trip
 
-    async def _carry(self, trip: list[_Waiting]) -> None:
+    async def _carry(self, trip: list[_QueuedCall]) -> None:
         connection = self._connection
         if self._readable is None or self._readable.poll(0):
             # A readable socket was closed by the server, or has a reply that no caller has read.
@@ -157,7 +157,7 @@ class SharedConnection:
             self._closing = _close_with_loop(connection)
             await anext(self._closing)
 
-    async def _fail(self, trip: list[_Waiting], error: Exception) -> None:
+    async def _fail(self, trip: list[_QueuedCall], error: Exception) -> None:
         """Give up the connection and answer ``error`` to those that still wait."""
         self._readable = None
         # The replies may still arrive, and the next calls on this connection would take them for their own.

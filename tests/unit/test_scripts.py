@@ -109,5 +109,19 @@ def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str
     header = "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- ARGV[1] now\n\n"
     files["all"] = f"{header}-- check: types\n"
     files["but"] = f"{header}-- check: types but body\n"
-    assert b"local wrong = mistyped('zset', store) or mistyped('hash', body)\n" in lua.load("all").text
-    assert b"local wrong = mistyped('zset', store)\n" in lua.load("but").text
+    every, but = lua.load("all").text, lua.load("but").text
+    assert b"local wrong = mistyped('zset', store)\n" in every
+    assert b"local wrong = mistyped('zset', store)\n" in but and b"body)" not in but
+
+
+def test_types_of_keys_that_most_slots_do_not_have_are_looked_at_where_one_exists(
+    files: dict[str, str],
+) -> None:
+    files["x"] = (
+        "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- KEYS[3] retry ZSET\n-- ARGV[1] now\n\n"
+        "-- check: types\n"
+    )
+    assert (
+        b"local unusual = redis.call('EXISTS', body, retry) > 0\n"
+        b"if unusual and not wrong then wrong = mistyped('zset', retry) or mistyped('hash', body) end\n"
+    ) in lua.load("x").text

@@ -18,6 +18,7 @@ A script's header declares its keys and arguments (`header`). In its code, these
     form only: the keys follow all others, and the arguments precede them.
 ``-- check: types``
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
+    ``unusual`` says whether any of the keys exists that most slots do not have.
 
 ``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.py`` switches off. Comments do not reach
 Redis.
@@ -51,6 +52,9 @@ _OF_ALL = ("_now", "_overdue", "_types")
 
 SECOND = "+outcomes"
 """The end of the name of a script's second form."""
+
+_RARE = frozenset({"retry", "dead", "deaths", "failures", "body", "prepare_body", "claimants", "claim"})
+"""The keys that a slot has only while something rests, has failed or died, is keyed, or is claimed."""
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
@@ -126,13 +130,21 @@ def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
 
 
 def _check(keys: tuple[Key, ...]) -> list[str]:
-    """Return the code that checks the types of ``keys``."""
-    looks = []
-    for wanted in ("ZSET", "HASH"):
-        of_type = [key.name for key in keys if key.type == wanted]
-        if of_type:
-            looks.append(f"mistyped('{wanted.lower()}', {', '.join(of_type)})")
-    return [f"local wrong = {' or '.join(looks)}", "if wrong then return wrong end"]
+    """Return the code that checks the types of ``keys``. It looks at keys that most slots lack only where one of them exists."""
+
+    def looks(keys: list[Key]) -> str:
+        of_type = {kind: [key.name for key in keys if key.type == kind] for kind in ("ZSET", "HASH")}
+        return " or ".join(f"mistyped('{kind.lower()}', {', '.join(n)})" for kind, n in of_type.items() if n)
+
+    rare = [key for key in keys if key.name in _RARE]
+    common = [key for key in keys if key.name not in _RARE]
+    code = [f"local wrong = {looks(common) or 'nil'}"]
+    if rare:
+        code += [
+            f"local unusual = redis.call('EXISTS', {', '.join(key.name for key in rare)}) > 0",
+            f"if unusual and not wrong then wrong = {looks(rare)} end",
+        ]
+    return [*code, "if wrong then return wrong end"]
 
 
 @cache

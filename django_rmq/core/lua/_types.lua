@@ -1,4 +1,4 @@
--- Redis does not roll back a script that fails, so the type of every key is checked before the first write.
+-- Redis does not roll back a script that fails, so the type of every key that exists is checked before the first write.
 
 local function mistyped(wanted, ...)
   local keys = { ... }

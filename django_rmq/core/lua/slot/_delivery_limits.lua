@@ -1,12 +1,12 @@
 -- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
 --
--- needs: body kind timeout max_retries expected serial limit max_bytes
+-- needs: body unusual kind timeout max_retries expected serial limit max_bytes
 -- needs: receipt now_s in_flight wary suspicious free retries complete text_of budget own_limits has_lapsed
 
 local total = math.min(#free / 2, limit)
 local more = not complete or total < #free / 2
 local kept = {}
-if total > 0 and redis.call('HLEN', body) > 0 then
+if total > 0 and unusual and redis.call('HLEN', body) > 0 then
   local names = {}
   for i = 1, total do
     names[i] = free[i * 2 - 1]

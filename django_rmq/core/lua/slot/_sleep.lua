@@ -1,9 +1,9 @@
 -- Compute until when there is nothing to deliver.
 --
 -- needs: store retry prepare claimants control
--- needs: kind timeout claimed behind now_ms bounded text_of note_undrained keep_counts
+-- needs: kind timeout in_flight claimed rests behind now_ms bounded text_of note_undrained keep_counts
 
-local NEVER = 9007199254740991
+local NEVER, GATE = 9007199254740991, 9007199254740992
 
 -- Returns the earliest time at which another prepare can find something. `more`: something can be taken now.
 local function next_due(more)
@@ -16,10 +16,10 @@ local function next_due(more)
     local round = is_fifo and math.floor or math.ceil
     if head[1] then due = math.min(due, bounded(round(tonumber(head[2])), 0, NEVER)) end
   end
-  local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
+  local head = rests and redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES') or {}
   -- rule: next_due_forgets_retries
   if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
-  head = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
+  head = in_flight > 0 and redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES') or {}
   if head[1] then
     due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
   end

@@ -69,6 +69,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _give_back
 -- include: _failures
 -- include: _expiry
+-- include: _lapsed_end
 -- include: _step_size
 -- include: _claims
 -- include: _time_outs

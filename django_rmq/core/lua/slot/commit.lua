@@ -28,14 +28,9 @@ local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now
 -- include: _numbers
--- include: _retries
 -- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake_up
--- include: _merged_bodies
--- include: _deaths
--- include: _delivery_end
--- include: _marked_end
 -- The listener finished before it learned of the cancellation: the message has succeeded.
 local function decides(record)
   return not string.find(record, ' cancelled', 1, true) -- rule: cancelled_cannot_succeed
@@ -64,9 +59,16 @@ if #done > 0 then
   count('committed', redis.call('ZREM', prepare, unpack(done))) -- rule: commit_miscounts
   redis.call('HDEL', inflight, unpack(done))
   if note_done then note_done(done, receipt) end -- rule: success_leaves_no_outcome
-  local keyed = redis.call('HLEN', prepare_body) > 0
-  local failed = redis.call('HLEN', failures) > 0
-  if keyed or failed then
+end
+local keyed = unusual and redis.call('HLEN', prepare_body) > 0
+local failed = unusual and redis.call('HLEN', failures) > 0
+if keyed or failed or #marked > 0 then
+-- include: _retries
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _delivery_end
+-- include: _marked_end
+  if #done > 0 and (keyed or failed) then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
@@ -78,12 +80,12 @@ if #done > 0 then
     if failed and #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
     if keyed then redis.call('HDEL', prepare_body, unpack(done)) end -- rule: commit_leaves_the_body
   end
-end
-for _, i in ipairs(marked) do
-  -- Read again: the call may name the member twice, but the delivery ends once.
-  local member = ARGV[first + i - 1]
-  local record = redis.call('HGET', inflight, member)
-  if record then end_marked(member, record) end
+  for _, i in ipairs(marked) do
+    -- Read again: the call may name the member twice, but the delivery ends once.
+    local member = ARGV[first + i - 1]
+    local record = redis.call('HGET', inflight, member)
+    if record then end_marked(member, record) end
+  end
 end
 -- rule: commit_opens_silently
 if #done + #marked > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end

@@ -25,7 +25,7 @@ if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_d
 if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
 if redis.call('ZCARD', prepare) ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
 -- Bodies and failures can only be deleted by the names of their messages.
-local named = redis.call('HLEN', prepare_body) + redis.call('HLEN', failures)
+local named = unusual and redis.call('HLEN', prepare_body) + redis.call('HLEN', failures) or 0
 if named > 0 then return 'unsure' end -- rule: commit_all_leaves_records
 redis.call('UNLINK', prepare, inflight)
 count('committed', size)

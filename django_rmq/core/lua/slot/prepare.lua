@@ -18,35 +18,34 @@
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 -- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
 --
--- ARGV[1] channel
--- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
--- ARGV[4] slots                the caller's slot count
--- ARGV[5] retry_priority       original or lowest
--- ARGV[6] backoff_base NUMBER  ms, after a time-out
--- ARGV[7] backoff_cap NUMBER   ms
--- ARGV[8] timeout              seconds; the topic's, until the slot has its own
--- ARGV[9] max_retries          the topic's, until the slot has its own
--- ARGV[10] serial FLAG         1 or 0
--- ARGV[11] strict FLAG         1: nothing is delivered while something is in flight, claimed or resting
--- ARGV[12] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
--- ARGV[13] owner
--- ARGV[14] epoch NUMBER        of the owner's acquire; empty: not fenced
--- ARGV[15] limit NUMBER        messages at most
--- ARGV[16] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
--- ARGV[17] after_score         with ARGV[18]: continue behind this entry; empty: from the head
--- ARGV[18] after_member
--- ARGV[19] now
+-- ARGV[1] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] kind
+-- ARGV[3] slots                the caller's slot count
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms, after a time-out
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[8] max_retries          the topic's, until the slot has its own
+-- ARGV[9] serial FLAG         1 or 0
+-- ARGV[10] strict FLAG         1: nothing is delivered while something is in flight, claimed or resting
+-- ARGV[11] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
+-- ARGV[12] owner
+-- ARGV[13] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[14] limit NUMBER        messages at most
+-- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[16] after_score         with ARGV[17]: continue behind this entry; empty: from the head
+-- ARGV[17] after_member
+-- ARGV[18] now
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
 --       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, suspect[, timeout]]}
---         no retries left: all have ARGV[9]; no envelopes: each member is its own body
+--         no retries left: all have ARGV[8]; no envelopes: each member is its own body
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
-local claimed = redis.call('ZCARD', claimants) > 0
+local claimed = unusual and redis.call('ZCARD', claimants) > 0
 local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
 if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
@@ -75,52 +74,59 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _retries
 -- include: _message_limits
 -- include: _retry_budget
--- include: _retry_score
 -- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
--- include: _wake_up
--- include: _backoff
--- include: _merged_bodies
--- include: _deaths
--- include: _delivery_end
--- include: _give_back
--- include: _failures
--- include: _expiry
--- include: _step_size
--- include: _claims
--- include: _time_outs
--- include: _promote
--- include: _nonempty_since
--- include: _due_bound
--- include: _rank_after
--- include: _insertion_end
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
 -- The last step of an insertion has failed, so Store still has its other name.
-if noted then end_insertion() end -- rule: prepare_sees_no_store
-local share = math.min(limit, 400)
-local expired = expire_due(share) -- rule: no_upkeep
-local promoted = promote_due(share)
--- There may be more upkeep to do. This is computed here, because `limit` may be lowered below.
-local behind = expired >= share or promoted >= share
+if noted then
+-- include: _insertion_end
+  end_insertion() -- rule: prepare_sees_no_store
+end
 local in_flight = redis.call('ZCARD', prepare)
-claimed = claimed and redis.call('ZCARD', claimants) > 0
-
+local rests = unusual and redis.call('ZCARD', retry) > 0
+local behind, claims_shut = false, false
+-- Most slots need no upkeep, so its functions are made only here.
+if in_flight > 0 or rests or claimed then
+-- include: _retry_score
+-- include: _backoff
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _delivery_end
+-- include: _give_back
+-- include: _failures
+-- include: _step_size
+-- include: _claims
+-- include: _time_outs
+-- include: _promote
+  local share = math.min(limit, 400)
+  local expired = expire_due(share) -- rule: no_upkeep
+  local promoted = promote_due(share)
+  -- There may be more upkeep to do. This is computed here, because `limit` may be lowered below.
+  behind = expired >= share or promoted >= share
+  unusual = unusual or expired > 0
+  in_flight = redis.call('ZCARD', prepare)
+  rests = redis.call('ZCARD', retry) > 0
+  claimed = claimed and redis.call('ZCARD', claimants) > 0
+  claims_shut = claimed and claim_shuts()
+end
+-- include: _nonempty_since
+-- include: _due_bound
+-- include: _rank_after
 -- include: _sleep
 -- include: _candidates
--- include: _delivery
--- include: _rate_limit
 local shut = in_flight >= room -- rule: room_off
-if serial then shut = holder ~= owner and (in_flight > 0 or (claimed and claim_shuts())) end -- rule: gate
-if strict then shut = shut or in_flight > 0 or claimed or redis.call('ZCARD', retry) > 0 end -- rule: strict_overtakes
+if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
+if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
 if slot_each_us > 0 then
+-- include: _rate_limit
   local allowed, at = pace()
   if allowed < 1 then return idle('busy', math.min(next_due(false), at), nil) end -- rule: paceless
   limit = math.min(limit, allowed)
@@ -132,7 +138,7 @@ local function suspicious(member)
   local kind = failure and string.match(failure, '^%S+')
   return kind == 'timed_out' or kind == 'overran' -- rule: overran_in_company
 end
-local wary = redis.call('HLEN', failures) > 0
+local wary = unusual and redis.call('HLEN', failures) > 0
 -- rule: company_for_a_suspect
 if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepare, 0, 0)[1]) then
   return idle('busy', next_due(false), GATE)
@@ -140,12 +146,24 @@ end
 
 local free, retries, complete, is_head, last_score, last_member = choose()
 
+-- include: _expiry
 -- include: _delivery_limits
-bury_lapsed(lapsed)
+if #lapsed > 0 then
+-- include: _merged_bodies
+-- include: _deaths
+-- include: _lapsed_end
+  bury_lapsed(lapsed)
+end
 if taken > 0 then
+-- include: _delivery
   take(members, prepared, flights, bodies, is_head)
+  in_flight = in_flight + taken
   count('prepared', taken)
-  local at = slot_each_us > 0 and spend(taken)
+  local at
+  if slot_each_us > 0 then
+-- include: _rate_limit
+    at = spend(taken)
+  end
   note_undrained()
   keep_counts()
   local due = at and math.min(next_due(false), at) or next_due(more)

@@ -125,7 +125,7 @@ class ActionResult:
         return dict(Counter(self.found.values()))
 
 
-def replay(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
+def replay(context: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
     """Send dead messages again, with their full number of retries.
 
     Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
@@ -133,70 +133,75 @@ def replay(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResul
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
-    desk.actor.require(Permission.REPLAY)
-    return _do(desk, REPLAY, desk.present(name), ids)
+    context.actor.require(Permission.REPLAY)
+    return _do(context, REPLAY, context.present(name), ids)
 
 
 def id_of(
-    desk: OperationContext, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+    context: OperationContext,
+    name: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
 ) -> str:
     """Return the id of a message that is named by its body, or on a keyed topic by its key. It may not exist.
 
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    desk.actor.require(Permission.VIEW)
-    declared = desk.config.topic(name)
+    context.actor.require(Permission.VIEW)
+    declared = context.config.topic(name)
     # An action on the id shows whether the topic has a message with this key or body.
-    require_search(desk.actor, declared)
+    require_search(context.actor, declared)
     connections.present(declared)
     out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     return message_id(out.slot, out.member)
 
 
-def delete(desk: OperationContext, name: str, ids: Sequence[str], copy: str) -> ActionResult:
+def delete(context: OperationContext, name: str, ids: Sequence[str], copy: str) -> ActionResult:
     """Delete messages. ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
 
     Outcomes: ``deleted``; ``running`` (it ends with its current delivery, and is never tried again);
     ``gone`` if there is no such copy (any more).
     """
-    desk.actor.require(Permission.DELETE)
-    topic = desk.present(name)
+    context.actor.require(Permission.DELETE)
+    topic = context.present(name)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
-    return _do(desk, delete_action(copy), topic, ids, f"{copy} copy")
+    return _do(context, delete_action(copy), topic, ids, f"{copy} copy")
 
 
-def delete_only(desk: OperationContext, name: str, message_id: str) -> ActionResult:
+def delete_only(context: OperationContext, name: str, message_id: str) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
-    desk.actor.require(Permission.DELETE)
-    copies = copies_of(desk, desk.present(name), message_id)
+    context.actor.require(Permission.DELETE)
+    copies = copies_of(context, context.present(name), message_id)
     found = {"dead" if one.state == "dead" else "live" for one in copies}
     if len(found) > 1:
         return ActionResult({message_id: "both"})
-    return delete(desk, name, [message_id], found.pop())
+    return delete(context, name, [message_id], found.pop())
 
 
-def cancel(desk: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
+def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
     """Delete waiting and resting messages, and notify the listeners of running ones.
 
     Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
     (a Spark consumer has it, and cannot be notified); ``gone``.
     """
-    desk.actor.require(Permission.DELETE)
-    return _do(desk, CANCEL, desk.present(name), ids)
+    context.actor.require(Permission.DELETE)
+    return _do(context, CANCEL, context.present(name), ids)
 
 
-def bury(desk: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
+def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
     """Put messages into Dead for inspection.
 
     Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
-    desk.actor.require(Permission.DELETE)
-    return _do(desk, bury_action(desk.actor, why), desk.present(name), ids)
+    context.actor.require(Permission.DELETE)
+    return _do(context, bury_action(context.actor, why), context.present(name), ids)
 
 
 def reschedule(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     ids: Sequence[str],
     *,
@@ -208,10 +213,10 @@ def reschedule(
     Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
     """
-    desk.actor.require(Permission.EDIT)
-    topic = desk.present(name)
+    context.actor.require(Permission.EDIT)
+    topic = context.present(name)
     score = new_score(topic, due, priority)
-    return _do(desk, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
+    return _do(context, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
 
 
 def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
@@ -226,12 +231,12 @@ def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
 
 
 def _do(
-    desk: OperationContext, act: MessageAction, topic: Topic, ids: Sequence[str], detail: str = ""
+    context: OperationContext, act: MessageAction, topic: Topic, ids: Sequence[str], detail: str = ""
 ) -> ActionResult:
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
-    identities = {one: identified(desk, topic, one) for one in ids}
+    identities = {one: identified(context, topic, one) for one in ids}
     found = dict.fromkeys(identities, "gone")
     at: dict[str, MessageIdentity] = {}
     unseen: set[MessageIdentity] = set()
@@ -241,20 +246,20 @@ def _do(
         missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
         if error is not None or not missing:
             break
-        sought = find(desk.broker, topic, missing.values(), rounds=rounds_of(desk))
+        sought = find(context.broker, topic, missing.values(), rounds=rounds_of(context))
         unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
         places = {
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
         }
         at |= places
-        error = _tell(desk, act, topic, places, found)
+        error = _tell(context, act, topic, places, found)
     found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
     # Slots before the failing one have been changed, so the audit trail gets their outcomes before the error is
     # raised.
     if error is not None and not set(found.values()) - {"gone", "not_found"}:
         raise error
     public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
-    desk.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
+    context.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
     if error is not None:
         raise error
     return ActionResult(found)
@@ -275,7 +280,7 @@ def public_id(topic: Topic, text: str, identity: MessageIdentity) -> str:
 
 
 def _tell(
-    desk: OperationContext,
+    context: OperationContext,
     act: MessageAction,
     topic: Topic,
     places: Mapping[str, MessageIdentity],
@@ -288,7 +293,7 @@ def _tell(
         by_slot[at.slot][at.member or b""].append(one)
     for slot, named in by_slot.items():
         try:
-            outcomes = _tell_slot(desk, act, topic, slot, list(named))
+            outcomes = _tell_slot(context, act, topic, slot, list(named))
         except RmqError as error:
             return error
         for member, ids in named.items():
@@ -297,10 +302,10 @@ def _tell(
 
 
 def _tell_slot(
-    desk: OperationContext, act: MessageAction, topic: Topic, slot: int, members: Sequence[bytes]
+    context: OperationContext, act: MessageAction, topic: Topic, slot: int, members: Sequence[bytes]
 ) -> dict[bytes, str]:
     """Perform the action in one slot, and return the outcomes."""
-    words = desk.in_present_slots(topic, lambda topic: desk.broker.run(act.call(topic, slot, members)))
+    words = context.in_present_slots(topic, lambda topic: context.broker.run(act.call(topic, slot, members)))
     outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
     missing = [member for member, word in outcomes.items() if word == "not_found"]
     # A replay acts on dead messages alone, so the state of the others is read for their outcome.
@@ -308,7 +313,7 @@ def _tell_slot(
         return outcomes | dict.fromkeys(missing, "gone")
     for first in range(0, len(missing), 100):
         part = missing[first : first + 100]
-        looked = desk.broker.run(inspect.look(topic, slot, part))
+        looked = context.broker.run(inspect.look(topic, slot, part))
         outcomes |= {member: instead(one) for member, one in zip(part, looked, strict=True)}
     return outcomes
 

@@ -24,7 +24,7 @@ _PURGED = ("waiting", "resting", "dead")
 
 
 def replay_all(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     wanted: Filter | None = None,
     *,
@@ -35,12 +35,12 @@ def replay_all(
 
     ``dry_run``: only count them (``matching``).
     """
-    desk.actor.require(Permission.REPLAY)
-    return _sweep(desk, REPLAY, desk.present(name), "dead", wanted, limits, dry_run)
+    context.actor.require(Permission.REPLAY)
+    return _sweep(context, REPLAY, context.present(name), "dead", wanted, limits, dry_run)
 
 
 def delete_all(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     wanted: Filter | None = None,
@@ -49,14 +49,14 @@ def delete_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
-    desk.actor.require(Permission.DELETE)
+    context.actor.require(Permission.DELETE)
     queue = queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
-    return _sweep(desk, act, desk.present(name), queue, wanted, limits, dry_run)
+    return _sweep(context, act, context.present(name), queue, wanted, limits, dry_run)
 
 
 def bury_all(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     wanted: Filter | None = None,
@@ -66,15 +66,15 @@ def bury_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
-    desk.actor.require(Permission.DELETE)
-    topic, queue = desk.present(name), queue_of(state)
+    context.actor.require(Permission.DELETE)
+    topic, queue = context.present(name), queue_of(state)
     if queue == "dead":
         raise OperationRefused("dead messages are already in Dead")
-    return _sweep(desk, actions.bury_action(desk.actor, why), topic, queue, wanted, limits, dry_run)
+    return _sweep(context, actions.bury_action(context.actor, why), topic, queue, wanted, limits, dry_run)
 
 
 def reschedule_all(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     wanted: Filter | None = None,
@@ -90,24 +90,26 @@ def reschedule_all(
     left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
     priority keeps its place), ``running``, ``gone``.
     """
-    desk.actor.require(Permission.EDIT)
-    topic, queue = desk.present(name), queue_of(state)
+    context.actor.require(Permission.EDIT)
+    topic, queue = context.present(name), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
         raise OperationRefused(
             f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
             + ("" if topic.is_priority else " or rest")
         )
     if dry_run and due is None and priority is None:
-        return _sweep(desk, actions.reschedule_action(0, is_time=True), topic, queue, wanted, limits, dry_run)
+        return _sweep(
+            context, actions.reschedule_action(0, is_time=True), topic, queue, wanted, limits, dry_run
+        )
     score = new_score(topic, due, priority)
     # A place in the line of a fifo topic is up to some seconds later than the time that was given.
     but = (float(score), float(score + (LINE_MS if topic.is_fifo else 1)))
     act = actions.reschedule_action(score, is_time=not topic.is_priority)
-    return _sweep(desk, act, topic, queue, wanted, limits, dry_run, but)
+    return _sweep(context, act, topic, queue, wanted, limits, dry_run, but)
 
 
 def _sweep(
-    desk: OperationContext,
+    context: OperationContext,
     act: MessageAction,
     topic: Topic,
     queue: str,
@@ -116,15 +118,15 @@ def _sweep(
     dry_run: bool,
     but: tuple[float, float] | None = None,
 ) -> BulkRun:
-    wanted = checked(desk, topic, queue, wanted)
+    wanted = checked(context, topic, queue, wanted)
     limits = limits or Limits()
     limits.check()
     told = None if dry_run else act.call
-    steps = bulk.sweep(desk.broker, topic, queue, wanted, told, limits=limits, but=but)
+    steps = bulk.sweep(context.broker, topic, queue, wanted, told, limits=limits, but=but)
     renamed = (act.renamed(progress) for progress in steps)
     if dry_run:
         return BulkRun(renamed)
-    return desk.recorded(f"{act.name} all", topic, _described(queue, wanted, act.detail), renamed)
+    return context.recorded(f"{act.name} all", topic, _described(queue, wanted, act.detail), renamed)
 
 
 def _described(queue: str, wanted: Filter, detail: str = "") -> str:
@@ -134,7 +136,7 @@ def _described(queue: str, wanted: Filter, detail: str = "") -> str:
 
 
 def purge(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     *,
@@ -148,40 +150,40 @@ def purge(
     ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
-    desk.actor.require(Permission.PURGE)
-    topic, queue = desk.present(name), queue_of(state)
+    context.actor.require(Permission.PURGE)
+    topic, queue = context.present(name), queue_of(state)
     if STATE_OF[queue] not in _PURGED:
         raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
     wanted = Filter(older_than=older_than, slot=slot)
     wanted.check(topic, queue)
     limits = limits or Limits()
     limits.check()
-    steps = bulk.purge(desk.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
-    return BulkRun(steps) if dry_run else desk.recorded("purge", topic, _described(queue, wanted), steps)
+    steps = bulk.purge(context.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
+    return BulkRun(steps) if dry_run else context.recorded("purge", topic, _described(queue, wanted), steps)
 
 
-def pause(desk: OperationContext, name: str) -> BulkRun:
+def pause(context: OperationContext, name: str) -> BulkRun:
     """Stop the delivery of a topic's messages until ``resume``. Deliveries in flight are completed. Counts slots.
 
     Outcomes: ``paused``, ``unchanged``. Every worker gets the pause from Redis at its next prepare.
     """
-    return _pause(desk, name, True)
+    return _pause(context, name, True)
 
 
-def resume(desk: OperationContext, name: str) -> BulkRun:
+def resume(context: OperationContext, name: str) -> BulkRun:
     """Resume a paused topic; its workers are woken. Outcomes, of slots: ``resumed``, ``unchanged``."""
-    return _pause(desk, name, False)
+    return _pause(context, name, False)
 
 
-def _pause(desk: OperationContext, name: str, paused: bool) -> BulkRun:
-    desk.actor.require(Permission.PAUSE)
-    topic = desk.present(name)
-    steps = bulk.tell_every_slot(desk.broker, topic, lambda slot: operate.pause(topic, slot, paused))
-    return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
+def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
+    context.actor.require(Permission.PAUSE)
+    topic = context.present(name)
+    steps = bulk.tell_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
+    return context.recorded("pause" if paused else "resume", topic, "slots", steps)
 
 
 def retire(
-    desk: OperationContext, name: str, *, to: str | None = None, delete: bool = False, dead: str = ""
+    context: OperationContext, name: str, *, to: str | None = None, delete: bool = False, dead: str = ""
 ) -> BulkRun:
     """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
 
@@ -190,10 +192,10 @@ def retire(
     ``to``, or it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` if messages are in
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
-    desk.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
-    found = topics.find(desk.broker, desk.config.topics, name)
-    target = None if to is None else desk.present(to)
-    steps = topics.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+    context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
+    found = topics.find(context.broker, context.config.topics, name)
+    target = None if to is None else context.present(to)
+    steps = topics.retire(context.broker, connections.get_producer, found, target, delete=delete, dead=dead)
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []
     what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
-    return desk.recorded("retire", found.topic, ", ".join(what), steps)
+    return context.recorded("retire", found.topic, ", ".join(what), steps)

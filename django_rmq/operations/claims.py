@@ -34,16 +34,16 @@ class ClaimStats:
     """Where the query runs or ran, and since when; empty if it is not known."""
 
 
-def claims(desk: OperationContext, name: str) -> list[ClaimStats]:
+def claims(context: OperationContext, name: str) -> list[ClaimStats]:
     """Return the claims that hold something of a topic, in the order of their consumers."""
-    desk.actor.require(Permission.VIEW)
-    return _found(_broker(desk), desk.present(name))
+    context.actor.require(Permission.VIEW)
+    return _found(_broker(context), context.present(name))
 
 
-def _broker(desk: OperationContext) -> Broker:
-    if desk.config.broker == "memory":
+def _broker(context: OperationContext) -> Broker:
+    if context.config.broker == "memory":
         raise OperationRefused('there are no claims where RMQ["BROKER"] is "memory", which Spark cannot use')
-    return desk.broker
+    return context.broker
 
 
 def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
@@ -76,7 +76,7 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
 
 
 def return_claims(
-    desk: OperationContext, name: str, consumer: str | None = None, *, spent: bool = False
+    context: OperationContext, name: str, consumer: str | None = None, *, spent: bool = False
 ) -> BulkRun:
     """Give the messages of claims back to their slots: of ``consumer``, or of the only one that has any.
 
@@ -85,8 +85,8 @@ def return_claims(
     first. Another query may use the name of the consumer from then on. Raises ``InvalidRequest`` if there are
     several consumers and none is named.
     """
-    desk.actor.require(Permission.REPLAY)
-    broker, topic = _broker(desk), desk.present(name)
+    context.actor.require(Permission.REPLAY)
+    broker, topic = _broker(context), context.present(name)
     found = _found(broker, topic)
     holders = {one.consumer for one in found}
     if consumer is None and len(holders) > 1:
@@ -97,7 +97,7 @@ def return_claims(
     note = f"of {', '.join(sorted({one.consumer for one in chosen}))}" if chosen else ""
     if spent:
         note = f"{note}, with a retry used".removeprefix(", ")
-    return desk.recorded("return claims", topic, note, steps)
+    return context.recorded("return claims", topic, note, steps)
 
 
 def _returning(

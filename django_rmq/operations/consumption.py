@@ -540,7 +540,7 @@ class Deliveries:
         return self._settling.settle("rollback", settled, outcomes)
 
 
-def deliveries_of(desk: OperationContext, name: str) -> Deliveries:
+def deliveries_of(context: OperationContext, name: str) -> Deliveries:
     """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
-    desk.actor.require(Permission.CONSUME)
-    return Deliveries(desk.actor, desk.agreed(name), desk.broker)
+    context.actor.require(Permission.CONSUME)
+    return Deliveries(context.actor, context.agreed(name), context.broker)

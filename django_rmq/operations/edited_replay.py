@@ -29,7 +29,7 @@ from django_rmq.operations.sends import charge
 
 
 def replay_edited(
-    desk: OperationContext, name: str, message_id: str, body: Any, *, charged_bytes: int | None = None
+    context: OperationContext, name: str, message_id: str, body: Any, *, charged_bytes: int | None = None
 ) -> ActionResult:
     """Replay one dead message with another body. Outcomes: as ``replay``.
 
@@ -38,35 +38,37 @@ def replay_edited(
     ``charged_bytes``: the actor is charged with one message of this size. Raises ``InvalidMessage`` for a body that
     cannot be sent, and the errors of ``spend_sends``.
     """
-    desk.actor.require(Permission.REPLAY, Permission.EDIT)
-    topic = desk.present(name)
+    context.actor.require(Permission.REPLAY, Permission.EDIT)
+    topic = context.present(name)
     if topic.accumulate:
         raise InvalidMessage(
             f"messages of topic {topic.name} cannot be edited, because each may hold several bodies (ACCUMULATE): "
             "replay them as they are"
         )
     encode_body(topic, body)
-    at, looked = look_at(desk, topic, message_id)
+    at, looked = look_at(context, topic, message_id)
     word = "gone"
     if at is not None and at.member is not None and looked is not None:
         if looked.dead is None:
             word = instead(looked)
         else:
             if charged_bytes is not None:
-                charge(desk, 1, charged_bytes)
+                charge(context, 1, charged_bytes)
             slot, member, dead = at.slot, at.member, looked
-            word = desk.in_present_slots(topic, lambda topic: _replay(desk, topic, slot, member, dead, body))
-    public = public_id(topic, message_id, at or identified(desk, topic, message_id))
-    desk.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
+            word = context.in_present_slots(
+                topic, lambda topic: _replay(context, topic, slot, member, dead, body)
+            )
+    public = public_id(topic, message_id, at or identified(context, topic, message_id))
+    context.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
     return ActionResult({message_id: word})
 
 
 def _replay(
-    desk: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: Any
+    context: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: Any
 ) -> str:
     (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
     producer = connections.get_producer()
-    broker = desk.broker
+    broker = context.broker
     # It is due at once, or has its former priority.
     score = score_at_once(topic, dead.scored, broker.now_ms())
     if topic.keyed:

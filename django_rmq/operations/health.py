@@ -169,7 +169,7 @@ class Health:
 
 
 def check_health(
-    desk: OperationContext,
+    context: OperationContext,
     limits: HealthThresholds,
     names: Collection[str] | None = None,
     *,
@@ -181,18 +181,18 @@ def check_health(
     assignment to fit its workers. It takes at most ``TOTAL_SECONDS``, or a little longer than the patience: a server that
     does not answer in this time is a bad finding.
     """
-    desk.actor.require(Permission.VIEW)
+    context.actor.require(Permission.VIEW)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
     end = time.monotonic() + seconds
-    parts = [ParallelReads("redis", partial(_in_english, _check_redis, desk, limits, names, patience))]
-    if desk.config.coordinator == "zookeeper":
+    parts = [ParallelReads("redis", partial(_in_english, _check_redis, context, limits, names, patience))]
+    if context.config.coordinator == "zookeeper":
         look = partial(_in_english, _check_coordinator, _in_zookeeper, patience)
         parts.append(ParallelReads("coordinator", look))
     for part in parts:
         part.start()
     found = list[Finding]()
-    if (names is None or names) and (desk.config.uses_outbox or limits.max_outbox_age is not None):
-        found += _in_english(_check_outbox, desk, limits, names, seconds)
+    if (names is None or names) and (context.config.uses_outbox or limits.max_outbox_age is not None):
+        found += _in_english(_check_outbox, context, limits, names, seconds)
     for part in parts:
         is_complete = part.wait(end)
         found += part.found
@@ -223,27 +223,27 @@ def _in_english(check: Callable[..., Iterator[Finding]], *arguments: Any) -> Ite
 
 
 def _check_redis(
-    desk: OperationContext, limits: HealthThresholds, names: Collection[str] | None, patience: float
+    context: OperationContext, limits: HealthThresholds, names: Collection[str] | None, patience: float
 ) -> Iterator[Finding]:
-    broker, began, refusal = desk.broker, time.monotonic(), ""
+    broker, began, refusal = context.broker, time.monotonic(), ""
     try:
         try:
             broker.ping()
         except ServerFull as error:  # A server that cannot write to its disk refuses even PING.
             refusal = str(error)
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
-        yield from _check_writes(desk, refusal)
+        yield from _check_writes(context, refusal)
         if names is None or names:
-            for one in stats.overview(broker, desk.present_all(names)):
+            for one in stats.overview(broker, context.present_all(names)):
                 yield from judge_topic(one, limits)
-            for schedule in schedules(desk, names):
+            for schedule in schedules(context, names):
                 yield judge_schedule(schedule, limits)
         if names is None:
-            for left in topics.stranded(broker, desk.config.topics):
+            for left in topics.stranded(broker, context.config.topics):
                 if left.held:
                     text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": left}
                     yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
-        if desk.config.coordinator == "redis":
+        if context.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.
             spent = time.monotonic() - began
             yield from _check_coordinator(partial(_in_redis, broker), patience - spent)
@@ -251,21 +251,21 @@ def _check_redis(
         yield Finding("redis", "", Severity.BAD, str(error))
 
 
-def read_servers(desk: OperationContext) -> list[ServerInfo] | None:
+def read_servers(context: OperationContext) -> list[ServerInfo] | None:
     """Return what each Redis server reports about itself, or None if the user of Redis may not ask."""
-    desk.actor.require(Permission.VIEW)
+    context.actor.require(Permission.VIEW)
     try:
-        return desk.broker.servers()
+        return context.broker.servers()
     except ServerRefused:
         return None
 
 
-def _check_writes(desk: OperationContext, refusal: str) -> Iterator[Finding]:
+def _check_writes(context: OperationContext, refusal: str) -> Iterator[Finding]:
     """Find servers that refuse writes, or will soon, although they answer.
 
     ``refusal`` is the error with which a server answered a command; empty if none did.
     """
-    servers = read_servers(desk)
+    servers = read_servers(context)
     # A server has refused a command for a reason that its INFO does not show, so the error is the finding.
     if refusal and not any(server.refusals for server in servers or ()):
         yield Finding("writes", "", Severity.BAD, refusal)
@@ -334,10 +334,10 @@ def _flaw(roster: Roster) -> str:
 
 
 def _check_outbox(
-    desk: OperationContext, limits: HealthThresholds, names: Collection[str] | None, seconds: float
+    context: OperationContext, limits: HealthThresholds, names: Collection[str] | None, seconds: float
 ) -> Iterator[Finding]:
     """Find for each topic how long its oldest message has been in the outbox."""
-    found, problems = outbox_as_known(desk, names, seconds=seconds)
+    found, problems = outbox_as_known(context, names, seconds=seconds)
     for problem in problems:
         yield Finding("outbox", "", Severity.BAD, problem)
     for one in found:

@@ -26,41 +26,41 @@ class Followed(NamedTuple):
     """What keeps it from being delivered now, the worst first; empty if nothing does, or it does not wait."""
 
 
-def follow(desk: OperationContext, name: str, message_id: str) -> Followed:
+def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     """Return all copies of a message, and its status. Their id is the one that was given.
 
     Raises the errors of ``get``; ``MessageGone`` only if nothing is known about the message.
     """
-    desk.actor.require(Permission.VIEW)
-    topic = desk.present(name)
-    hidden = not desk.actor.may(Permission.VIEW_BODIES)
-    identity = identified(desk, topic, message_id)
-    places = whereabouts(desk, topic, identity)
+    context.actor.require(Permission.VIEW)
+    topic = context.present(name)
+    hidden = not context.actor.may(Permission.VIEW_BODIES)
+    identity = identified(context, topic, message_id)
+    places = whereabouts(context, topic, identity)
     held_by: list[Hold] = []
     copies: list[MessageCopy] = []
     status: MessageStatus | None = None
     for at in places:
-        copies, status = _asked(desk, topic, at.slot, at.member or b"", message_id, hidden=hidden)
+        copies, status = _asked(context, topic, at.slot, at.member or b"", message_id, hidden=hidden)
         if status.state in ("waiting", "resting"):
-            held_by = holds_of(desk, topic, at.slot, at.member or b"")
+            held_by = holds_of(context, topic, at.slot, at.member or b"")
         if status.state != "unknown":
             break
     else:
-        status = message_tracking.status_of_ended(desk.broker, topic, identity, message_id)
+        status = message_tracking.status_of_ended(context.broker, topic, identity, message_id)
     if status is None:
         require_seen(places, message_id)
         raise gone(topic, message_id)
-    if hidden or is_withheld(desk.actor, topic):
+    if hidden or is_withheld(context.actor, topic):
         # The progress text is written by a listener, which may quote the body.
         status = replace(status, progress_text="")
-    return Followed(as_shown(desk.actor, topic, copies), status, held_by)
+    return Followed(as_shown(context.actor, topic, copies), status, held_by)
 
 
 def _asked(
-    desk: OperationContext, topic: Topic, slot: int, member: bytes, name: str, *, hidden: bool
+    context: OperationContext, topic: Topic, slot: int, member: bytes, name: str, *, hidden: bool
 ) -> tuple[list[MessageCopy], MessageStatus]:
     """Return the copies and the status of a message in one round trip, with ``name`` as its id."""
-    pipeline = desk.broker.pipeline()
+    pipeline = context.broker.pipeline()
     asked = pipeline.add(inspect.status(topic, slot, member))
     looks = pipeline.add(inspect.look(topic, slot, [member]))
     pipeline.execute()
@@ -69,10 +69,10 @@ def _asked(
     return copies, replace(read(topic, slot, member, asked.get()), id=name)
 
 
-def status(desk: OperationContext, name: str, body: Any = None, **named: Any) -> MessageStatus:
+def status(context: OperationContext, name: str, body: Any = None, **named: Any) -> MessageStatus:
     """Return the status of a message that is named like for ``django_rmq.message_status``."""
-    desk.actor.require(Permission.VIEW)
-    require_search(desk.actor, desk.config.topic(name))
+    context.actor.require(Permission.VIEW)
+    require_search(context.actor, context.config.topic(name))
     return message_tracking.message_status(name, body, **named)
 
 

@@ -92,7 +92,7 @@ class _Members:
 
 
 def groups(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     by: str,
@@ -115,13 +115,13 @@ def groups(
         raise OperationRefused(
             "running messages cannot be grouped by error, because their delivery has not ended"
         )
-    topic = desk.present(name)
-    wanted = checked(desk, topic, queue, wanted)
+    topic = context.present(name)
+    wanted = checked(context, topic, queue, wanted)
     end = None if seconds is None else time.monotonic() + seconds
     found: dict[tuple[str, str] | int | None, _Members] = {}
     problems: dict[str, None] = {}
     looked_at, is_complete = 0, False
-    for copies, is_last, troubles in _pages(desk, name, queue, wanted, limit):
+    for copies, is_last, troubles in _pages(context, name, queue, wanted, limit):
         for copy in copies:
             found.setdefault(_key(by, copy), _Members()).add(copy)
         looked_at += len(copies)
@@ -129,7 +129,7 @@ def groups(
         is_complete = is_last
         if end is not None and time.monotonic() >= end:
             break
-    broker = desk.broker
+    broker = context.broker
     total = sum(bulk.count(broker, bulk.Selection.at(topic, queue, wanted, broker.now_ms())).values())
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     rows = [_group(by, key, members, looked_at) for key, members in ordered]
@@ -138,12 +138,12 @@ def groups(
 
 
 def _pages(
-    desk: OperationContext, name: str, queue: str, wanted: Filter, limit: int
+    context: OperationContext, name: str, queue: str, wanted: Filter, limit: int
 ) -> Iterator[tuple[list[MessageCopy], bool, list[str]]]:
     """Yield the messages page by page, whether a page is the last one, and the slots that could not be read."""
     left, cursor, examined = limit, "", 0
     while left > 0 and examined < MOST_EXAMINED:
-        page = listing(desk, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
+        page = listing(context, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
         yield page.copies, not page.cursor, page.problems
         left, cursor, examined = left - len(page.copies), page.cursor, examined + page.scanned
         if not cursor:

@@ -402,7 +402,7 @@ def _read_rows(
 
 
 def listing(
-    desk: OperationContext,
+    context: OperationContext,
     name: str,
     state: str,
     *,
@@ -418,10 +418,10 @@ def listing(
     for a cursor of another list, and the errors of ``Filter.check``. An actor who may not see bodies gets
     copies without content, and cannot filter by text.
     """
-    desk.actor.require(Permission.VIEW)
-    topic, queue = desk.present(name), queue_of(state)
-    wanted = checked(desk, topic, queue, wanted)
-    limit = desk.config.admin.page_size if limit is None else limit
+    context.actor.require(Permission.VIEW)
+    topic, queue = context.present(name), queue_of(state)
+    wanted = checked(context, topic, queue, wanted)
+    limit = context.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
         raise InvalidRequest(
             f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {abbreviated(limit)}"
@@ -429,60 +429,60 @@ def listing(
     if descending is None:
         descending = first_page_order(topic, queue)
     order = Order(topic, queue, descending, wanted)
-    broker, form = desk.broker, Shown(_hides(desk), not may_search(desk.actor, topic))
+    broker, form = context.broker, Shown(_hides(context), not may_search(context.actor, topic))
     found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
-    return replace(found, copies=as_shown(desk.actor, topic, found.copies))
+    return replace(found, copies=as_shown(context.actor, topic, found.copies))
 
 
-def checked(desk: OperationContext, topic: Topic, queue: str, wanted: Filter | None) -> Filter:
+def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter | None) -> Filter:
     """Return a filter of a queue that the actor may use. Raises the errors of ``Filter.check`` and ``require_search``."""
     wanted = wanted or Filter()
     wanted.check(topic, queue)
     if wanted.text:
-        require_search(desk.actor, topic)
+        require_search(context.actor, topic)
     return wanted
 
 
-def get(desk: OperationContext, name: str, message_id: str) -> list[MessageCopy]:
+def get(context: OperationContext, name: str, message_id: str) -> list[MessageCopy]:
     """Return all copies of a message: waiting, in flight, resting, claimed or dead, in this order.
 
     Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
     was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
     """
-    desk.actor.require(Permission.VIEW)
-    return copies_of(desk, desk.present(name), message_id)
+    context.actor.require(Permission.VIEW)
+    return copies_of(context, context.present(name), message_id)
 
 
-def body(desk: OperationContext, name: str, message_id: str, state: str) -> bytes:
+def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:
     """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
-    desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
-    if is_withheld(desk.actor, desk.config.topic(name)):
+    context.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+    if is_withheld(context.actor, context.config.topic(name)):
         raise NotPermitted(f"the bodies of topic {name} are redacted")
-    copies = get(desk, name, message_id)
+    copies = get(context, name, message_id)
     wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
     return wanted[0].raw or b""
 
 
-def copies_of(desk: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
+def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
     """Return the same as ``get``, whatever the actor may see."""
-    at, looked = look_at(desk, topic, message_id)
+    at, looked = look_at(context, topic, message_id)
     if at is None or looked is None:
         raise gone(topic, message_id)
-    copies = list(from_look(topic, at.slot, at.member or b"", looked, message_id, hidden=_hides(desk)))
-    return as_shown(desk.actor, topic, copies)
+    copies = list(from_look(topic, at.slot, at.member or b"", looked, message_id, hidden=_hides(context)))
+    return as_shown(context.actor, topic, copies)
 
 
 def look_at(
-    desk: OperationContext, topic: Topic, message_id: str
+    context: OperationContext, topic: Topic, message_id: str
 ) -> tuple[MessageIdentity | None, DescribeReply | None]:
     """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.
 
     Raises ``OperationRefused`` if the message was not found, although it may be there.
     """
     at: MessageIdentity | None = None
-    places = whereabouts(desk, topic, identified(desk, topic, message_id))
+    places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        (looked,) = desk.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
+        (looked,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
         if looked.is_held:
             return at, looked
     require_seen(places, message_id)
@@ -496,31 +496,31 @@ def gone(topic: Topic, message_id: str) -> MessageGone:
     )
 
 
-def sent_id(desk: OperationContext, result: SendResult) -> str:
+def sent_id(context: OperationContext, result: SendResult) -> str:
     """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
-    desk.actor.require(Permission.SEND)
-    topic = desk.config.topic(result.topic)
-    sealed = not may_search(desk.actor, topic)
+    context.actor.require(Permission.SEND)
+    topic = context.config.topic(result.topic)
+    sealed = not may_search(context.actor, topic)
     return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
 
 
-def identified(desk: OperationContext, topic: Topic, text: str) -> MessageIdentity:
+def identified(context: OperationContext, topic: Topic, text: str) -> MessageIdentity:
     """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
-    identity = identify(topic, text, desk.broker)
-    if identity.member is not None and not may_search(desk.actor, topic):
+    identity = identify(topic, text, context.broker)
+    if identity.member is not None and not may_search(context.actor, topic):
         # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
         return MessageIdentity(identity.slot, None)
     return identity
 
 
-def rounds_of(desk: OperationContext) -> int:
+def rounds_of(context: OperationContext) -> int:
     """Return the number of times that a message is searched; a command searches until it is found."""
-    return ALL_ROUNDS if desk.actor.permits is None else ROUNDS
+    return ALL_ROUNDS if context.actor.permits is None else ROUNDS
 
 
-def whereabouts(desk: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
+def whereabouts(context: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
     """Return the places where the message of an id may be."""
-    return Whereabouts(desk.broker, topic, identity, rounds=rounds_of(desk))
+    return Whereabouts(context.broker, topic, identity, rounds=rounds_of(context))
 
 
 def require_seen(places: Whereabouts, message_id: str) -> None:
@@ -537,5 +537,5 @@ def not_found(message_id: str) -> str:
     )
 
 
-def _hides(desk: OperationContext) -> bool:
-    return not desk.actor.may(Permission.VIEW_BODIES)
+def _hides(context: OperationContext) -> bool:
+    return not context.actor.may(Permission.VIEW_BODIES)

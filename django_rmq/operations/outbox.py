@@ -80,43 +80,43 @@ class Known(NamedTuple, Generic[T]):
     """A sentence for each database that does not answer."""
 
 
-def outbox(desk: OperationContext, names: Collection[str] | None = None) -> list[Waiting]:
+def outbox(context: OperationContext, names: Collection[str] | None = None) -> list[Waiting]:
     """Return how much is in the outbox, by topic; topics that the settings do not have are included.
 
     Raises ``ServerUnavailable`` if a database does not answer.
     """
-    found, problems = outbox_as_known(desk, names)
+    found, problems = outbox_as_known(context, names)
     if problems:
         raise ServerUnavailable("; ".join(problems))
     return found
 
 
 def outbox_as_known(
-    desk: OperationContext, names: Collection[str] | None = None, *, seconds: float | None = None
+    context: OperationContext, names: Collection[str] | None = None, *, seconds: float | None = None
 ) -> Known[Waiting]:
     """Return the same as ``outbox``, from the databases that answer within ``seconds``."""
-    desk.actor.require(Permission.VIEW)
+    context.actor.require(Permission.VIEW)
     parts, problems = _ask_each(contents.waiting, ANSWER_SECONDS if seconds is None else seconds)
     found = contents.together(one for part in parts for one in part)
     return Known([one for one in found if names is None or one.topic in names], problems)
 
 
 def outbox_rows(
-    desk: OperationContext,
+    context: OperationContext,
     names: Collection[str] | None = None,
     *,
     refused: bool | None = None,
     limit: int = 100,
 ) -> Known[OutboxRow]:
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
-    desk.actor.require(Permission.VIEW)
+    context.actor.require(Permission.VIEW)
     if names is not None:
         # PostgreSQL refuses a query with NUL in a text. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
     ask = partial(contents.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
     found = [one for part in parts for one in part][:limit]
-    return Known([_shown(desk, one) for one in found], problems)
+    return Known([_shown(context, one) for one in found], problems)
 
 
 def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
@@ -159,24 +159,24 @@ def _silent(alias: str, seconds: float) -> str:
     return f"the database {alias} does not answer within {seconds:g} s"
 
 
-def retry_outbox(desk: OperationContext, ids: Sequence[str]) -> dict[str, int]:
+def retry_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Have the relay send these rows at once; return how many were ``retried``, and how many were ``gone``."""
-    desk.actor.require(Permission.SEND)
-    return _do(desk, "retry in the outbox", ids, "retried")
+    context.actor.require(Permission.SEND)
+    return _do(context, "retry in the outbox", ids, "retried")
 
 
-def delete_outbox(desk: OperationContext, ids: Sequence[str]) -> dict[str, int]:
+def delete_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Delete these rows, so that their messages are never sent; return how many were ``deleted`` and ``gone``."""
-    desk.actor.require(Permission.DELETE)
-    return _do(desk, "delete from the outbox", ids, "deleted")
+    context.actor.require(Permission.DELETE)
+    return _do(context, "delete from the outbox", ids, "deleted")
 
 
-def relay_outbox(desk: OperationContext) -> Known[RelayStep]:
+def relay_outbox(context: OperationContext) -> Known[RelayStep]:
     """Send the due rows of all databases at once; return the steps.
 
     Raises ``ServerTrouble`` if Redis does not answer.
     """
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     inquiries = [_begin(alias, partial(relay.relay_all, [alias])) for alias in aliases()]
     steps, problems = list[RelayStep](), list[str]()
     for one in inquiries:
@@ -189,13 +189,13 @@ def relay_outbox(desk: OperationContext) -> Known[RelayStep]:
     return Known(steps, problems)
 
 
-def relay_duties(desk: OperationContext) -> list[Maintenance]:
+def relay_duties(context: OperationContext) -> list[Maintenance]:
     """Return a thread for each database, which sends the due rows again and again."""
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     return threads_of_duties(relay.duties())
 
 
-def _do(desk: OperationContext, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
+def _do(context: OperationContext, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
     chosen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     done = gone = 0
     database = ""
@@ -213,7 +213,7 @@ def _do(desk: OperationContext, act: str, ids: Sequence[str], word: str) -> dict
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count
             rows = [f"{database}:{number}" for number in numbers]
-            desk.record(act, topic, {word: count}, chosen_note(rows))
+            context.record(act, topic, {word: count}, chosen_note(rows))
     except Error as error:
         raise _unavailable(error, database) from error
     return {word: done, "gone": gone}
@@ -226,7 +226,7 @@ def _parsed(name: str) -> tuple[str, int]:
     return database, int(number)
 
 
-def _shown(desk: OperationContext, found: FoundRows) -> OutboxRow:
+def _shown(context: OperationContext, found: FoundRows) -> OutboxRow:
     row, is_read = found.row, not found.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
@@ -234,7 +234,7 @@ def _shown(desk: OperationContext, found: FoundRows) -> OutboxRow:
     has_key = envelope is not None and not row.member.startswith(MARK)
     key = row.member.decode("utf-8", "replace") if has_key else None
     raw: bytes | None = content.body
-    if not is_read or not _may_read(desk, row.topic):
+    if not is_read or not _may_read(context, row.topic):
         key = raw = None
     return OutboxRow(
         id=f"{found.database}:{row.id}",
@@ -252,11 +252,11 @@ def _shown(desk: OperationContext, found: FoundRows) -> OutboxRow:
     )
 
 
-def _may_read(desk: OperationContext, name: str) -> bool:
+def _may_read(context: OperationContext, name: str) -> bool:
     """Return whether the actor may see bodies of a topic as they are."""
     # The settings may no longer have the topic of a row, and a formatter of all topics redacts it nevertheless.
-    is_withheld = desk.actor.permits is not None and desk.config.admin.formatter_of(name) is not None
-    return desk.actor.may(Permission.VIEW_BODIES) and not is_withheld
+    is_withheld = context.actor.permits is not None and context.config.admin.formatter_of(name) is not None
+    return context.actor.may(Permission.VIEW_BODIES) and not is_withheld
 
 
 def _unavailable(error: Error, alias: str) -> ServerUnavailable:

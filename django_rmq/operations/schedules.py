@@ -95,14 +95,14 @@ class ScheduleStats:
         return self.schedule.timing
 
 
-def schedules(desk: OperationContext, names: Collection[str] | None = None) -> list[ScheduleStats]:
+def schedules(context: OperationContext, names: Collection[str] | None = None) -> list[ScheduleStats]:
     """Return the schedules that workers have declared, of these topics or of all, by their names.
 
     Those that the project declares, and Redis does not know, are among them.
     """
-    desk.actor.require(Permission.VIEW)
-    declared_topics = desk.config.topics if names is None else names
-    found = desk.broker.run(calls.read_schedules())
+    context.actor.require(Permission.VIEW)
+    declared_topics = context.config.topics if names is None else names
+    found = context.broker.run(calls.read_schedules())
     known = {one.name for one in found}
     chosen = [one for one in found if names is None or one.schedule.topic in names]
     missing = [
@@ -110,39 +110,39 @@ def schedules(desk: OperationContext, names: Collection[str] | None = None) -> l
         for one in _declared().values()
         if one.name not in known and one.topic in declared_topics
     ]
-    return sorted(_all_figures(desk, chosen) + missing, key=lambda one: one.name)
+    return sorted(_all_figures(context, chosen) + missing, key=lambda one: one.name)
 
 
-def schedule(desk: OperationContext, name: str) -> ScheduleStats:
+def schedule(context: OperationContext, name: str) -> ScheduleStats:
     """Return one schedule. Raises ``UnknownSchedule``."""
-    desk.actor.require(Permission.VIEW)
-    (found,) = _all_figures(desk, [_record(desk, name)])
+    context.actor.require(Permission.VIEW)
+    (found,) = _all_figures(context, [_record(context, name)])
     return found
 
 
-def pause_schedule(desk: OperationContext, name: str, names: Collection[str] | None = None) -> str:
+def pause_schedule(context: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Take back the tick that waits, and plan none until ``resume_schedule``. Answers paused or unchanged.
 
     ``names``: a schedule of another topic counts as unknown.
     """
-    desk.actor.require(Permission.PAUSE)
-    return _change(desk, _record(desk, name, names), "paused", "1", "paused", from_now=False)
+    context.actor.require(Permission.PAUSE)
+    return _change(context, _record(context, name, names), "paused", "1", "paused", from_now=False)
 
 
-def resume_schedule(desk: OperationContext, name: str, names: Collection[str] | None = None) -> str:
+def resume_schedule(context: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Continue a paused schedule from now on; what it missed is not sent. Answers resumed or unchanged."""
-    desk.actor.require(Permission.PAUSE)
-    return _change(desk, _record(desk, name, names), "paused", "", "resumed", from_now=True)
+    context.actor.require(Permission.PAUSE)
+    return _change(context, _record(context, name, names), "paused", "", "resumed", from_now=True)
 
 
-def edit_schedule(desk: OperationContext, name: str, changes: Mapping[str, Any]) -> str:
+def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, Any]) -> str:
     """Change when a schedule runs: ``cron``, ``every``, ``timezone`` and ``catch_up``, as in the settings.
 
     The changes take precedence over the settings until ``reset_schedule``, also after a deployment. Answers
     changed or unchanged. Raises ``InvalidRequest``.
     """
-    desk.actor.require(Permission.EDIT)
-    record = _record(desk, name)
+    context.actor.require(Permission.EDIT)
+    record = _record(context, name)
     given = {field: _parsed(field, value) for field, value in changes.items()}
     if given.get("cron") is not None and given.get("every") is not None:
         raise InvalidRequest("give either cron or every")
@@ -162,21 +162,21 @@ def edit_schedule(desk: OperationContext, name: str, changes: Mapping[str, Any])
     for problem in schedule_requirements.of_timing(changed):
         raise InvalidRequest(problem.message)
     text = json.dumps(override, sort_keys=True) if override else ""
-    return _set_override(desk, record, text, changed)
+    return _set_override(context, record, text, changed)
 
 
-def reset_schedule(desk: OperationContext, name: str) -> str:
+def reset_schedule(context: OperationContext, name: str) -> str:
     """Let a schedule run as the settings say. Answers changed or unchanged."""
-    desk.actor.require(Permission.EDIT)
-    record = _record(desk, name)
-    return _set_override(desk, record, "", record.declared)
+    context.actor.require(Permission.EDIT)
+    record = _record(context, name)
+    return _set_override(context, record, "", record.declared)
 
 
-def _set_override(desk: OperationContext, record: ScheduleRecord, text: str, changed: Schedule) -> str:
+def _set_override(context: OperationContext, record: ScheduleRecord, text: str, changed: Schedule) -> str:
     """Set the changes of people, so that the schedule runs as ``changed`` says."""
     before, after = _described(record.schedule), _described(changed)
     return _change(
-        desk,
+        context,
         record,
         "override",
         text,
@@ -186,36 +186,36 @@ def _set_override(desk: OperationContext, record: ScheduleRecord, text: str, cha
     )
 
 
-def delete_schedule(desk: OperationContext, name: str) -> str:
+def delete_schedule(context: OperationContext, name: str) -> str:
     """Delete a schedule of a topic that the settings do not have, with its waiting tick. Answers deleted.
 
     Raises ``OperationRefused`` for another one, which goes when it is no longer declared.
     """
-    desk.actor.require(Permission.DELETE)
-    record = _record(desk, name)
-    if record.schedule.topic in desk.config.topics:
+    context.actor.require(Permission.DELETE)
+    record = _record(context, name)
+    if record.schedule.topic in context.config.topics:
         raise OperationRefused(
             f"remove schedule {name[:100]} from the settings: it goes when no worker declares it"
         )
-    desk.broker.run(calls.change_schedule(name, "removed", "1"))
-    stepper.Stepper(desk.broker, {}).settle(name)
+    context.broker.run(calls.change_schedule(name, "removed", "1"))
+    stepper.Stepper(context.broker, {}).settle(name)
     note = f"schedule {name}: {_described(record.schedule)}"
-    desk.record("delete", record.schedule.topic, {"deleted": 1}, note)
+    context.record("delete", record.schedule.topic, {"deleted": 1}, note)
     return "deleted"
 
 
 def run_schedule(
-    desk: OperationContext, name: str, names: Collection[str] | None = None, *, is_charged: bool = False
+    context: OperationContext, name: str, names: Collection[str] | None = None, *, is_charged: bool = False
 ) -> str:
     """Send the message of a schedule now, beside its ticks; return the id of the message.
 
     ``is_charged``: the actor is charged with one message and the size of its body. Raises ``TopicFull``, and the
     errors of ``spend_sends``.
     """
-    desk.actor.require(Permission.SEND)
-    record, now_ms = _record(desk, name, names), desk.broker.now_ms()
+    context.actor.require(Permission.SEND)
+    record, now_ms = _record(context, name, names), context.broker.now_ms()
     declared = record.schedule
-    topic = desk.agreed(declared.topic)
+    topic = context.agreed(declared.topic)
     instant = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
     out = stepper.message(
         topic,
@@ -228,11 +228,11 @@ def run_schedule(
         new_origin(),
     )
     if is_charged:
-        charge(desk, 1, len(encode_body(topic, declared.body)))
-    producer = connections.get_producer(desk.purpose)
+        charge(context, 1, len(encode_body(topic, declared.body)))
+    producer = connections.get_producer(context.purpose)
     (result,) = producer.send([producer.restore(out)])
     sent = sealed_id(topic.name, result.slot, result.member)
-    desk.record("run", topic.name, {result.status: 1}, f"schedule {name}: {sent}")
+    context.record("run", topic.name, {result.status: 1}, f"schedule {name}: {sent}")
     if not result.ok:
         raise TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
@@ -240,8 +240,8 @@ def run_schedule(
     return message_id(result.slot, result.member)
 
 
-def _record(desk: OperationContext, name: str, names: Collection[str] | None = None) -> ScheduleRecord:
-    for found in desk.broker.run(calls.read_schedules()):
+def _record(context: OperationContext, name: str, names: Collection[str] | None = None) -> ScheduleRecord:
+    for found in context.broker.run(calls.read_schedules()):
         if found.name == name and (names is None or found.schedule.topic in names):
             return found
     raise UnknownSchedule(
@@ -272,16 +272,16 @@ def _missing(declared: Schedule) -> ScheduleStats:
     )
 
 
-def _all_figures(desk: OperationContext, found: Sequence[ScheduleRecord]) -> list[ScheduleStats]:
+def _all_figures(context: OperationContext, found: Sequence[ScheduleRecord]) -> list[ScheduleStats]:
     if not found:
         return []
-    now_ms = desk.broker.now_ms()
-    outcomes = _outcomes(desk, found, now_ms)
+    now_ms = context.broker.now_ms()
+    outcomes = _outcomes(context, found, now_ms)
     return [_figures(one, now_ms, *outcomes.get(one.name, ("", None))) for one in found]
 
 
 def _outcomes(
-    desk: OperationContext, found: Iterable[ScheduleRecord], now_ms: int
+    context: OperationContext, found: Iterable[ScheduleRecord], now_ms: int
 ) -> dict[str, tuple[str, int | None]]:
     """Return for each schedule the state of its latest run that has ended, and when that run was due.
 
@@ -291,11 +291,11 @@ def _outcomes(
     runs = [
         (record, last)
         for record in found
-        if record.schedule.topic in desk.config.topics and (last := record.last_run(now_ms)) is not None
+        if record.schedule.topic in context.config.topics and (last := record.last_run(now_ms)) is not None
     ]
     for _ in range(RUNS):
         earlier = []
-        for (record, run), state in zip(runs, _states(desk, runs), strict=True):
+        for (record, run), state in zip(runs, _states(context, runs), strict=True):
             if state in _UNENDED:
                 if state == "resting":
                     outcomes.setdefault(record.name, (state, run))
@@ -310,11 +310,11 @@ def _outcomes(
     return outcomes
 
 
-def _states(desk: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]]) -> list[str]:
+def _states(context: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]]) -> list[str]:
     """Return the state of the message of each run, in one round trip. A state that cannot be read is unknown."""
     asked = []
     for record, run in runs:
-        topic, member = desk.present(record.schedule.topic), tick_member(record.name, run)
+        topic, member = context.present(record.schedule.topic), tick_member(record.name, run)
         try:
             basis = basis_of(topic, record.schedule.body, None)
         except CallerError:
@@ -322,7 +322,7 @@ def _states(desk: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]]) 
             basis = None
         slot = crc32(member if basis is None else basis) & (topic.slots - 1)
         asked.append((topic, slot, member))
-    answers = run_all(desk.broker, [status(*one) for one in asked])
+    answers = run_all(context.broker, [status(*one) for one in asked])
     return [
         "unknown" if isinstance(answer, RmqError) else read(topic, slot, member, answer).state
         for (topic, slot, member), answer in zip(asked, answers, strict=True)
@@ -362,7 +362,7 @@ def _described(schedule: Schedule) -> str:
 
 
 def _change(
-    desk: OperationContext,
+    context: OperationContext,
     record: ScheduleRecord,
     field: str,
     value: str,
@@ -374,13 +374,13 @@ def _change(
     name = record.name
     if record.is_removed:
         raise OperationRefused(f"schedule {name} is being removed, because no worker declares it")
-    answer = desk.broker.run(calls.change_schedule(name, field, value, from_now=from_now))
+    answer = context.broker.run(calls.change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]
-    desk.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
+    context.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
     # If this fails, workers take the same steps within seconds.
     with suppress(RmqError):
-        stepper.Stepper(desk.broker, desk.config.topics).settle()
+        stepper.Stepper(context.broker, context.config.topics).settle()
     return outcome
 
 

@@ -24,50 +24,50 @@ from django_rmq.sending import (
 )
 
 
-def send(desk: OperationContext, name: str, body: Any, **options: Any) -> SendResult:
+def send(context: OperationContext, name: str, body: Any, **options: Any) -> SendResult:
     """Send one message at once; ``options`` are those of ``send_message``. Raises its errors."""
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
-    record(desk.actor, "send", name, {result.status: 1}, sealed_id(name, result.slot, result.member))
+    record(context.actor, "send", name, {result.status: 1}, sealed_id(name, result.slot, result.member))
     return result
 
 
 def ensure(
-    desk: OperationContext, name: str, one: Send, *, message_id: str | None = None, entry: bool = True
+    context: OperationContext, name: str, one: Send, *, message_id: str | None = None, entry: bool = True
 ) -> SendResult:
     """Send one message at once, unless it already waits, rests or runs (``present``).
 
     ``message_id``: that of an earlier send, in place of a key. ``entry``: whether the admin's history shows it. Raises
     the errors of ``ensure_message``, and with an id those of ``require_search``.
     """
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     if message_id is not None:
         # The answer shows whether the message of the id has this body.
-        require_search(desk.actor, desk.config.topic(name))
+        require_search(context.actor, context.config.topic(name))
     result = ensure_message(name, one.body, id=message_id, on_commit=False, **one.options())
     sealed = sealed_id(name, result.slot, result.member)
-    record(desk.actor, "send", name, {result.status: 1}, sealed, entry=entry)
+    record(context.actor, "send", name, {result.status: 1}, sealed, entry=entry)
     return result
 
 
-def send_many(desk: OperationContext, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
+def send_many(context: OperationContext, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
     """Send many messages at once; return the number of each status. Nothing is sent if one is invalid."""
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     results = send_messages(name, bodies, on_commit=False, **options)
     outcomes = dict(results.counts())
-    record(desk.actor, "send", name, outcomes)
+    record(context.actor, "send", name, outcomes)
     return outcomes
 
 
-def send_each(desk: OperationContext, name: str, sends: Sequence[Send]) -> SendResults:
+def send_each(context: OperationContext, name: str, sends: Sequence[Send]) -> SendResults:
     """Send messages with their own options at once, for a program; return the result of each.
 
     Like ``send_many``, but without a LogEntry. Raises ``TopicFull`` if all of them were refused.
     """
-    desk.actor.require(Permission.SEND)
+    context.actor.require(Permission.SEND)
     results = send_messages(name, list(sends), on_commit=False)
     outcomes = results.counts()
-    record(desk.actor, "send", name, dict(outcomes), entry=False)
+    record(context.actor, "send", name, dict(outcomes), entry=False)
     if 0 < outcomes["refused"] == len(results):
         raise TopicFull(
             f"topic {name} is full: the slot of this message has reached its share of MAX_BACKLOG"
@@ -76,42 +76,47 @@ def send_each(desk: OperationContext, name: str, sends: Sequence[Send]) -> SendR
 
 
 def cancel_sent(
-    desk: OperationContext, name: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+    context: OperationContext,
+    name: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
 ) -> str:
     """Cancel the message with this body or key; return an outcome of ``cancel``.
 
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    desk.actor.require(Permission.DELETE)
-    require_search(desk.actor, desk.config.topic(name))
+    context.actor.require(Permission.DELETE)
+    require_search(context.actor, context.config.topic(name))
     found = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
     outcome = CANCEL.outcomes.get(found, str(found))
-    record(desk.actor, "cancel", name, {outcome: 1})
+    record(context.actor, "cancel", name, {outcome: 1})
     return outcome
 
 
-def spend_sends(desk: OperationContext, messages: int, size: int) -> None:
+def spend_sends(context: OperationContext, messages: int, size: int) -> None:
     """Charge the actor with this many messages, of ``size`` bytes in all, under the limits of ``RMQ["API"]``.
 
     Raises ``TooManySends``, and ``InvalidRequest`` for more than the limit ever permits.
     """
-    desk.actor.require(Permission.SEND)
-    charge(desk, messages, size)
+    context.actor.require(Permission.SEND)
+    charge(context, messages, size)
 
 
-def charge(desk: OperationContext, messages: int, size: int) -> None:
+def charge(context: OperationContext, messages: int, size: int) -> None:
     """Do what ``spend_sends`` does, for other actions that send. Their permissions are their own."""
-    rates = {"messages": (messages, desk.config.api.rate), "bytes": (size, desk.config.api.byte_rate)}
-    send_quotas.spend(desk.broker, desk.actor, _charges(rates))
+    rates = {"messages": (messages, context.config.api.rate), "bytes": (size, context.config.api.byte_rate)}
+    send_quotas.spend(context.broker, context.actor, _charges(rates))
 
 
 def once(
-    desk: OperationContext, key: str, content: Any, messages: int
+    context: OperationContext, key: str, content: Any, messages: int
 ) -> AbstractContextManager[send_quotas.IdempotencyKey]:
     """Run a send of N messages, which the actor names by ``key``, only once; see ``send_quotas.once``."""
-    desk.actor.require(Permission.SEND)
-    kept = {"messages with an Idempotency-Key": (messages, desk.config.api.once_rate)}
-    return send_quotas.once(desk.broker, desk.actor, key, content, _charges(kept))
+    context.actor.require(Permission.SEND)
+    kept = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}
+    return send_quotas.once(context.broker, context.actor, key, content, _charges(kept))
 
 
 def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[send_quotas.SendCharge]:

@@ -91,19 +91,23 @@ def shared_flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     return _shared(("flow", broker, *topics), partial(flow, broker, topics), KEPT_SECONDS)
 
 
-def shared_outbox(desk: OperationContext) -> list[Waiting]:
+def shared_outbox(context: OperationContext) -> list[Waiting]:
     """Return what ``outbox`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(("outbox", id(desk.config)), partial(outbox, desk), OTHERS_SECONDS)
+    return _shared(("outbox", id(context.config)), partial(outbox, context), OTHERS_SECONDS)
 
 
-def shared_schedules(desk: OperationContext) -> list[ScheduleStats]:
+def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
     """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(("schedules", id(desk.config), desk.broker), partial(schedules, desk), OTHERS_SECONDS)
+    return _shared(
+        ("schedules", id(context.config), context.broker), partial(schedules, context), OTHERS_SECONDS
+    )
 
 
-def shared_servers(desk: OperationContext) -> list[ServerInfo]:
+def shared_servers(context: OperationContext) -> list[ServerInfo]:
     """Return what each Redis server reported about itself a second ago; empty also if Redis does not permit it."""
-    return _shared(("servers", id(desk.config), desk.broker), lambda: read_servers(desk) or [], KEPT_SECONDS)
+    return _shared(
+        ("servers", id(context.config), context.broker), lambda: read_servers(context) or [], KEPT_SECONDS
+    )
 
 
 def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:

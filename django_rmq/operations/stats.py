@@ -85,16 +85,16 @@ class WorkerStats:
 
 def workers(broker: Broker) -> list[WorkerStats]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    crew = crew_of(broker.run(roster()))
-    if crew.problem:
-        raise ServerUnavailable(crew.problem)
-    return workers_of(crew)
+    live_workers = worker_list(broker.run(roster()))
+    if live_workers.problem:
+        raise ServerUnavailable(live_workers.problem)
+    return workers_of(live_workers)
 
 
-def workers_of(crew: WorkerList) -> list[WorkerStats]:
+def workers_of(live_workers: WorkerList) -> list[WorkerStats]:
     """Return the workers of a list, by host and start, with the number of slots that each has."""
     owned: dict[str, dict[str, int]] = {}
-    for one in crew.holdings:
+    for one in live_workers.holdings:
         topics = owned.setdefault(one.worker, {})
         topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
     found = [
@@ -103,7 +103,7 @@ def workers_of(crew: WorkerList) -> list[WorkerStats]:
             owned.get(member.worker.id, {}),
             tuple(topic.name for topic in member.worker.topics if not topic.serial),
         )
-        for member in crew.members
+        for member in live_workers.members
     ]
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
 
@@ -114,7 +114,7 @@ def serving(broker: Broker, topic: str) -> list[str]:
     return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
 
 
-def crew_of(roster: Roster | RmqError) -> WorkerList:
+def worker_list(roster: Roster | RmqError) -> WorkerList:
     """Return the live workers: from ZooKeeper if it is the coordinator, otherwise from the roster.
 
     While ZooKeeper is unavailable, or the roster cannot be read, the data in Redis can still be shown.
@@ -122,11 +122,11 @@ def crew_of(roster: Roster | RmqError) -> WorkerList:
     if isinstance(roster, ServerTrouble):
         raise roster
     if isinstance(roster, RmqError):
-        return _crew_in_zookeeper() or WorkerList(problem=str(roster))
-    return _crew_in_zookeeper() or WorkerList(members_of_roster(roster), describe_roster(roster))
+        return _worker_list_in_zookeeper() or WorkerList(problem=str(roster))
+    return _worker_list_in_zookeeper() or WorkerList(members_of_roster(roster), describe_roster(roster))
 
 
-def _crew_in_zookeeper() -> WorkerList | None:
+def _worker_list_in_zookeeper() -> WorkerList | None:
     """Return the live workers if ZooKeeper is the coordinator, or None if it is not."""
     try:
         found = connections.survey_zookeeper()
@@ -282,12 +282,14 @@ def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     looked_at = slots_to_look_at(topics)
     calls = [inspect.count(topic, slot) for topic in topics for slot in looked_at[topic.name]]
     roster, counted, now_ms = _with_roster(broker, calls)
-    crew, answers = crew_of(roster), iter(counted)
+    live_workers, answers = worker_list(roster), iter(counted)
     found = []
     for topic in topics:
         slots = looked_at[topic.name]
-        found.append(_summed(topic, slots, list(islice(answers, len(slots))), crew, now_ms))
-    return Overview(found, None if crew.problem else len(crew.members), crew.problem, now_ms)
+        found.append(_summed(topic, slots, list(islice(answers, len(slots))), live_workers, now_ms))
+    return Overview(
+        found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
+    )
 
 
 def _with_roster(
@@ -307,7 +309,7 @@ def _with_roster(
 def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
     roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
-    owners = crew_of(roster).serving(topic).owned_slots
+    owners = worker_list(roster).serving(topic).owned_slots
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -339,7 +341,7 @@ def _summed(
     topic: Topic,
     slots: Sequence[int],
     answers: Sequence[Counts | RmqError],
-    crew: WorkerList,
+    live_workers: WorkerList,
     now_ms: int,
 ) -> TopicStats:
     counted, problems = list[Counts](), []
@@ -355,7 +357,7 @@ def _summed(
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
     running = _earliest(one.running_since_ms for one in counted)
-    serving = crew.serving(topic)
+    serving = live_workers.serving(topic)
     return TopicStats(
         topic,
         store=sum(one.store for one in counted),
@@ -374,8 +376,8 @@ def _summed(
         paused_slots=sum(one.paused for one in counted),
         consumers=serving.workers,
         threads=serving.threads,
-        owned_slots=crew.owned(topic),
-        workers_problem=crew.problem,
+        owned_slots=live_workers.owned(topic),
+        workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
         looked_at=len(counted),
         now_ms=now_ms,

@@ -21,7 +21,7 @@ from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, crew_of, holding_of, survey
+from django_rmq.operations.stats import WorkerList, holding_of, survey, worker_list
 
 REASONS = (
     "paused",
@@ -58,7 +58,7 @@ class _Seen(NamedTuple):
 
     looked: DescribeReply
     counts: Counts
-    crew: WorkerList
+    live_workers: WorkerList
     running: Sequence[Entry]
     """Up to one message that is in flight."""
     failed: Sequence[Entry]
@@ -66,31 +66,31 @@ class _Seen(NamedTuple):
     now_ms: int
 
 
-def holds(desk: OperationContext, name: str, message_id: str) -> list[Hold]:
+def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
     """Return what keeps a message from being delivered now, the worst first; nothing for one that does not wait.
 
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
-    desk.actor.require(Permission.VIEW)
-    topic = desk.present(name)
-    places = whereabouts(desk, topic, identified(desk, topic, message_id))
+    context.actor.require(Permission.VIEW)
+    topic = context.present(name)
+    places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        seen = _see(desk.broker, topic, at.slot, at.member or b"")
+        seen = _see(context.broker, topic, at.slot, at.member or b"")
         if seen.looked.is_held:
-            return _sorted_holds(desk, topic, at.slot, seen)
+            return _sorted_holds(context, topic, at.slot, seen)
     require_seen(places, message_id)
     return []
 
 
-def holds_of(desk: OperationContext, topic: Topic, slot: int, member: bytes) -> list[Hold]:
+def holds_of(context: OperationContext, topic: Topic, slot: int, member: bytes) -> list[Hold]:
     """Return the same as ``holds``, whatever the actor may see."""
-    return _sorted_holds(desk, topic, slot, _see(desk.broker, topic, slot, member))
+    return _sorted_holds(context, topic, slot, _see(context.broker, topic, slot, member))
 
 
-def _sorted_holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
+def _sorted_holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
     if seen.looked.store is None and seen.looked.retry is None:
         return []
-    found = list(_holds(desk, topic, slot, seen))
+    found = list(_holds(context, topic, slot, seen))
     return sorted(found, key=lambda hold: REASONS.index(hold.reason))
 
 
@@ -102,18 +102,23 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     running = pipeline.add(inspect.peek(topic, slot, "prepare", limit=1))
     failed = pipeline.add(inspect.peek(topic, slot, "retry", limit=1))
     pipeline.execute()
-    crew = crew_of(roster.result())
+    live_workers = worker_list(roster.result())
     return _Seen(
-        looked.get()[0], counts.get(), crew, running.get().entries, failed.get().entries, broker.now_ms()
+        looked.get()[0],
+        counts.get(),
+        live_workers,
+        running.get().entries,
+        failed.get().entries,
+        broker.now_ms(),
     )
 
 
-def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
+def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iterator[Hold]:
     if seen.counts.paused:
         yield Hold("paused")
     # If the workers are unknown, none of them counts as missing.
-    if topic.listener and not seen.crew.problem:
-        serving = seen.crew.serving(topic)
+    if topic.listener and not seen.live_workers.problem:
+        serving = seen.live_workers.serving(topic)
         if not serving.workers:
             yield Hold("no_worker")
         elif topic.serial and holding_of(serving.owned_slots, slot) is None:
@@ -125,10 +130,10 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
         return
 
     def named(state: str, entry: Entry) -> str:
-        if desk.actor.permits is None:
+        if context.actor.permits is None:
             # A shell shows the id that stands in the log.
             return sealed_id(topic.name, slot, entry.member)
-        sealed = not may_search(desk.actor, topic)
+        sealed = not may_search(context.actor, topic)
         return id_of(topic, slot, entry.member, state, entry.score, sealed=sealed)
 
     # The gate of a serial slot is shut while a message of it is in flight.
@@ -147,9 +152,9 @@ def _holds(desk: OperationContext, topic: Topic, slot: int, seen: _Seen) -> Iter
     if topic.is_strict and seen.failed and seen.looked.retry is None:
         yield Hold("behind_failed", message_id=named("retry", seen.failed[0]))
     if seen.looked.store is not None:
-        yield from _behind(desk.broker, topic, slot, seen.looked.store, named)
+        yield from _behind(context.broker, topic, slot, seen.looked.store, named)
     if topic.max_in_flight:
-        (figures,) = survey(desk.broker, [topic]).topics
+        (figures,) = survey(context.broker, [topic]).topics
         if figures.prepare >= topic.max_in_flight:
             yield Hold("in_flight_limit", count=topic.max_in_flight)
     rate = 1_000_000 / topic.slot_each_us if topic.slot_each_us else topic.max_rate

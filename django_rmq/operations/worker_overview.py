@@ -63,25 +63,26 @@ class WorkerOverview:
     """The number of other messages that run."""
 
 
-def worker_overview(desk: OperationContext) -> WorkerOverview:
+def worker_overview(context: OperationContext) -> WorkerOverview:
     """Return all workers and what they run, in one round trip. Raises ``ServerTrouble`` if the workers are unknown."""
-    desk.actor.require(Permission.VIEW)
-    topics = desk.config.topics
-    pipeline = desk.broker.pipeline()
+    context.actor.require(Permission.VIEW)
+    topics = context.config.topics
+    pipeline = context.broker.pipeline()
     asked, answer = pipeline.add(roster()), pipeline.add(read_reports())
     pipeline.execute()
     found = asked.result()
-    crew = stats.crew_of(found)
-    if crew.problem:
-        raise ServerUnavailable(crew.problem)
+    live_workers = stats.worker_list(found)
+    if live_workers.problem:
+        # A value of another type is a conflict, and not a server that does not answer.
+        raise found if isinstance(found, RmqError) else ServerUnavailable(live_workers.problem)
     reports = answer.result()
     if isinstance(reports, ServerTrouble):
         raise reports
     if isinstance(reports, RmqError):
         # Another program wrote a value of another type. The workers are known all the same.
         reports = {}
-    now_ms = desk.broker.now_ms() if isinstance(found, RmqError) else found.now_ms
-    live = {one.worker.id for one in crew.members}
+    now_ms = context.broker.now_ms() if isinstance(found, RmqError) else found.now_ms
+    live = {one.worker.id for one in live_workers.members}
     vanished = [
         VanishedWorker(worker, report)
         for worker, report in reports.items()
@@ -96,9 +97,13 @@ def worker_overview(desk: OperationContext) -> WorkerOverview:
     ]
     return WorkerOverview(
         now_ms,
-        [ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(crew)],
+        [ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(live_workers)],
         sorted(vanished, key=lambda one: -one.report.at_ms)[:MOST_VANISHED],
-        [name for name, topic in topics.items() if topic.listener and not crew.serving(topic).workers],
+        [
+            name
+            for name, topic in topics.items()
+            if topic.listener and not live_workers.serving(topic).workers
+        ],
         sorted(running, key=lambda one: one.call.since_ms),
         sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
     )

@@ -424,9 +424,9 @@ class WorkerProcess:
         me = self.dispatcher.owner
         if topic.serial and topic.name in self.dispatcher.topics:
             return self.coordinator.owned().get(topic.name, ())
-        crew = [member.worker for member in self.coordinator.members()]
-        serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
-        sharing = sorted(serving or [one.id for one in crew])
+        live_workers = [member.worker for member in self.coordinator.members()]
+        serving = [one.id for one in live_workers if any(topic.name == each.name for each in one.topics)]
+        sharing = sorted(serving or [one.id for one in live_workers])
         return (
             [range(sharing.index(me), connections.present(topic).slots, len(sharing))]
             if me in sharing

@@ -75,9 +75,9 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
     clock = Clock(NOW)
     topics = {**TOPICS, "served": {"TYPE": "fixed_time", "SLOTS": 1}}
     schedules = [replace(WELL, outcome="dead", outcome_ms=NOW), replace(WELL, name="slow", late_ms=700_000)]
-    monkeypatch.setattr(shared_reads, "outbox", lambda desk: [Waiting("mails", 0, 19, None)])
-    monkeypatch.setattr(shared_reads, "schedules", lambda desk: schedules)
-    monkeypatch.setattr(shared_reads, "read_servers", lambda desk: [FULL])
+    monkeypatch.setattr(shared_reads, "outbox", lambda context: [Waiting("mails", 0, 19, None)])
+    monkeypatch.setattr(shared_reads, "schedules", lambda context: schedules)
+    monkeypatch.setattr(shared_reads, "read_servers", lambda context: [FULL])
     with in_memory(topics, clock, OUTBOX=True) as broker:
         late(broker, "orders", 0)
         assert broker.prepare(get_config().topic("orders"), 0, "worker", None, 10).deliveries
@@ -171,7 +171,7 @@ def test_the_verdict_is_in_the_language_of_its_reader_and_that_of_the_command_is
 
 
 def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(desk: object) -> None:
+    def fail(context: object) -> None:
         raise ServerUnavailable("the database is away")
 
     monkeypatch.setattr(shared_reads, "outbox", fail)

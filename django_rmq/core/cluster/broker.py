@@ -25,24 +25,26 @@ class Cluster(Topology):
 
     def execute_command(self, *command: Any) -> Any:
         """Run one command on the node of its key (the second argument), and return the plain answer."""
-        errand = RoutedCommand(key_slot(command[1]), command)
-        NodeTrip(self, [errand]).send().receive()
-        if isinstance(errand.reply, RedisError):
-            raise errand.reply
-        return errand.reply
+        routed = RoutedCommand(key_slot(command[1]), command)
+        NodeTrip(self, [routed]).send().receive()
+        if isinstance(routed.reply, RedisError):
+            raise routed.reply
+        return routed.reply
 
     def everywhere(self, *command: Any) -> dict[Node, Any]:
         """Run one command on each primary; return the answers of those that answered.
 
         Raises ``RedisError`` if none answered.
         """
-        errands = [RoutedCommand(None, command, node) for node in self.primaries()]
-        NodeTrip(self, errands, patience=0).send().receive()
-        found = {errand.node: errand.reply for errand in errands if not isinstance(errand.reply, Exception)}
+        routed_commands = [RoutedCommand(None, command, node) for node in self.primaries()]
+        NodeTrip(self, routed_commands, patience=0).send().receive()
+        found = {
+            routed.node: routed.reply for routed in routed_commands if not isinstance(routed.reply, Exception)
+        }
         if not found:
             raise (
-                errands[0].reply
-                if errands
+                routed_commands[0].reply
+                if routed_commands
                 else redis.ConnectionError("no node of the cluster serves anything")
             )
         return {node: reply for node, reply in found.items() if node is not None}
@@ -93,17 +95,17 @@ class ClusterBroker(RedisBroker):
             primaries = self.client.primaries()
         except RedisError as error:
             raise translate(error) from error
-        errands = [RoutedCommand(None, command, node) for node in primaries for command in commands]
-        NodeTrip(self.client, errands).send().receive()
+        routed_commands = [RoutedCommand(None, command, node) for node in primaries for command in commands]
+        NodeTrip(self.client, routed_commands).send().receive()
         replies: dict[str, list[Any]] = {}
-        for errand in errands:
-            replies.setdefault(str(errand.node), []).append(errand.reply)
+        for routed in routed_commands:
+            replies.setdefault(str(routed.node), []).append(routed.reply)
         return replies
 
     def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        errands = [RoutedCommand(key_slot(command[1]), command) for command in commands]
-        NodeTrip(self.client, errands).send().receive()
-        return [errand.reply for errand in errands]
+        routed_commands = [RoutedCommand(key_slot(command[1]), command) for command in commands]
+        NodeTrip(self.client, routed_commands).send().receive()
+        return [routed.reply for routed in routed_commands]
 
     def _everywhere(self, *command: Any) -> dict[Node, Any]:
         try:
@@ -132,8 +134,8 @@ class ClusterPipeline(RedisPipeline):
 
     def send(self) -> Self:
         """Send the collected calls."""
-        self._errands = [self._errands_of(call) for call in self._calls]
-        flat = [errand for errands in self._errands for errand in errands]
+        self._routed_commands = [self._routed_commands_of(call) for call in self._calls]
+        flat = [routed for routed_commands in self._routed_commands for routed in routed_commands]
         self._trip = NodeTrip(self._cluster, flat, wanted=self._wanted)
         self._trip.send()
         return self
@@ -144,19 +146,19 @@ class ClusterPipeline(RedisPipeline):
         self._trip.receive()
         self.confirmed = self._trip.confirmed
         return self._set_answers(
-            answers, [self._joined(*both) for both in zip(calls, self._errands, strict=True)]
+            answers, [self._joined(*both) for both in zip(calls, self._routed_commands, strict=True)]
         )
 
-    def _errands_of(self, call: Call[Any]) -> list[RoutedCommand]:
+    def _routed_commands_of(self, call: Call[Any]) -> list[RoutedCommand]:
         follows = self._in_order or call.reads
         return [
             RoutedCommand(key_slot(part.keys(self.prefix)[0]), self._exchange.command(part), follows=follows)
             for part in call.parts()
         ]
 
-    def _joined(self, call: Call[Any], errands: list[RoutedCommand]) -> Any:
+    def _joined(self, call: Call[Any], routed_commands: list[RoutedCommand]) -> Any:
         """Return the answer of a call, combined from those of its parts; if all parts failed, the first error."""
-        found = [self._answer(call, errand) for errand in errands]
+        found = [self._answer(call, routed) for routed in routed_commands]
         if call.join is None:
             return found[0]
         troubles = [answer for answer in found if isinstance(answer, RmqError)]
@@ -167,17 +169,17 @@ class ClusterPipeline(RedisPipeline):
         except RmqError as error:
             return error
 
-    def _answer(self, call: Call[Any], errand: RoutedCommand) -> Any:
+    def _answer(self, call: Call[Any], routed: RoutedCommand) -> Any:
         try:
-            if isinstance(errand.reply, RedisError):
-                return explain(call, self.prefix, _trouble(errand))
-            return call.read(errand.reply, self.prefix)
+            if isinstance(routed.reply, RedisError):
+                return explain(call, self.prefix, _trouble(routed))
+            return call.read(routed.reply, self.prefix)
         except RmqError as error:
             return error
 
 
-def _trouble(errand: RoutedCommand) -> RmqError:
-    error = errand.reply
+def _trouble(routed: RoutedCommand) -> RmqError:
+    error = routed.reply
     found = translate(error)
     # The cluster stays available for the slots of the other nodes, unless it reports CLUSTERDOWN.
     if type(found) is ServerUnavailable and not isinstance(error, ClusterDownError):

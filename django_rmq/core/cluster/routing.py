@@ -74,14 +74,14 @@ class NodeTrip:
     def __init__(
         self,
         cluster: Topology,
-        errands: Sequence[RoutedCommand],
+        routed_commands: Sequence[RoutedCommand],
         *,
         wanted: Durability | None = None,
         patience: float | None = None,
     ) -> None:
         self.confirmed: Confirmed | None = None
         self._cluster = cluster
-        self._errands = errands
+        self._routed_commands = routed_commands
         self._wanted = wanted
         self._patience = cluster.patience if patience is None else patience
         self._departed: list[tuple[Node, Any, list[RoutedCommand]]] = []
@@ -89,8 +89,8 @@ class NodeTrip:
 
     def send(self) -> Self:
         """Send everything. ``receive`` repeats the commands that could not be sent."""
-        if self._errands:
-            self._depart(self._errands)
+        if self._routed_commands:
+            self._depart(self._routed_commands)
         return self
 
     def receive(self) -> None:
@@ -111,41 +111,41 @@ class NodeTrip:
             self._depart(again)
 
     @staticmethod
-    def _give_up(errands: Iterable[RoutedCommand]) -> None:
+    def _give_up(routed_commands: Iterable[RoutedCommand]) -> None:
         """Give commands that no node has run an error which permits another try, whatever the last node answered."""
-        for errand in errands:
+        for routed in routed_commands:
             # rule: what_never_ran_is_refused
-            if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
-                errand.reply = TryAgainError(
-                    f"no node of the cluster ran the command in time ({errand.reply})"
+            if routed.repeat and isinstance(routed.reply, (AskError, NoScriptError)):
+                routed.reply = TryAgainError(
+                    f"no node of the cluster ran the command in time ({routed.reply})"
                 )
 
     def _to_repeat(self) -> list[RoutedCommand]:
         again, concerned = [], set()
-        for errand in self._errands:
-            if errand.repeat:
-                concerned.add(errand.hash_slot)
+        for routed in self._routed_commands:
+            if routed.repeat:
+                concerned.add(routed.hash_slot)
             # A command that reads, or that is in order, has run before a change that precedes it: it has to run after that.
-            elif not (errand.follows and errand.hash_slot in concerned):
+            elif not (routed.follows and routed.hash_slot in concerned):
                 continue
-            again.append(errand)
+            again.append(routed)
         return again
 
-    def _depart(self, errands: Iterable[RoutedCommand]) -> None:
+    def _depart(self, routed_commands: Iterable[RoutedCommand]) -> None:
         groups: dict[Node, list[RoutedCommand]] = {}
         try:
             self._cluster.refresh()
         except RedisError as error:
-            self._note_unsent(errands, error)
+            self._note_unsent(routed_commands, error)
             return
-        for errand in errands:
-            errand.repeat = False
+        for routed in routed_commands:
+            routed.repeat = False
             try:
-                node = errand.node or self._cluster.serving(errand.hash_slot or 0)
+                node = routed.node or self._cluster.serving(routed.hash_slot or 0)
             except RedisError as error:
-                errand.reply, errand.repeat = error, True
+                routed.reply, routed.repeat = error, True
             else:
-                groups.setdefault(node, []).append(errand)
+                groups.setdefault(node, []).append(routed)
         # Connections with commands under way must not go back to their pools with unread replies.
         try:
             for node, group in groups.items():
@@ -171,10 +171,10 @@ class NodeTrip:
             self._note_unsent(group, error)
             return
         commands: list[Sequence[Any]] = []
-        for errand in group:
-            if errand.asking:
+        for routed in group:
+            if routed.asking:
                 commands.append(("ASKING",))
-            commands.append(errand.command)
+            commands.append(routed.command)
         if self._wanted is not None:
             commands += durability_commands(self._wanted, connection)
         try:
@@ -187,14 +187,14 @@ class NodeTrip:
 
     def _note_unsent(self, group: Iterable[RoutedCommand], error: RedisError) -> None:
         self._cluster.doubt()
-        for errand in group:
-            errand.reply, errand.repeat = error, True
+        for routed in group:
+            routed.reply, routed.repeat = error, True
 
     def _note_lost(self, node: Node, group: Iterable[RoutedCommand], error: RedisError) -> None:
         node.failed(error)
         self._cluster.doubt()
-        for errand in group:
-            errand.reply = error
+        for routed in group:
+            routed.reply = error
 
     def _arrive(self) -> bool:
         """Read all replies; return whether anything is to be repeated."""
@@ -207,25 +207,25 @@ class NodeTrip:
         except BaseException:
             self._abandon()
             raise
-        waiting = [errand for errand in self._errands if errand.repeat]
-        self._in_haste = all(isinstance(errand.reply, (AskError, NoScriptError)) for errand in waiting)
+        waiting = [routed for routed in self._routed_commands if routed.repeat]
+        self._in_haste = all(isinstance(routed.reply, (AskError, NoScriptError)) for routed in waiting)
         return bool(waiting)
 
     def _read(self, node: Node, connection: Any, group: list[RoutedCommand]) -> None:
-        for at, errand in enumerate(group):
+        for at, routed in enumerate(group):
             try:
-                if errand.asking:
+                if routed.asking:
                     connection.read_response()
-                errand.reply = connection.read_response()
+                routed.reply = connection.read_response()
             except (ResponseError, BusyLoadingError) as error:
-                errand.reply = error
+                routed.reply = error
             except RedisError as error:
                 # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
                 self._note_lost(node, group[at:], error)
                 node.give_back(connection, broken=True)
                 self._confirm_nothing()
                 return
-            self._judge(node, errand)
+            self._judge(node, routed)
         if self._wanted is not None:
             try:
                 confirmed = read_confirmed(self._wanted, connection)
@@ -235,7 +235,7 @@ class NodeTrip:
                 self._confirm_nothing()
                 return
             # A node that has run none of its commands has nothing to confirm.
-            if not all(errand.repeat for errand in group):
+            if not all(routed.repeat for routed in group):
                 self._confirm(confirmed)
         node.give_back(connection)
 
@@ -246,23 +246,23 @@ class NodeTrip:
     def _confirm(self, confirmed: Confirmed) -> None:
         self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)
 
-    def _judge(self, node: Node, errand: RoutedCommand) -> None:
-        """Decide whether an answered errand is done, repeated or redirected."""
-        reply = errand.reply
-        asked, errand.asking = errand.asking, False
+    def _judge(self, node: Node, routed: RoutedCommand) -> None:
+        """Decide whether an answered routed is done, repeated or redirected."""
+        reply = routed.reply
+        asked, routed.asking = routed.asking, False
         # ASK holds for one attempt only; the next one goes to the node that serves the hash slot.
         if asked:
-            errand.node = None
-        if not isinstance(reply, RedisError) or errand.hash_slot is None:
+            routed.node = None
+        if not isinstance(reply, RedisError) or routed.hash_slot is None:
             return
         if isinstance(reply, AskError):
             named = self._cluster.node(reply.host or node.host, reply.port)
             # MOVED is the answer after a migration or a fail-over, for all later commands; ASK is one during a migration, for
             # this command only.
             if isinstance(reply, MovedError):
-                self._cluster.moved(errand.hash_slot, named)
+                self._cluster.moved(routed.hash_slot, named)
             else:
-                errand.node, errand.asking = named, True
+                routed.node, routed.asking = named, True
         # The node was restarted, or its scripts were flushed.
         elif isinstance(reply, NoScriptError):
             node.knows_scripts = False
@@ -270,7 +270,7 @@ class NodeTrip:
             self._cluster.doubt()
         elif not isinstance(reply, (TryAgainError, BusyLoadingError)):
             return
-        errand.repeat = True
+        routed.repeat = True
 
     def _abandon(self) -> None:
         # The replies of these connections are unread, so none of them may be used again.

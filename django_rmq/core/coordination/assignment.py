@@ -28,16 +28,16 @@ def round_quotas(
     held: Sequence[Counter[int]],
 ) -> list[dict[int, int]]:
     """Return for each topic the slots of each worker: of all balanced results, the one that moves least."""
-    totals = [sum(threads[w] for w in crew) for crew in serving]
+    totals = [sum(threads[w] for w in members) for members in serving]
     unit = lcm(*totals) if totals else 1
     shares: list[dict[int, int]] = []
     fractions = [0] * len(threads)
     """For each worker: the sum of the fractional parts of its quotas, in 1/unit."""
     costs: list[dict[int, int]] = []
     """For each topic: the workers whose quota is not an integer, and the cost of rounding it up."""
-    for count, total, crew, had in zip(slots, totals, serving, held, strict=True):
+    for count, total, members, had in zip(slots, totals, serving, held, strict=True):
         share, cost = {}, {}
-        for w in crew:
+        for w in members:
             share[w], rest = divmod(count * threads[w], total)
             if rest:
                 fractions[w] += rest * (unit // total)
@@ -314,13 +314,13 @@ def assign(
 
     Raises ``ValueError`` for a worker or topic named twice, and for fewer than one thread or slot.
     """
-    crew = sorted(workers)
+    capacities = sorted(workers)
     wanted = sorted(topics)
-    _check(wanted, crew)
+    _check(wanted, capacities)
     serial = [topic for topic in wanted if topic.serial]
-    serving = {topic.name: _serving(topic.name, crew) for topic in serial}
+    serving = {topic.name: _serving(topic.name, capacities) for topic in serial}
     served = [topic for topic in serial if serving[topic.name]]
-    index = {one.worker: i for i, one in enumerate(crew)}
+    index = {one.worker: i for i, one in enumerate(capacities)}
 
     kept = [
         _still_valid(topic, previous.get(topic.name, ()), index, set(serving[topic.name])) for topic in served
@@ -328,23 +328,23 @@ def assign(
     held = [_count(runs) for runs in kept]
     shares = round_quotas(
         [topic.slots for topic in served],
-        [one.threads for one in crew],
+        [one.threads for one in capacities],
         [serving[topic.name] for topic in served],
         held,
     )
     return {
         topic.name: tuple(
-            SlotRun(start, stop, crew[owner].worker)
+            SlotRun(start, stop, capacities[owner].worker)
             for start, stop, owner in lay_out(topic.slots, runs, had, share)
         )
         for topic, runs, had, share in zip(served, kept, held, shares, strict=True)
     }
 
 
-def _serving(topic: str, crew: Sequence[WorkerCapacity]) -> list[int]:
+def _serving(topic: str, capacities: Sequence[WorkerCapacity]) -> list[int]:
     """Return the indexes of the workers that should own slots of a topic."""
-    serving = [i for i, one in enumerate(crew) if topic in one.topics]
-    return [i for i in serving if topic not in crew[i].full] or serving
+    serving = [i for i, one in enumerate(capacities) if topic in one.topics]
+    return [i for i in serving if topic not in capacities[i].full] or serving
 
 
 def moved(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> int:
@@ -366,15 +366,15 @@ def _overlay(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> Iterable[tu
             j += 1
 
 
-def _check(topics: Sequence[TopicSlots], crew: Sequence[WorkerCapacity]) -> None:
-    for names in (Counter(topic.name for topic in topics), Counter(one.worker for one in crew)):
+def _check(topics: Sequence[TopicSlots], capacities: Sequence[WorkerCapacity]) -> None:
+    for names in (Counter(topic.name for topic in topics), Counter(one.worker for one in capacities)):
         for name, times in names.items():
             if times > 1:
                 raise ValueError(f"{name} is listed {times} times")
     for topic in topics:
         if topic.slots < 1:
             raise ValueError(f"topic {topic.name} has {topic.slots} slots")
-    for one in crew:
+    for one in capacities:
         if one.threads < 1:
             raise ValueError(f"worker {one.worker} has {one.threads} threads")
 

@@ -78,11 +78,11 @@ def whose(record: bytes) -> str:
 
 
 def served_topics(
-    crew: Mapping[str, Worker], registered: Mapping[str, Mapping[str, Any]]
+    live_workers: Mapping[str, Worker], registered: Mapping[str, Mapping[str, Any]]
 ) -> list[TopicSlots]:
-    """Return the topics that a crew (by id) serves, as registered, otherwise as the first worker has them."""
+    """Return the topics that the workers (by id) serve, as registered, otherwise as the first worker has them."""
     said: dict[str, TopicSlots] = {}
-    for _, worker in sorted(crew.items()):
+    for _, worker in sorted(live_workers.items()):
         for topic in worker.topics:
             said.setdefault(topic.name, topic)
     for name, topic in said.items():
@@ -94,20 +94,20 @@ def served_topics(
     return list(said.values())
 
 
-def read_crew(
+def read_workers(
     records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
 ) -> dict[str, Worker]:
     """Return the workers whose records can be read."""
-    crew = {}
+    live_workers = {}
     for worker, record in records.items():
         try:
-            crew[worker] = read_record(worker, record)
+            live_workers[worker] = read_record(worker, record)
         except ValueError as error:
             # A foreign program or another version wrote the record. The other workers still get their slots.
             complain(
                 f"worker/{worker}", "A worker's record cannot be read, so the worker gets no slots: %s", error
             )
-    return crew
+    return live_workers
 
 
 MAX_SPANS = 20_000
@@ -193,12 +193,12 @@ class AssignmentPlan:
             if name not in self.topics:
                 return f"topic {name} is not assigned"
         for name, spans in self.topics.items():
-            crew = serving.get(name, {})
+            live_workers = serving.get(name, {})
             for owner in {span.worker for span in spans}:
-                if owner not in crew:
+                if owner not in live_workers:
                     return f"slots of topic {name} belong to {owner}, which does not serve it"
             slots = spans[-1].stop if spans else 0
-            if crew and slots not in crew.values():
+            if live_workers and slots not in live_workers.values():
                 return f"topic {name} is assigned up to slot {slots} only"
         return ""
 

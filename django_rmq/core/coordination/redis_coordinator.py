@@ -24,8 +24,8 @@ from django_rmq.core.coordination import (
 )
 from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
-    read_crew,
     read_record,
+    read_workers,
     served_topics,
     whose,
     write_record,
@@ -169,7 +169,7 @@ class RedisCoordinator(SharedCoordinator):
         self._process_beat(beat, sent)
         if audit:
             self._vetted = None
-        due = self._lead(sorted(self._crew), sent, audit)
+        due = self._lead(sorted(self._live_workers), sent, audit)
         # A beat just after the end of a session ends it, so that the slots of a dead worker are assigned soon. The random factor
         # keeps workers that started together from beating together.
         ends = sent + beat.first_end_ms / 1000 + 0.005
@@ -204,7 +204,7 @@ class RedisCoordinator(SharedCoordinator):
         if beat.workers is not None:
             if beat.members != self._members:
                 self._changed_at = uptime()
-            self._crew = read_crew(beat.workers, self._complain)
+            self._live_workers = read_workers(beat.workers, self._complain)
         if beat.plan is not None:
             self._number, self._basis = beat.number, beat.basis
             if beat.plan != self._raw or self._plan is None:
@@ -212,7 +212,7 @@ class RedisCoordinator(SharedCoordinator):
                 self._plan = self._read_plan(lambda: AssignmentPlan.decode(raw)) if raw else None
         self._members = beat.members
         if self._plan is not None and (beat.workers is not None or beat.plan is not None):
-            self._plan_flaw = self._plan.flaw(self._crew)
+            self._plan_flaw = self._plan.flaw(self._live_workers)
         self._sent = sent
         self._apply_plan()
 
@@ -226,9 +226,9 @@ class RedisCoordinator(SharedCoordinator):
         return super()._flaw() or ("" if is_vetted else self._plan_flaw)
 
     def _assign(self, why: str) -> None:
-        topics = served_topics(self._crew, self.broker.definitions())
-        crew = [worker.capacity for worker in self._crew.values()]
-        assignment = assign(topics, crew, self._last_plan.runs())
+        topics = served_topics(self._live_workers, self.broker.definitions())
+        live_workers = [worker.capacity for worker in self._live_workers.values()]
+        assignment = assign(topics, live_workers, self._last_plan.runs())
         is_new = self._plan is None or self._basis != self._members or assignment != self._plan.runs()
         if is_new:
             plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
@@ -238,7 +238,7 @@ class RedisCoordinator(SharedCoordinator):
                 # Membership or assignment has changed since it was read: the next beat reads both again.
                 self._poked.set()
                 return
-            log_assigned(len(assignment), len(self._crew), why)
+            log_assigned(len(assignment), len(self._live_workers), why)
             self._number, self._basis, self._raw = number, self._members, text.encode()
             self._plan = self._last_plan = plan
         self._vetted = (self._members, self._number)

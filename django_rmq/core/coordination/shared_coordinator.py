@@ -205,7 +205,7 @@ class SharedCoordinator(Coordinator):
         """The version of the membership as this worker knows it."""
         self._basis = ""
         """The membership for which the assignment was made."""
-        self._crew: dict[str, Worker] = {}
+        self._live_workers: dict[str, Worker] = {}
         self._plan: AssignmentPlan | None = None
         self._last_plan = AssignmentPlan({})
         """The last readable assignment; if it is lost, the next one starts from it and moves little."""
@@ -253,7 +253,7 @@ class SharedCoordinator(Coordinator):
             now = uptime()
             if topics == self._announced.full or now < self._next_full:
                 return
-            self._next_full = now + FULL_SECONDS * len(self._crew)
+            self._next_full = now + FULL_SECONDS * len(self._live_workers)
             self._announced = replace(self._announced, full=topics)
             self._is_current = False
         if topics:

@@ -18,7 +18,7 @@ from kazoo import exceptions as kazoo
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
-    read_crew,
+    read_workers,
     served_topics,
     whose,
     write_record,
@@ -134,7 +134,7 @@ class PublishedDefinitions:
         """Begin a new session, in which the published definitions have to be read again."""
         self._published = None
 
-    def known(self, session: ZooKeeperSession, crew: Iterable[Worker]) -> Mapping[str, Definition]:
+    def known(self, session: ZooKeeperSession, live_workers: Iterable[Worker]) -> Mapping[str, Definition]:
         """Return the definitions, and publish them; while Redis is unavailable, return the published ones."""
         if self._published is None:
             (names,) = session.ask(session.client.get_children_async(session.ensemble.path("topics")))
@@ -145,14 +145,18 @@ class PublishedDefinitions:
             self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
             return {name: found for name, text in self._published.items() if (found := _definition(text))}
         try:
-            self._published = _publish(session, self._published, _wanted_definitions(registered, crew))
+            self._published = _publish(
+                session, self._published, _wanted_definitions(registered, live_workers)
+            )
         except ServerRefused as error:
             self._complain("publish", "Cannot publish definitions in ZooKeeper: %s", error)
         return registered
 
 
-def _wanted_definitions(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dict[str, bytes]:
-    said = {topic.name: topic for worker in crew for topic in worker.topics}
+def _wanted_definitions(
+    registered: Mapping[str, Definition], live_workers: Iterable[Worker]
+) -> dict[str, bytes]:
+    said = {topic.name: topic for worker in live_workers for topic in worker.topics}
     return {
         name: json.dumps(
             registered.get(name) or {"slots": said[name].slots, "serial": said[name].serial}, sort_keys=True
@@ -248,8 +252,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._ids: list[str] = []
         self._met = 0
         """The number of the session's connection on which the other workers were read: kazoo's watches end with a connection."""
-        self._crew_of = ""
-        """The membership for which ``_crew`` was read."""
+        self._live_workers_of = ""
+        """The membership for which ``_live_workers`` was read."""
         self._seen = (0, 0)
         """The node, and its state, from which the assignment was read."""
         self._version = -1
@@ -351,7 +355,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             raise
         self.worker = worker
         self._session = session
-        self._members, self._met, self._seen, self._crew_of = "", 0, (0, 0), ""
+        self._members, self._met, self._seen, self._live_workers_of = "", 0, (0, 0), ""
         self._definitions.forget()
         return session
 
@@ -368,15 +372,15 @@ class ZooKeeperCoordinator(SharedCoordinator):
         # The number is read before the answers: after a reconnection in between, the next check meets the workers again.
         connections = session.connections
         is_first = bool(self._ids) and self._ids[0] == self.worker.id
-        own, crew, plan = session.ask(
+        own, present, plan = session.ask(
             client.exists_async(path("workers", self.worker.id)),
             client.exists_async(path("workers"), watch=session.watch if is_first else None),
             client.exists_async(path("assignment"), watch=session.watch),
         )
         # The session may have ended before kazoo noticed it, or a person or another process may have deleted nodes.
-        if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
+        if own is None or present is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (version_of(crew), connections) != (self._members, self._met):
+        if (version_of(present), connections) != (self._members, self._met):
             self._meet(session)
             self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
@@ -435,24 +439,26 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def _assign(self, why: str) -> None:
         session = self._connected()
-        if self._crew_of != self._members:
-            self._crew = read_crew(node_tree.records(session, self._ids), self._complain)
-            self._crew_of = self._members
-        topics = served_topics(self._crew, self._definitions.known(session, self._crew.values()))
-        crew = [worker.capacity for worker in self._crew.values()]
+        if self._live_workers_of != self._members:
+            self._live_workers = read_workers(node_tree.records(session, self._ids), self._complain)
+            self._live_workers_of = self._members
+        topics = served_topics(
+            self._live_workers, self._definitions.known(session, self._live_workers.values())
+        )
+        live_workers = [worker.capacity for worker in self._live_workers.values()]
         before, now = self._last_plan, int(time.time())
-        assignment = assign(topics, crew, before.runs())
+        assignment = assign(topics, live_workers, before.runs())
         if self._plan is not None and self._basis == self._members and assignment == self._plan.runs():
             return
         plan = before.renewed(assignment, now)
         data = node_tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
             # The times are dropped first, then the previous owners.
-            plan = AssignmentPlan({}).renewed(assign(topics, crew, {}), now)
+            plan = AssignmentPlan({}).renewed(assign(topics, live_workers, {}), now)
             data = node_tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
-                f"the assignment of {len(topics)} topics to {len(crew)} workers takes {len(data)} bytes, more "
+                f"the assignment of {len(topics)} topics to {len(live_workers)} workers takes {len(data)} bytes, more "
                 f"than the {MAX_NODE} of a ZooKeeper node: divide topics or workers among several ROOTs"
             )
         try:
@@ -463,7 +469,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             # Another worker has written the assignment since it was read, or its node was deleted: the next turn finds out.
             self._poked.set()
             return
-        log_assigned(len(assignment), len(self._crew), why)
+        log_assigned(len(assignment), len(self._live_workers), why)
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
         self._basis, self._plan, self._last_plan = self._members, plan, plan
         self._apply_plan()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan, read_crew
+from django_rmq.core.coordination.assignment_plan import AssignmentPlan, read_workers
 from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused
@@ -84,8 +84,8 @@ def prepare(session: ZooKeeperSession) -> None:
 
 def members(session: ZooKeeperSession) -> list[Member]:
     """Return all workers, by id."""
-    crew = read_crew(records(session, ids(session)), lambda *_: None)
-    return [Member(worker, session.ensemble.session_seconds) for _, worker in sorted(crew.items())]
+    live_workers = read_workers(records(session, ids(session)), lambda *_: None)
+    return [Member(worker, session.ensemble.session_seconds) for _, worker in sorted(live_workers.items())]
 
 
 def ids(session: ZooKeeperSession) -> list[str]:

@@ -38,7 +38,7 @@ class Ensemble:
     tls: Mapping[str, Any] | None = field(default=None, repr=False)
     """CA, CERT, KEY, KEY_PASSWORD, VERIFY, or None without TLS."""
     key_prefix: str = ""
-    """The prefix of the keys in Redis. Workers with another prefix do not belong to the same crew."""
+    """The prefix of the keys in Redis. Workers with another prefix are not coordinated with these."""
 
     def path(self, *parts: str) -> str:
         """Return the path of one of this application's nodes."""

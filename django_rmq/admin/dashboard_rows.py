@@ -271,3 +271,4 @@ class PageAddresses:
     send: str = ""
     log: str = ""
     claims: str = ""
+    causes: str = ""

@@ -15,7 +15,7 @@ from django_rmq.operations.filters import Filter, check_age
 LONGEST_TEXT = 200
 """Maximum size of a search text in bytes. A link to a message contains it, with up to five characters per byte."""
 
-PARAMETERS = ("text", "error", "age", "slot")
+PARAMETERS = ("text", "error", "cause", "age", "slot")
 
 AGES = (
     ("", _("any age")),
@@ -68,6 +68,7 @@ class FilterForm(forms.Form):
         validators=[check_length],
         widget=forms.TextInput(attrs={"placeholder": "ValueError"}),
     )
+    cause = forms.RegexField(r"^[0-9a-f]{12}$", label=_("Cause"), required=False)
     age = forms.ChoiceField(label=_("Age"), required=False, choices=AGES)
     slot = forms.IntegerField(label=_("Slot"), required=False, min_value=0)
 
@@ -78,6 +79,9 @@ class FilterForm(forms.Form):
         self.fields["slot"].max_value = topic.slots - 1  # type: ignore[attr-defined]
         if not may_search:
             del self.fields["text"]
+        # The page of the causes gives it; nobody types it.
+        if state == "prepare" or not self.data.get("cause"):
+            del self.fields["cause"]
         if state == "prepare":
             del self.fields["error"]
         try:
@@ -105,6 +109,7 @@ class FilterForm(forms.Form):
         return Filter(
             text=given.get("text", ""),
             error=given.get("error", ""),
+            cause=given.get("cause", ""),
             older_than=float(seconds) if kind == "older" else None,
             newer_than=float(seconds) if kind == "newer" else None,
             slot=given.get("slot"),

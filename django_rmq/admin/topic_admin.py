@@ -14,6 +14,7 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin.views import (
     action_views,
+    cause_views,
     claim_views,
     dashboard,
     message_views,
@@ -38,6 +39,7 @@ class TopicAdmin(Pages):
     message_view, raw_view = message_views.message_view, message_views.raw_view
     edit_view, send_view = send_views.edit_view, send_views.send_view
     act_view = action_views.act_view
+    causes_view, topic_causes_view = cause_views.causes_view, cause_views.topic_causes_view
     claims_view = claim_views.claims_view
     outbox_view, servers_view = outbox_views.outbox_view, server_views.servers_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
@@ -57,6 +59,7 @@ class TopicAdmin(Pages):
             at("outbox/", self.outbox_view, "outbox"),
             at("workers/", self.workers_view, "workers"),
             at("workers/live/", self.workers_live_view, "workers_live"),
+            at("causes/", self.causes_view, "causes"),
             at("schedules/", self.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
             at("<str:object_id>/change/", self.change_view, "change"),
@@ -64,6 +67,7 @@ class TopicAdmin(Pages):
             at("<str:object_id>/history/", self.history_view, "history"),
             at("<str:object_id>/send/", self.send_view, "send"),
             at("<str:object_id>/act/", self.act_view, "act"),
+            at("<str:object_id>/causes/", self.topic_causes_view, "topic_causes"),
             at("<str:object_id>/claims/", self.claims_view, "claims"),
             at("<str:object_id>/message/<str:message_id>/", self.message_view, "message"),
             at("<str:object_id>/message/<str:message_id>/raw/", self.raw_view, "raw"),

@@ -46,6 +46,12 @@ def add_filter(parser: ArgumentParser) -> None:
         help="messages whose last error has this class, with or without its module",
     )
     parser.add_argument(
+        "--cause",
+        metavar="ID",
+        default="",
+        help="messages of this cause, as `rmqlist --group-by error --json` names it",
+    )
+    parser.add_argument(
         "--text", default="", help="messages with this text in the body, the key, the headers or the error"
     )
     parser.add_argument(
@@ -67,7 +73,7 @@ def add_priority(parser: ArgumentParser) -> None:
 
 def filter_of(options: Mapping[str, Any]) -> Filter:
     """Return the filter that the options describe."""
-    names = ("text", "error", "older_than", "newer_than", "slot", "priority")
+    names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: options[name] for name in names if options.get(name) is not None})
 
 

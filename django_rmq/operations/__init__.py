@@ -38,7 +38,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers
 from django_rmq.operations.message_details import Followed
-from django_rmq.operations.message_groups import MessageGroup, MessageGroups
+from django_rmq.operations.message_groups import Causes, MessageGroup, MessageGroups
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
 from django_rmq.operations.outbox import OutboxRow, Waiting
@@ -75,7 +75,7 @@ class Operations(OperationContext):
     stranded, find_stranded = reports.stranded, reports.find_stranded
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
-    groups, holds = grouped.groups, wait_reasons.holds
+    groups, causes, holds = grouped.groups, grouped.causes, wait_reasons.holds
     follow, status = message_details.follow, message_details.status
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
@@ -116,6 +116,7 @@ __all__ = [
     "Actor",
     "BulkProgress",
     "BulkRun",
+    "Causes",
     "ClaimStats",
     "Deliveries",
     "Filter",

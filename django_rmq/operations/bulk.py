@@ -186,7 +186,7 @@ class Selection(NamedTuple):
         """Return whether an entry that Redis found within the scores is really selected."""
         if self.but is not None and self.but[0] <= entry.score < self.but[1]:
             return False
-        if not self.wanted.search:
+        if not self.wanted.compares:
             return True
         return self.wanted.matches(from_entry(self.topic, slot, self.queue, entry), entry)
 
@@ -241,7 +241,7 @@ def sweep(
         held = {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
     tally = BulkTally(sum(held.values()))
     # Without a search the scores alone decide, so the count is the answer.
-    if call_of is None and not wanted.search:
+    if call_of is None and not wanted.compares:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return
     pace = BulkPace(limits, sleep)

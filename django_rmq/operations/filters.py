@@ -14,10 +14,12 @@ from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations.message_view import MessageCopy
+from django_rmq.operations.message_view import ErrorView, MessageCopy, cause_of, error_in
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """Matches text that may be the name of a class. Other text by which errors are filtered may be part of a message."""
+
+_CAUSE = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Filter:
     """Part of the body, the key, the headers or the error."""
     error: str = ""
     """The class of the last error: its whole name, or the last part (``Boom`` for ``shop.errors.Boom``)."""
+    cause: str = ""
+    """The id of a cause: the last error has this class and pattern, as ``groups`` shows them to the actor."""
     older_than: float | None = None
     newer_than: float | None = None
     slot: int | None = None
@@ -39,6 +43,8 @@ class Filter:
     """Priority topics: the priority with which they wait."""
     begun: float = field(default=0.0, compare=False)
     """Dead: messages that have died in this many last seconds are left out; see ``as_of``."""
+    error_view: ErrorView = field(default="stored", compare=False)
+    """The error by which ``cause`` is compared; see ``messages.checked``."""
 
     @property
     def description(self) -> str:
@@ -46,6 +52,8 @@ class Filter:
         found = []
         if self.error:
             found.append(f"error {self.error}" if _CLASS.fullmatch(self.error) else "an error (left out)")
+        if self.cause:
+            found.append(f"cause {self.cause}")
         if self.text:
             found.append("a text (left out)")
         ages = {"older than": self.older_than, "newer than": self.newer_than}
@@ -69,6 +77,11 @@ class Filter:
         if self.text:
             return {"text": self.text.encode("utf-8", "surrogateescape")}
         return {"text": self.error.encode("utf-8", "surrogateescape"), "where": "error"} if self.error else {}
+
+    @property
+    def compares(self) -> bool:
+        """Whether ``matches`` has to decide about each message, because the scores alone do not."""
+        return bool(self.cause or self.search)
 
     def as_of(self, queue: str, seconds: float) -> Filter:
         """Return the filter for a queue that a sweep which began this many seconds ago still applies.
@@ -94,10 +107,12 @@ class Filter:
             check_age(topic, queue)
         if self.priority is not None:
             self._check_priority(topic, queue)
-        if self.error and queue == "prepare":
+        if (self.error or self.cause) and queue == "prepare":
             raise OperationRefused(
                 "running messages cannot be filtered by error, because their delivery has not ended"
             )
+        if self.cause and not _CAUSE.fullmatch(self.cause):
+            raise InvalidRequest(f"a cause has an id of 12 characters, got {abbreviated(self.cause)}")
 
     def _check_priority(self, topic: Topic, queue: str) -> None:
         if not (is_whole(self.priority) and 1 <= self.priority <= MAX_PRIORITY):
@@ -128,6 +143,8 @@ class Filter:
             name = copy.error_class
             if self.error != name and not name.endswith(f".{self.error}"):
                 return False
+        if self.cause and cause_of(error_in(copy, self.error_view), copy.error_class) != self.cause:
+            return False
         if self.text:
             needle = self.text.encode("utf-8", "surrogateescape")
             headers = " ".join(part for pair in copy.headers.items() for part in pair)

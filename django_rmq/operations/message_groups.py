@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,10 +11,19 @@ from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
 from django_rmq.core.model.status import queue_of
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import bulk
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import MessageCopy
+from django_rmq.operations.message_view import (
+    MessageCopy,
+    cause_of_pattern,
+    error_in,
+    error_pattern,
+    error_view,
+    is_withheld,
+)
 from django_rmq.operations.messages import LONGEST_PAGE, checked, listing
+from django_rmq.operations.reports import shared_survey
 
 KINDS = ("error", "slot", "hour")
 
@@ -27,11 +36,6 @@ MOST_EXAMINED = 1_000_000
 SAMPLES = 3
 """The number of messages that a group names."""
 
-LONGEST_ERROR = 200
-"""Maximum number of characters of an error by which messages are grouped."""
-
-_QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`|“[^”]*”|«[^»]*»")
-_WORD = re.compile(r"[\w~@.+-]+")
 _HOUR_MS = 3_600_000
 
 
@@ -47,6 +51,10 @@ class MessageGroup:
     last_ms: int | None
     samples: tuple[MessageCopy, ...]
     """Up to three of the messages."""
+    hours: tuple[tuple[int, int], ...] = ()
+    """The beginning of each hour in which messages have their time, in ms, and how many there are; the earliest first."""
+    cause: str = ""
+    """By error: its id, which ``Filter.cause`` takes."""
     error_class: str = ""
     """By error: the class of the last error; empty if there is no error, or its text names no class."""
     error: str = ""
@@ -80,6 +88,7 @@ class _Members:
     count: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
+    hours: Counter[int] = field(default_factory=Counter)
     samples: list[MessageCopy] = field(default_factory=list)
 
     def add(self, copy: MessageCopy) -> None:
@@ -89,6 +98,7 @@ class _Members:
         if copy.at_ms is not None:
             self.first_ms = copy.at_ms if self.first_ms is None else min(self.first_ms, copy.at_ms)
             self.last_ms = copy.at_ms if self.last_ms is None else max(self.last_ms, copy.at_ms)
+            self.hours[_hour_of(copy.at_ms)] += 1
 
 
 def groups(
@@ -121,9 +131,12 @@ def groups(
     found: dict[tuple[str, str] | int | None, _Members] = {}
     problems: dict[str, None] = {}
     looked_at, is_complete = 0, False
+    # A shell sees what is stored, but its causes are those that everybody else sees.
+    is_formatted = error_view(context.actor, topic) == "redacted" and not is_withheld(context.actor, topic)
     for copies, is_last, troubles in _pages(context, name, queue, wanted, limit):
         for copy in copies:
-            found.setdefault(_key(by, copy), _Members()).add(copy)
+            error = error_in(copy, "redacted") if is_formatted else copy.error
+            found.setdefault(_key(by, copy, error), _Members()).add(copy)
         looked_at += len(copies)
         problems |= dict.fromkeys(troubles)
         is_complete = is_last
@@ -150,12 +163,16 @@ def _pages(
             return
 
 
-def _key(by: str, copy: MessageCopy) -> tuple[str, str] | int | None:
+def _key(by: str, copy: MessageCopy, error: str) -> tuple[str, str] | int | None:
     if by == "error":
-        return copy.error_class, error_pattern(copy.error, copy.error_class)
+        return copy.error_class, error_pattern(error, copy.error_class)
     if by == "slot":
         return copy.slot
-    return None if copy.at_ms is None else copy.at_ms // _HOUR_MS * _HOUR_MS
+    return None if copy.at_ms is None else _hour_of(copy.at_ms)
+
+
+def _hour_of(ms: int) -> int:
+    return ms // _HOUR_MS * _HOUR_MS
 
 
 def _group(by: str, key: tuple[str, str] | int | None, members: _Members, looked_at: int) -> MessageGroup:
@@ -167,6 +184,8 @@ def _group(by: str, key: tuple[str, str] | int | None, members: _Members, looked
         members.first_ms,
         members.last_ms,
         tuple(members.samples),
+        hours=tuple(sorted(members.hours.items())),
+        cause=cause_of_pattern(error, error_class) if by == "error" else "",
         error_class=error_class,
         error=error,
         slot=number if by == "slot" else None,
@@ -174,21 +193,36 @@ def _group(by: str, key: tuple[str, str] | int | None, members: _Members, looked
     )
 
 
-def error_pattern(error: str, error_class: str) -> str:
-    """Return the first line of an error without its class, and with signs in place of what differs from message to message."""
-    line = error.partition("\n")[0].strip()
-    if error_class:
-        line = line.removeprefix(error_class).lstrip().removeprefix(":").lstrip()
-    line = _WORD.sub(_sign, _QUOTED.sub("'…'", line[: 5 * LONGEST_ERROR]))
-    return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Why messages are dead, over topics: for each topic its groups by error."""
+
+    topics: list[tuple[str, MessageGroups]]
+    unread: int
+    """The number of topics with dead messages that were not looked at, because the time was over."""
 
 
-def _sign(found: re.Match[str]) -> str:
-    """Return ``#`` for a word that is a number, an id or an address; other words as they are."""
-    word = found[0]
-    bare = word.rstrip(".-")
-    is_id = any(map(str.isdigit, bare)) or "@" in bare or (len(bare) >= 24 and bare.isalnum())
-    return f"#{word[len(bare) :]}" if is_id else word
+def causes(
+    context: OperationContext, name: str = "", *, limit: int = GROUPED, seconds: float = 1.0
+) -> Causes:
+    """Group the dead messages of a topic by their errors, or those of all topics, the topic with the most of them first.
+
+    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``.
+    """
+    context.actor.require(Permission.VIEW)
+    end = time.monotonic() + seconds
+    names = [name]
+    if not name:
+        stats = sorted(shared_survey(context).topics, key=lambda one: -one.dead)
+        names = [one.topic.name for one in stats if one.dead]
+    share = max(LONGEST_PAGE, limit // max(1, len(names)))
+    found: list[tuple[str, MessageGroups]] = []
+    for one in names:
+        left = end - time.monotonic()
+        if found and left <= 0:
+            break
+        found.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
+    return Causes(found, len(names) - len(found))
 
 
-__all__ = ["GROUPED", "KINDS", "MOST_EXAMINED", "MessageGroup", "MessageGroups", "error_pattern", "groups"]
+__all__ = ["GROUPED", "KINDS", "MOST_EXAMINED", "Causes", "MessageGroup", "MessageGroups", "causes", "groups"]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Literal
 
 from django.utils.module_loading import import_string
 
@@ -116,6 +118,59 @@ def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
     except Exception:
         logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
         return None, "withheld"
+
+
+ErrorView = Literal["stored", "redacted", "hidden"]
+"""What stands for the error of a message: the stored text, the formatter's output, or nothing."""
+
+
+def error_view(actor: Actor, topic: Topic) -> ErrorView:
+    """Return by which text ``actor`` distinguishes causes of failures; that of a redacted topic is the same for all."""
+    if not actor.may(Permission.VIEW_BODIES):
+        return "hidden"
+    return "redacted" if is_redacted(topic) else "stored"
+
+
+def error_in(copy: MessageCopy, view: ErrorView) -> str:
+    """Return the error of a whole copy in a view."""
+    if view == "hidden":
+        return ""
+    return redacted(copy).error if view == "redacted" else copy.error
+
+
+LONGEST_ERROR = 200
+"""Maximum number of characters of an error by which messages are grouped."""
+
+_QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`|“[^”]*”|«[^»]*»")
+_WORD = re.compile(r"[\w~@.+-]+")
+
+
+def cause_of(error: str, error_class: str) -> str:
+    """Return the id of an error's cause."""
+    return cause_of_pattern(error_pattern(error, error_class), error_class)
+
+
+def cause_of_pattern(pattern: str, error_class: str) -> str:
+    """Return a short id for a class and a pattern."""
+    text = f"{error_class}\n{pattern}".encode("utf-8", "backslashreplace")
+    return blake2b(text, digest_size=6).hexdigest()
+
+
+def error_pattern(error: str, error_class: str) -> str:
+    """Return the first line of an error without its class, and with signs in place of what differs from message to message."""
+    line = error.partition("\n")[0].strip()
+    if error_class:
+        line = line.removeprefix(error_class).lstrip().removeprefix(":").lstrip()
+    line = _WORD.sub(_sign, _QUOTED.sub("'…'", line[: 5 * LONGEST_ERROR]))
+    return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
+
+
+def _sign(found: re.Match[str]) -> str:
+    """Return ``#`` for a word that is a number, an id or an address; other words as they are."""
+    word = found[0]
+    bare = word.rstrip(".-")
+    is_id = any(map(str.isdigit, bare)) or "@" in bare or (len(bare) >= 24 and bare.isalnum())
+    return f"#{word[len(bare) :]}" if is_id else word
 
 
 def redacted(copy: MessageCopy) -> MessageCopy:

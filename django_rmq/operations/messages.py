@@ -38,6 +38,7 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import (
     MessageCopy,
     as_shown,
+    error_view,
     from_entry,
     from_look,
     is_withheld,
@@ -77,6 +78,7 @@ class Order(NamedTuple):
                 self.descending,
                 self.wanted.text,
                 self.wanted.error,
+                self.wanted.cause,
                 self.wanted.slot,
                 self.wanted.priority,
             ]
@@ -241,6 +243,7 @@ class Block:
     def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
         """Fetch more entries of slots, all in one round trip."""
         topic, queue, search = self.order.topic, self.order.queue, self.order.wanted.search
+        compares = self.order.wanted.compares
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
         look: Callable[..., Call[Page]] = (
@@ -266,7 +269,7 @@ class Block:
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")
                 continue
-            entries = [entry for entry in answer.entries if not search or self._is_meant(feed, entry)]
+            entries = [entry for entry in answer.entries if not compares or self._is_meant(feed, entry)]
             self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
             self.bytes += sum(map(_size, answer.entries))
             if search:
@@ -440,6 +443,9 @@ def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter 
     wanted.check(topic, queue)
     if wanted.text:
         require_search(context.actor, topic)
+    if wanted.cause:
+        # What is compared is what the actor is shown: otherwise a filter would reveal what is hidden.
+        wanted = replace(wanted, error_view=error_view(context.actor, topic))
     return wanted
 
 

@@ -303,6 +303,35 @@ def test_the_dashboard_shows_what_queries_hold_and_that_a_lease_has_ended(
     eventually(lambda: f"{link} · lease has ended" in text(boss.get(url("changelist"))), "the lease's end")
 
 
+@pytest.mark.parametrize("name", ["", "timed"])
+def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
+    boss: Client, broker: Broker, name: str
+) -> None:
+    page = url("topic_causes", name) if name else url("causes")
+    assert "No dead messages." in text(boss.get(page))
+    kill(broker, "timed", b"1", b"2", error="shop.Boom: order 1 of 'x'")
+    kill(broker, "timed", b"3", error="shop.Boom: <no stock>")
+    assert page in text(
+        boss.get(url("change", "timed"), {"tab": "dead"}) if name else boss.get(url("changelist"))
+    )
+    response = boss.get(page)
+    shown = text(response)
+    assert "order # of '…'" in shown and "&lt;no stock&gt;" in response.content.decode()
+    assert "All 3 dead messages were looked at." in shown and shown.count("rmq-spark") == 2
+    line = response.context["lines"][0]
+    assert (line["group"].count, len(line["samples"])) == (2, 2)
+    for address in (*line["samples"], line["edit_url"], line["url"]):
+        assert boss.get(address).status_code == 200
+    given = {"act": "replay_all", "state": "dead", "error": "shop.Boom", "cause": line["group"].cause}
+    asked = text(boss.post(line["act_url"], given))
+    assert "Replay 2 dead messages of timed?" in asked and line["group"].cause in asked
+    assert "2 replayed" in text(
+        boss.post(line["act_url"], {**given, "confirmed": "yes", "asked": "2"}, follow=True)
+    )
+    assert (depth(broker, "timed", "dead"), depth(broker, "timed", "store")) == (1, 2)
+    assert f"cause {line['group'].cause}" in str(LogEntry.objects.get().get_change_message())
+
+
 def test_claims_say_where_their_query_runs(boss: Client, broker: Broker) -> None:
     topic = topic_of("timed")
     assert broker.hold_consumer(topic, "spark", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None

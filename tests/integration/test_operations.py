@@ -45,7 +45,7 @@ from django_rmq.operations import (
     Permission,
 )
 from django_rmq.operations.health import HealthThresholds as HealthLimits
-from django_rmq.operations.message_groups import LONGEST_ERROR, error_pattern
+from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.sending import Send
 from tests.brokers import Broker, OracleBroker
 from tests.servers import RedisServer
@@ -648,6 +648,54 @@ def test_groups_are_the_most_frequent_first_and_say_what_was_looked_at(
             operations.groups("timed", "dead", by, limit=limit)
 
 
+def test_a_cause_selects_exactly_its_messages(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b"1", b"2", error="shop.Boom: order 1 of 'x'")
+    kill(broker, "timed", b"3", error="shop.Boom: no stock")
+    kill(broker, "timed", b"4", error="a remark about 17")
+    first, *others = operations.groups("timed", "dead", "error").rows
+    assert (first.error, first.count, sum(count for _hour, count in first.hours)) == ("order # of '…'", 2, 2)
+    assert len({one.cause for one in (first, *others)}) == 3
+    by_cause = Filter(error="shop.Boom", cause=first.cause)
+    assert {copy.raw for copy in everything(operations, "timed", "dead", wanted=by_cause)} == {b"1", b"2"}
+    assert operations.replay_all("timed", by_cause, dry_run=True).result().outcomes == {"matching": 2}
+    (remark,) = (one for one in others if not one.error_class)
+    # A cause whose errors have no class is compared message by message.
+    assert operations.delete_all("timed", "dead", Filter(cause=remark.cause)).result().outcomes == {
+        "deleted": 1
+    }
+    assert operations.replay_all("timed", by_cause).result().outcomes == {"replayed": 2}
+    assert {copy.raw for copy in everything(operations, "timed", "dead")} == {b"3"}
+    assert Filter(cause=first.cause).description == f"cause {first.cause}"
+    with pytest.raises(InvalidRequest, match="12 characters"):
+        operations.listing("timed", "dead", wanted=Filter(cause="boom"))
+    with pytest.raises(OperationRefused, match="by error"):
+        operations.listing("timed", "prepare", wanted=Filter(cause=first.cause))
+
+
+def test_causes_of_who_may_not_see_bodies_are_the_classes(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b"1", error="shop.Boom: secret")
+    kill(broker, "timed", b"2", error="shop.Boom: other")
+    viewer = Operations(Actor("v", "admin", permits=lambda one: one is not Permission.VIEW_BODIES))
+    (group,) = viewer.groups("timed", "dead", "error").rows
+    assert (group.count, group.error_class, group.error) == (2, "shop.Boom", "")
+    assert len(viewer.listing("timed", "dead", wanted=Filter(cause=group.cause)).copies) == 2
+    # A guess of a hidden text is not confirmed.
+    guess = cause_of("shop.Boom: secret", "shop.Boom")
+    assert len(operations.listing("timed", "dead", wanted=Filter(cause=guess)).copies) == 1
+    assert viewer.listing("timed", "dead", wanted=Filter(cause=guess)).copies == []
+
+
+def test_causes_of_all_topics_begin_with_the_topic_that_has_most(broker: Any, operations: Operations) -> None:
+    kill(broker, "ranked", b"1", error="shop.Boom: 1")
+    kill(broker, "timed", b"1", b"2", error="shop.Boom: 1")
+    found = operations.causes(seconds=600)
+    assert [(name, grouped.looked_at) for name, grouped in found.topics] == [("timed", 2), ("ranked", 1)]
+    assert found.unread == 0
+    # The first topic is always read.
+    hurried = operations.causes(seconds=0)
+    assert ([name for name, _grouped in hurried.topics], hurried.unread) == (["timed"], 1)
+
+
 def test_messages_that_wait_are_filtered_by_priority(broker: Any, operations: Operations) -> None:
     put(broker, "ranked", b"1", b"2", score=100)
     put(broker, "ranked", b"3", score=101)
@@ -1082,6 +1130,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
     "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
+    "worker_overview": ({Permission.VIEW}, lambda o: o.worker_overview()),
+    "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
     "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),
     "shared_health": ({Permission.VIEW}, lambda o: o.shared_health([])),

@@ -240,7 +240,7 @@ def _go_on(
         passed = max(0.0, (operations.broker.now_ms() - work.began) / 1000)
         chosen = replace(chosen, wanted=chosen.wanted.as_of(chosen.state, passed))
     left = max(work.total - work.done, 1) if work.total else None
-    seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.search else 1)
+    seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.compares else 1)
     limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"))
     trace = _begun_trace(request, work.run)
     progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()

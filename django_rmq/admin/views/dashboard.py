@@ -54,6 +54,7 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         lambda name: pages.url("change", quote(name)),
     )
     links = [
+        Link(_("Dead by cause"), pages.url("causes")),
         _schedules_link(operations, pages.url("schedules")),
         Link(_("Servers"), pages.url("servers")),
     ]

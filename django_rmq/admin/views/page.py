@@ -160,6 +160,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             send=self.url("send", quoted),
             log=self.url("history", quoted),
             claims=self.url("claims", quoted),
+            causes=self.url("topic_causes", quoted),
         )
 
     # --- answers

@@ -159,7 +159,7 @@ def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
 
 
 _KEYS: dict[str, Callable[[MessageGroup], dict[str, Any]]] = {
-    "error": lambda one: {"error_class": one.error_class, "error": one.error},
+    "error": lambda one: {"cause": one.cause, "error_class": one.error_class, "error": one.error},
     "slot": lambda one: {"slot": one.slot},
     "hour": lambda one: {"hour_ms": one.hour_ms},
 }

@@ -1,0 +1,112 @@
+"""The dead messages by the cause of their failures, of one topic or of all, with the actions on each group."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from django_rmq.admin.body_display import visible
+from django_rmq.admin.charts import sparkline
+from django_rmq.admin.dashboard_rows import PageAddresses
+from django_rmq.admin.page_actions import sweeping_acts
+from django_rmq.admin.views.page import Pages, page
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations import Filter, MessageCopy, MessageGroup, Operations, Permission
+
+READ_SECONDS = 0.3
+"""Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
+
+MESSAGES_READ = 5_000
+"""The number of messages that one request reads at most, if each of the topics holds more than its part."""
+
+HOURS_SHOWN = 24
+
+_HOUR_MS = 3_600_000
+
+
+@page(Permission.VIEW)
+def topic_causes_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Show the causes of one topic."""
+    operations, topic = pages.asked(request, object_id)
+    return _shown(pages, request, operations, topic)
+
+
+@page(Permission.VIEW)
+def causes_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show the causes of all topics."""
+    return _shown(pages, request, pages.operations(request), None)
+
+
+def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:
+    found = operations.causes("" if topic is None else topic.name, limit=MESSAGES_READ, seconds=READ_SECONDS)
+    now_ms = operations.broker.now_ms()
+    lines = [
+        _line(pages, operations, operations.config.topic(name), group, now_ms)
+        for name, grouped in found.topics
+        for group in grouped.rows
+    ]
+    lines.sort(key=lambda line: -line["group"].count)
+    looked_at = sum(grouped.looked_at for _name, grouped in found.topics)
+    context = {
+        "heading": _("Dead by cause"),
+        "here": _("Dead by cause"),
+        "title": _("Dead by cause"),
+        "is_one": topic is not None,
+        "lines": lines,
+        "looked_at": looked_at,
+        "total": sum(grouped.total for _name, grouped in found.topics),
+        "is_complete": not found.unread and all(grouped.is_complete for _name, grouped in found.topics),
+        "unread": found.unread,
+        "problems": [
+            f"{name}: {problem}" for name, grouped in found.topics for problem in grouped.problems[:5]
+        ],
+        "now_ms": now_ms,
+        "urls": PageAddresses() if topic is None else pages.places(topic.name),
+        "all_url": pages.url("causes"),
+    }
+    for line in lines:
+        line["share"] = line["group"].count / looked_at
+    return pages.render(request, "topic/causes.html", context, topic)
+
+
+def _line(
+    pages: Pages, operations: Operations, topic: Topic, group: MessageGroup, now_ms: int
+) -> dict[str, Any]:
+    wanted = Filter(error=group.error_class, cause=group.cause)
+    places = pages.places(topic.name)
+    selection = {"tab": "dead", "error": group.error_class, "cause": group.cause}
+    query = urlencode({name: value for name, value in selection.items() if value})
+    may_edit = all(
+        operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
+    )
+    return {
+        "topic": topic.name,
+        "group": group,
+        "error_class": visible(group.error_class),
+        "error": visible(group.error),
+        "spark": _spark(group, now_ms),
+        "url": f"{places.topic}?{query}",
+        "back": query,
+        "samples": [_address(pages, topic, copy, "message", query) for copy in group.samples],
+        "edit_url": _address(pages, topic, group.samples[0], "edit", query) if may_edit else "",
+        "act_url": places.act,
+        "acts": sweeping_acts(operations, topic, "dead", wanted),
+    }
+
+
+def _spark(group: MessageGroup, now_ms: int) -> Any:
+    """Return a line over the deaths of each of the last hours."""
+    now = now_ms // _HOUR_MS * _HOUR_MS
+    counts = dict(group.hours)
+    return sparkline([float(counts.get(now - back * _HOUR_MS, 0)) for back in range(HOURS_SHOWN)][::-1])
+
+
+def _address(pages: Pages, topic: Topic, copy: MessageCopy, place: str, back: str) -> str:
+    return f"{pages.url(place, quote(topic.name), copy.id)}?{urlencode({'state': 'dead', 'back': back})}"
+
+
+__all__ = ["causes_view", "topic_causes_view"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def is_writing(out: Path) -> bool:
     return any(out.glob(".spark-staging-*/**/part-*.parquet"))
 
 
+def start_writing(
+    begin: Callable[[], subprocess.Popen[bytes]], out: Path, aside: Path
+) -> subprocess.Popen[bytes]:
+    """Return a process that is writing a file. Spark gives a Python worker 10 s to connect: the first one may end without it."""
+    for _ in range(3):
+        for path in out.glob(".spark-staging-*"):
+            path.rename(aside / f"{len(list(aside.iterdir()))}{path.name}")
+        process = begin()
+
+        def is_decided(process: subprocess.Popen[bytes] = process) -> bool:
+            return is_writing(out) or process.poll() is not None
+
+        eventually(is_decided, "a file that is being written", 400)
+        if process.poll() is None:
+            return process
+        end(process)
+    raise AssertionError("no process came to write a file")
+
+
 @pytest.mark.usefixtures("proc")
 def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
     start: Start, run: Run, broker: Broker, tmp_path: Path
@@ -169,10 +189,7 @@ def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
     arguments += ["--max-messages", 1_000, "--claim-timeout", "1h"]
 
     for who in ("workers", "java", "driver"):
-        for path in out.glob(".spark-staging-*"):
-            path.rename(tmp_path / f"{who}{path.name}")
-        process = start("slowly", *arguments, "--master", "local[2]")
-        eventually(partial(is_writing, out), f"a file that is being written ({who})", 400)
+        process = start_writing(lambda: start("slowly", *arguments, "--master", "local[2]"), out, tmp_path)
         assert stored(out, "value") == {}
         found = victims(process.pid, who)
         assert found, below(process.pid)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import redis.asyncio
 from django.core.management.base import BaseCommand
 from django.http import HttpRequest
 from kazoo.protocol.serialization import Auth
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {
     "django_rmq/api/metrics_view.py": "djangorestframework",
     "django_rmq/core/redis/clients.py": "redis",
+    "django_rmq/core/redis/shared_connection.py": "redis",
     "django_rmq/spark/spark_session.py": "pyspark",
 }
 """File that reads a private attribute -> the distribution whose it is."""
@@ -83,6 +86,17 @@ def test_a_subscription_of_redis_py_has_a_connection_with_a_socket(redis_client:
     assert pubsub.connection is not None
     assert pubsub.connection._sock.fileno() > 0
     pubsub.close()
+
+
+def test_an_async_connection_of_redis_py_has_a_writer_with_a_socket(redis_url: str) -> None:
+    async def descriptor() -> int:
+        connection: Any = redis.asyncio.ConnectionPool.from_url(redis_url).make_connection()
+        await connection.connect()
+        found: int = connection._writer.get_extra_info("socket").fileno()
+        await connection.disconnect()
+        return found
+
+    assert asyncio.run(descriptor()) > 0
 
 
 def test_a_request_of_the_rest_framework_has_the_request_of_django() -> None:

@@ -172,12 +172,12 @@ def test_the_verdict_is_in_the_language_of_its_reader_and_that_of_the_command_is
 
 def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(context: object) -> None:
-        raise ServerUnavailable("the database is away")
+        raise ServerUnavailable("the database does not answer")
 
     monkeypatch.setattr(shared_reads, "outbox", fail)
     monkeypatch.setattr(shared_reads, "schedules", fail)
     with in_memory(TOPICS, OUTBOX=True):
-        assert lines_of(page(boss)) == [(True, "the database is away")] * 2
+        assert lines_of(page(boss)) == [(True, "the database does not answer")] * 2
 
 
 def test_the_verdict_asks_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:

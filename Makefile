@@ -46,7 +46,7 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
 demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
-	$(BIN)/python -m example_project.selection.demo $(DEMO_ARGS)
+	$(BIN)/python -m example_project.product_sets.demo $(DEMO_ARGS)
 
 # Three things beside each other, whose output comes one after the other.
 quick: $(INSTALLED) ## lint, types, unit tests and the contract in memory, within a minute

@@ -37,7 +37,7 @@ from example_project.table import drawn, line, summary
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts
-    from example_project.selection.run import SelectionRun
+    from example_project.product_sets.run import ProductSetsRun
     from example_project.traffic import Traffic
 
 HOST = "127.0.0.1"
@@ -66,9 +66,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="coordinate the workers through ZooKeeper: that of ZOOKEEPER_HOSTS, or one that the demo starts (needs Java)",
     )
     parser.add_argument(
-        "--no-selection",
+        "--no-sets",
         action="store_true",
-        help="skip the selection; it is also skipped with --seconds, and without PySpark or Java",
+        help="skip the product sets; they are also skipped with --seconds, and without PySpark or Java",
     )
     options = parser.parse_args(argv)
     if options.seconds is not None and options.seconds <= 0:
@@ -93,9 +93,9 @@ class Demo:
     traffic: Traffic
     accounts: Accounts
     port: int
-    selection: SelectionRun | None = None
+    sets: ProductSetsRun | None = None
     sets_change = False
-    """Whether the sources of the selection report."""
+    """Whether the sources of the product sets report."""
 
     def __init__(self, options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> None:
         self.options = options
@@ -110,8 +110,8 @@ class Demo:
         seconds = self.options.seconds
         try:
             self._await_web(show, data, began)
-            if seconds is None and not self.options.no_selection:
-                self._start_selection(show, data)
+            if seconds is None and not self.options.no_sets:
+                self._start_sets(show, data)
             until = math.inf if seconds is None else began + seconds * TRAFFIC_PART
             while (left := until - time.monotonic()) > 0:
                 self.signals.wait(min(1.0, left))
@@ -123,11 +123,11 @@ class Demo:
                 raise
             # Ctrl-C is how a run without an end ends.
             self.traffic.stop()
-            if self.selection is not None:
-                self.selection.stop()
+            if self.sets is not None:
+                self.sets.stop()
             self.consumers.stop()
             show.close()
-            print_summary(summary(self.accounts, self.traffic.done, self.selection))
+            print_summary(summary(self.accounts, self.traffic.done, self.sets))
             print("\nThe next start of the demo sends waiting messages again from the database.")
             return 0
         self.traffic.stop()
@@ -223,28 +223,28 @@ class Demo:
             f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else "")
         )
 
-    def _start_selection(self, show: Display, data: Path) -> None:
+    def _start_sets(self, show: Display, data: Path) -> None:
         """Start Spark for the product sets if it can run here. The shop does not wait for it."""
-        from example_project.selection.run import SelectionRun, why_not
+        from example_project.product_sets.run import ProductSetsRun, why_not
 
         if reason := why_not():
-            show.note(f"Selection: skipped. {reason}")
+            show.note(f"Sets: skipped. {reason}")
             return
         show.note(f"Sets:   http://{HOST}:{self.port}/sets/   when Spark has started")
-        self.selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
-        self.selection.start(self.cleanup)
+        self.sets = ProductSetsRun(data, items=min(self.options.products, 500), rate=self.options.rate)
+        self.sets.start(self.cleanup)
 
     def _look_for_sets(self, show: Display) -> None:
         """Let the sources report once Spark has evaluated the first items; go on without sets if it never does."""
-        if self.selection is None or self.sets_change:
+        if self.sets is None or self.sets_change:
             return
-        if reason := self.selection.failure():
-            self.selection.stop()
-            self.selection = None
-            show.note(f"Selection: skipped. {reason}")
-        elif self.selection.has_begun():
+        if reason := self.sets.failure():
+            self.sets.stop()
+            self.sets = None
+            show.note(f"Sets: skipped. {reason}")
+        elif self.sets.has_begun():
             self.sets_change = True
-            self.selection.start_feeds(None)
+            self.sets.thread.start()
             show.note("Spark has evaluated the first items: the sets fill.")
 
     def _port(self) -> int:
@@ -275,15 +275,15 @@ class Demo:
         self.web.check()
         if self.traffic.error is not None:
             raise DemoFailed(f"the traffic failed: {self.traffic.error!r}") from self.traffic.error
-        if self.sets_change and self.selection is not None:
-            self.selection.check()
+        if self.sets_change and self.sets is not None:
+            self.sets.check()
 
     def _show(self, show: Display, seconds: float) -> None:
         figures = self.accounts.figures()
         show.show(
             seconds,
-            lambda: drawn(figures, self.accounts, self.selection, seconds),
-            lambda: line(figures, self.accounts, self.selection),
+            lambda: drawn(figures, self.accounts, self.sets, seconds),
+            lambda: line(figures, self.accounts, self.sets),
         )
 
     def _drain(self, show: Display, began: float) -> None:

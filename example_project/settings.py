@@ -35,7 +35,7 @@ INSTALLED_APPS = [
     "django_rmq",
     "example_project.prices",
     "example_project.orders",
-    "example_project.selection",
+    "example_project.product_sets",
 ]
 
 MIDDLEWARE = [
@@ -98,8 +98,8 @@ RMQ = {
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
         # A message for each run of the schedule in orders/listeners.py.
         "reports": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
-        # What all sources report of one item within two seconds is one message. A Spark stream consumes them.
-        "selection-changes": {
+        # All reports about one item within two seconds are one message. A Spark stream consumes them.
+        "item-changes": {
             "TYPE": "range_merge",
             "SLOTS": 16,
             "TIME_RANGE": 2,
@@ -108,8 +108,6 @@ RMQ = {
         },
         # An item joined or left a product set: key accounts first, and one after the other for each item.
         "memberships": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "item"},
-        # One message for each product set with a time, due when the set begins or ends.
-        "set-times": {"TYPE": "fixed_time", "SLOTS": 4},
     },
     # What a transaction sends is a row of its database until Redis has it, so nothing committed is lost.
     "OUTBOX": True,
@@ -141,9 +139,9 @@ if os.environ.get("SHOP_ZOOKEEPER") == "1":
         "SESSION_TIMEOUT": 4,
     }
 
-# Where the sources of the selection put their files, and where Spark keeps how far it is.
-SELECTION_FEEDS = SHOP_DATA / "feeds"
-SELECTION_CHECKPOINTS = SHOP_DATA / "checkpoints"
+# Where the sources of the product sets put their files, and where Spark keeps its progress.
+PRODUCT_SETS_FEEDS = SHOP_DATA / "feeds"
+PRODUCT_SETS_CHECKPOINTS = SHOP_DATA / "checkpoints"
 
 # Programs come with a token (`manage.py drf_create_token USER`), people with the session of the admin.
 REST_FRAMEWORK = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts, Figures
-    from example_project.selection.run import SelectionRun
+    from example_project.product_sets.run import ProductSetsRun
     from example_project.traffic import Done
 
 
@@ -50,7 +50,7 @@ def row(figures: Figures) -> tuple[int, ...]:
 
 
 def drawn(
-    figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None, seconds: float
+    figures: dict[str, Figures], accounts: Accounts, sets: ProductSetsRun | None, seconds: float
 ) -> Any:
     """Return what a terminal shows."""
     from rich.console import Group
@@ -64,20 +64,20 @@ def drawn(
     table.add_column("topic")
     for column in COLUMNS:
         table.add_column(column, justify="right", min_width=7)
-    if selection is not None:
-        figures = figures | selection.accounts.figures()
+    if sets is not None:
+        figures = figures | sets.accounts.figures()
     for name, topic in figures.items():
         table.add_row(name, *(f"{value:,}" for value in row(topic)))
-    return table if selection is None else Group(table, selection.rich_table())
+    return table if sets is None else Group(table, sets.rich_table())
 
 
-def line(figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None) -> str:
+def line(figures: dict[str, Figures], accounts: Accounts, sets: ProductSetsRun | None) -> str:
     """Return the same in one line."""
     found = "  ".join(f"{name} {value}" for name, value in totals(figures, accounts).items())
-    return found if selection is None else f"{found}  sets {selection.told()}"
+    return found if sets is None else f"{found}  sets {sets.sizes()}"
 
 
-def summary(accounts: Accounts, done: Done, selection: SelectionRun | None) -> dict[str, object]:
+def summary(accounts: Accounts, done: Done, sets: ProductSetsRun | None) -> dict[str, object]:
     """Return what a run came to, by name."""
     found = totals(accounts.figures(), accounts)
     ledgers = [ledger for slots in accounts.ledgers().values() for ledger in slots]
@@ -98,8 +98,6 @@ def summary(accounts: Accounts, done: Done, selection: SelectionRun | None) -> d
         else f"balanced in {len(ledgers)} slots",
         "delivered early": accounts.closed_early(),
     }
-    if selection is not None:
-        told = selection.summary()
-        names = ("events taken in", "messages sent", "sent on", "product sets")
-        lines |= {name: told[name] for name in names}
+    if sets is not None:
+        lines |= sets.summary()
     return lines

@@ -19,7 +19,7 @@ def media(request: HttpRequest, path: str) -> HttpResponseBase:
 urlpatterns = [
     path("", include("example_project.prices.urls")),
     path("orders/", include("example_project.orders.urls")),
-    path("sets/", include("example_project.selection.urls")),
+    path("sets/", include("example_project.product_sets.urls")),
     path("admin/", admin.site.urls),
     path("api/rmq/", include("django_rmq.api.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),

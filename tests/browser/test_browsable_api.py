@@ -12,7 +12,7 @@ from tests.browser.conftest import Shop
 
 pytestmark = pytest.mark.slow
 
-TOPIC = "selection-changes"
+TOPIC = "item-changes"
 
 
 def test_a_message_is_sent_looked_at_and_deleted(shop: Shop, log_in: Callable[[str], Page]) -> None:

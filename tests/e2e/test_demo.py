@@ -112,12 +112,12 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
     started: list[RunningDemo] = []
 
     def start(
-        *arguments: str, module: str = "example_project.demo", selection: bool = False, **given: str
+        *arguments: str, module: str = "example_project.demo", sets: bool = False, **given: str
     ) -> RunningDemo:
         if module == "example_project.demo":
             arguments = ("--port", "0", "--products", "200", *arguments)
-            if not selection:
-                arguments += ("--no-selection",)
+            if not sets:
+                arguments += ("--no-sets",)
         started.append(RunningDemo(tmp_path / "shop", *arguments, module=module, **given))
         return started[-1]
 
@@ -154,7 +154,7 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
 
 
 def test_prices_change_before_anything_else_is_ready(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(selection=True)
+    demo = start_demo(sets=True)
     demo.wait_for(r"^Redis: ")
     first_line = time.monotonic()
     demo.wait_for(r"^ +\d+ s  sent [1-9]")
@@ -169,22 +169,22 @@ def test_prices_change_before_anything_else_is_ready(start_demo: Callable[..., R
 def test_a_run_of_some_seconds_takes_about_these_and_leaves_spark_out(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    demo = start_demo("--seconds", "16", selection=True)
+    demo = start_demo("--seconds", "16", sets=True)
     demo.wait_for(r"^ +\d+ s  sent ")
     began = time.monotonic()
     demo.wait_for("^The traffic has stopped")
     assert 10 < time.monotonic() - began < 5 * 16
     assert demo.wait() == 0, demo.output
-    assert "Sets:" not in demo.output and "Selection:" not in demo.output
+    assert "Sets:" not in demo.output
 
 
 @pytest.mark.usefixtures("java")
 def test_the_product_sets_join_when_spark_has_started(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(selection=True)
+    demo = start_demo(sets=True)
     address = demo.wait_for(r"^Sets: +(http\S+/sets/)", 120)[1]
     demo.wait_for(r"the sets fill\.$", 300)
     with urllib.request.urlopen(address, timeout=30) as page:
-        assert ">joined<" in page.read().decode()
+        assert ">Joined<" in page.read().decode()
     demo.wait_for(r"sets Best rated: [1-9]", 300)
     eventually(
         lambda: len(set(re.findall(r"sets (Best rated: .*)$", demo.output, re.MULTILINE))) > 1,
@@ -202,8 +202,8 @@ def test_the_product_sets_join_when_spark_has_started(start_demo: Callable[..., 
 
 @pytest.mark.usefixtures("java")
 def test_the_shop_goes_on_without_a_spark_that_does_not_start(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(selection=True, PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")
-    skipped = r"^Selection: skipped\. Spark ended with \d+; see \S+/selection\.log$"
+    demo = start_demo(sets=True, PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")
+    skipped = r"^Sets: skipped\. Spark ended with \d+; see \S+/product-sets\.log$"
     demo.wait_for(skipped + r"[\s\S]*^ +\d+ s  sent ", 300)
     demo.process.send_signal(signal.SIGINT)
     assert demo.wait() == 0, demo.output
@@ -211,25 +211,21 @@ def test_the_shop_goes_on_without_a_spark_that_does_not_start(start_demo: Callab
 
 
 @pytest.mark.usefixtures("java")
-def test_the_selection_alone_is_reconciled_and_leaves_no_process(
+def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
     arguments = ("--seconds", "6", "--items", "200", "--rate", "300")
-    demo = start_demo(*arguments, module="example_project.selection.demo")
+    demo = start_demo(*arguments, module="example_project.product_sets.demo")
     assert demo.wait(600) == 0, demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
-    assert count["events written"] == count["events taken in"] > 800 + 6 * 300 / 2
-    sent, merged = map(int, re.findall(r"\d+", summary["messages sent"]))
-    assert count["messages consumed"] == sent - merged
-    assert count["messages consumed"] < count["events written"]
-    passed, folded = map(int, re.findall(r"\d+", summary["sent on"]))
-    assert passed == sum(map(int, re.findall(r"\d+", summary["joined and left"]))) > folded
-    assert summary["labels"] == "those of the sets"
-    # The campaign is over.
-    assert "Flash sale: 0" in summary["product sets"]
-    assert "The rule of Best rated is edited: rating >= 4 and price is known" in demo.output
-    assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
+    assert count["events written"] == count["events read"] > 800 + 6 * 300 / 2
+    sent, merged = map(int, re.findall(r"\d+", summary["changes sent"]))
+    assert count["changes consumed"] == sent - merged
+    assert count["changes consumed"] < count["events written"]
+    passed, folded = map(int, re.findall(r"\d+", summary["memberships sent"]))
+    assert passed > folded
+    assert "The rule of Best rated is edited: min rating 4" in demo.output
     assert "Everything is accounted for" in demo.output
     assert demo.processes() == []
     assert not demo.redis_answers()
@@ -252,7 +248,6 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
         "order-timeouts": 16,
         "reports": 1,
         "memberships": 16,
-        "set-times": 4,
     }
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output
@@ -276,9 +271,9 @@ def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None
 
 
 def test_ctrl_c_is_the_ordinary_end_of_a_run_without_an_end(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(selection=True, JAVA_HOME="/nowhere")
+    demo = start_demo(sets=True, JAVA_HOME="/nowhere")
     demo.wait_for(r"^ +\d+ s  sent [1-9]")
-    demo.wait_for("^Selection: skipped. JAVA_HOME is '/nowhere', which does not contain bin/java")
+    demo.wait_for("^Sets: skipped. JAVA_HOME is '/nowhere', which does not contain bin/java")
     demo.process.send_signal(signal.SIGINT)
     assert demo.wait() == 0, demo.output
     assert "Summary" in demo.output

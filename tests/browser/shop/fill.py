@@ -194,28 +194,25 @@ def product_sets(items: int, *, labelled: int) -> None:
     """Make the product sets of the shop, with so many items in one of them, the first of which have their labels."""
     from decimal import Decimal
 
-    from django.core.management import call_command
-    from django.db import transaction
+    from example_project.product_sets.models import Item, ProductSet
+    from example_project.product_sets.sets import (
+        Evaluation,
+        create_first_sets,
+        update_labels,
+        write_evaluation,
+    )
 
-    from example_project.selection.changes import move, relabel
-    from example_project.selection.models import Item, ProductSet
-
-    call_command("seed_selection", verbosity=0)
-    ProductSet.objects.filter(name="Last pieces").update(active=False)
+    create_first_sets()
     chosen = ProductSet.objects.get(name="Best rated")
     for sku in range(1, items + 1):
         Item.objects.get_or_create(
             sku=sku, title=f"Amber Glazed Mug {sku}", price=Decimal("19.50"), rating=Decimal("4.6")
         )
-    here = set(chosen.members.values_list("item_id", flat=True))
+    present = set(chosen.members.values_list("item_id", flat=True))
     wanted = set(range(1, items + 1))
-    with transaction.atomic():
-        move(
-            chosen,
-            dict.fromkeys(wanted - here, "rating 4.6, price 19.50"),
-            dict.fromkeys(here - wanted, "rating 3.0, price 19.50"),
-        )
-    relabel({(sku, chosen.pk) for sku in range(1, labelled + 1)})
+    evaluation = Evaluation(present | wanted, {chosen.pk: chosen.revision}, {chosen.pk: wanted})
+    write_evaluation(f"browser {uuid.uuid4()}", 0, evaluation, rows=items)
+    update_labels({(sku, chosen.pk) for sku in range(1, labelled + 1)})
 
 
 def foreign(topic: str, members: list[str]) -> None:

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from example_project.selection import views
+from example_project.product_sets import views
 
 urlpatterns = [
     path("", views.sets, name="sets"),

@@ -1,4 +1,4 @@
-"""`manage.py runrmqpipeline selection`: both queries in one Spark."""
+"""`manage.py runrmqpipeline product-sets`: both queries in one Spark."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from django.conf import settings
 
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
-from example_project.selection.sets import TOPIC
+from example_project.product_sets.sets import CHANGES
 
 
 @register
-class Selection(Pipeline):
+class ProductSets(Pipeline):
     """Keep product sets up to date: files of changes become messages, messages become members.
 
     It may be killed at any moment and started again with the same checkpoint. With --available-now all files that are there
-    are taken in, then what is due by then is selected.
+    are taken in, then the messages that are due by then are consumed.
     """
 
-    name = "selection"
+    name = "product-sets"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--feeds",
             type=Path,
-            default=settings.SELECTION_FEEDS,
-            help="the folder with the folders of the sources",
+            default=settings.PRODUCT_SETS_FEEDS,
+            help="the folder with the files of the sources",
         )
 
     def run(self, context: Context, **options: Any) -> None:
         if context.remote is not None:
             raise InvalidRequest(
-                "the selection writes to the database from Spark's driver: use --master instead of --remote"
+                "this pipeline writes to the database from Spark's driver: use --master instead of --remote"
             )
         # PySpark is not there in every process that lists pipelines.
-        from example_project.selection.engine import intake, selecting
+        from example_project.product_sets.queries import evaluation, intake
 
         feeds: Path = options["feeds"]
         queries = {
-            "intake": (intake(context.spark, feeds, context.sending_options(TOPIC)), ()),
-            "selection": (selecting(context.spark, context.options(TOPIC)), (TOPIC,)),
+            "intake": (intake(context.spark, feeds, context.sending_options(CHANGES)), ()),
+            "evaluation": (evaluation(context.spark, context.options(CHANGES)), (CHANGES,)),
         }
-        checkpoints = Path(context.checkpoint or settings.SELECTION_CHECKPOINTS)
+        checkpoints = Path(context.checkpoint or settings.PRODUCT_SETS_CHECKPOINTS)
 
         def follow(name: str) -> int:
             own = replace(
@@ -63,4 +63,4 @@ class Selection(Pipeline):
             finally:
                 # Without the one the other is of no use.
                 context.stop()
-        context.say(f"{done['intake']} events taken in, {done['selection']} messages consumed")
+        context.say(f"{done['intake']} events taken in, {done['evaluation']} messages consumed")

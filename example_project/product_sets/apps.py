@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
 
-class SelectionConfig(AppConfig):
-    name = "example_project.selection"
+class ProductSetsConfig(AppConfig):
+    name = "example_project.product_sets"
     default_auto_field = "django.db.models.BigAutoField"

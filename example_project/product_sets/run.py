@@ -1,0 +1,171 @@
+"""The product sets at work, for the demos: sources that report, and Spark in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count, Sum
+from django.utils import timezone
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.spark_session import check_installed
+from example_project.accounts import TopicAccounts
+from example_project.product_sets.feeds import Feeds, FeedThread
+from example_project.product_sets.models import FIELDS, Batch, Item, ProductSet
+from example_project.product_sets.sets import (
+    CHANGES,
+    EVALUATION,
+    INTAKE,
+    MEMBERSHIPS,
+    create_first_sets,
+    differing_labels,
+    differing_members,
+    send_memberships,
+)
+from example_project.stage import Child, DemoFailed
+
+STARTING = "starting Spark …"
+START_SECONDS = 300.0
+
+
+def why_not() -> str:
+    """Why Spark cannot run here; empty if it can."""
+    try:
+        check_installed()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+class ProductSetsRun:
+    """One run from the first file to the last; what was counted before it does not count."""
+
+    pipeline: Child
+
+    def __init__(self, data: Path, *, items: int, rate: float) -> None:
+        self.data = data
+        # The files of an earlier run are of feeds that no longer exist.
+        shutil.rmtree(settings.PRODUCT_SETS_FEEDS, ignore_errors=True)
+        shutil.rmtree(settings.PRODUCT_SETS_CHECKPOINTS / "intake", ignore_errors=True)
+        self.feeds = Feeds(settings.PRODUCT_SETS_FEEDS, items)
+        self.thread = FeedThread(self.feeds, rate)
+        self.accounts = TopicAccounts(CHANGES, MEMBERSHIPS)
+        self.began = timezone.now()
+        self._has_begun = False
+
+    def start(self, cleanup: ExitStack) -> None:
+        """Make the sets, start Spark, and have every item reported once."""
+        create_first_sets()
+        # The messages of an earlier run were lost with its Redis.
+        send_memberships(differing_labels())
+        self.pipeline = Child(
+            "product sets",
+            self.data / "product-sets.log",
+            *("runrmqpipeline", "product-sets", "--interval", "1s"),
+            *("--master", f"local[{min(os.cpu_count() or 1, 4)}]"),
+            *("--conf", "spark.sql.shuffle.partitions=2"),
+            DJANGO_DEBUG="0",
+        )
+        # What the demos show first is not what Spark needs the processors for.
+        os.setpriority(os.PRIO_PROCESS, self.pipeline.process.pid, 10)
+        cleanup.callback(self.stop)
+        self.feeds.report_all()
+
+    def check(self) -> None:
+        """Raise DemoFailed if anything that should run does not."""
+        self.pipeline.check()
+        if self.thread.error is not None:
+            raise DemoFailed(f"the feeds failed: {self.thread.error!r}") from self.thread.error
+
+    def has_begun(self) -> bool:
+        """Whether Spark runs, and has evaluated the first items."""
+        self._has_begun = self._has_begun or bool(self._written(EVALUATION)["batches"])
+        return self._has_begun
+
+    def failure(self) -> str:
+        """Why Spark will not evaluate anything; empty while it may."""
+        if self.pipeline.process.poll() is not None:
+            return f"Spark ended with {self.pipeline.process.returncode}; see {self.pipeline.log}"
+        if not self.has_begun() and (timezone.now() - self.began).total_seconds() > START_SECONDS:
+            return f"Spark evaluated nothing within {START_SECONDS:g} s; see {self.pipeline.log}"
+        return ""
+
+    def stop(self) -> int:
+        """End the feeds, and Spark in order; return its exit code."""
+        self.thread.stop()
+        return self.pipeline.stop()
+
+    def events_read(self) -> int:
+        """How many events Spark has read."""
+        return self._written(INTAKE)["rows"] or 0
+
+    def finished(self) -> bool:
+        """Whether all that was reported has been evaluated, and the labels have followed."""
+        if self.events_read() != self.feeds.written:
+            return False
+        # What the first topic causes is in the second before it leaves the first.
+        return not any(figures.live for figures in self.accounts.figures().values())
+
+    def rich_table(self) -> Any:
+        """The sets as rich draws them."""
+        if not self.has_begun():
+            return f"product sets: {STARTING}"
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("set", "rule", "members", "joined", "left", title="product sets")
+        for each in ProductSet.objects.annotate(size=Count("members")):
+            # People who edit sets may type text that rich would take for markup.
+            table.add_row(Text(each.name), each.rule, f"{each.size:,}", f"{each.joined:,}", f"{each.left:,}")
+        return table
+
+    def sizes(self) -> str:
+        """The sets and their sizes in one line."""
+        if not self.has_begun():
+            return STARTING
+        sets = ProductSet.objects.annotate(size=Count("members"))
+        return ", ".join(f"{each.name}: {each.size}" for each in sets)
+
+    def summary(self) -> dict[str, object]:
+        """What was done, by name."""
+        intake, evaluation = self._written(INTAKE), self._written(EVALUATION)
+        changes, memberships = self.accounts.figures().values()
+        return {
+            "events written": f"{self.feeds.written} about {len(self.feeds.latest)} items",
+            "events read": f"{intake['rows'] or 0} in {intake['batches']} batches",
+            "changes sent": f"{changes.counters['sent']} ({changes.merged} merged)",
+            "changes consumed": f"{changes.counters['acked']} in {evaluation['batches']} batches",
+            "memberships sent": f"{memberships.counters['sent']} ({memberships.merged} merged)",
+            "product sets": self.sizes(),
+        }
+
+    def complaints(self) -> list[str]:
+        """What does not add up, a sentence each; call it when Spark has stopped."""
+        complaints = self.accounts.unbalanced()
+        if (read := self.events_read()) != self.feeds.written:
+            complaints.append(f"{self.feeds.written} events were written, {read} read")
+        for name, figures in self.accounts.figures().items():
+            if figures.live:
+                complaints.append(f"{figures.live} messages of {name} were not consumed")
+        items = Item.objects.in_bulk(list(self.feeds.latest))
+        differing = [
+            sku
+            for sku, values in self.feeds.latest.items()
+            if sku not in items or values != {field: getattr(items[sku], field) for field in FIELDS}
+        ]
+        if differing:
+            complaints.append(f"{len(differing)} items are not as last reported, such as {differing[:5]}")
+        for name, skus in differing_members().items():
+            complaints.append(f"the set {name!r} has {len(skus)} items missing or too many")
+        if labels := differing_labels():
+            complaints.append(f"{len(labels)} labels do not follow the sets")
+        return complaints
+
+    def _written(self, work: str) -> dict[str, int | None]:
+        batches = Batch.objects.filter(work=work, at__gte=self.began)
+        return batches.aggregate(rows=Sum("rows"), batches=Count("pk"))

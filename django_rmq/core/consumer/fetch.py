@@ -8,7 +8,7 @@ because a wake-up may be lost (``DuePoll``). Time-outs in topics that the worker
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -188,9 +188,9 @@ class FetchPlan:
         """The estimated seconds of work for each thread."""
         self.load = held.copy()
         """The same, including the work that each thread already has (``held``)."""
-        self.of_topic: Counter[str] = Counter()
+        self.of_topic: defaultdict[str, int] = defaultdict(int)
         """Topic -> number of messages."""
-        self.slots_of_topic: Counter[str] = Counter()
+        self.slots_of_topic: defaultdict[str, int] = defaultdict(int)
         """Topic -> number of slots that lanes or the event loop need room for."""
 
     def add(self, state: SlotState, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:

@@ -45,6 +45,7 @@ class TopicAdmin(Pages):
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
+    running_view, running_live_view = worker_views.running_view, worker_views.running_live_view
 
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of all pages, each behind the admin site."""
@@ -59,6 +60,8 @@ class TopicAdmin(Pages):
             at("outbox/", self.outbox_view, "outbox"),
             at("workers/", self.workers_view, "workers"),
             at("workers/live/", self.workers_live_view, "workers_live"),
+            at("running/", self.running_view, "running"),
+            at("running/live/", self.running_live_view, "running_live"),
             at("causes/", self.causes_view, "causes"),
             at("schedules/", self.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", self.schedule_view, "schedule"),

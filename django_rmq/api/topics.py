@@ -13,9 +13,9 @@ from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.worker_report import WorkerReport
-from django_rmq.operations import Permission, SlotsStats, TopicCounters, TopicStats
+from django_rmq.operations import Permission, RunningMessages, SlotsStats, TopicCounters, TopicStats
 from django_rmq.operations.sends import body_schema
-from django_rmq.operations.worker_overview import ReportedWorker
+from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
 
 
 class TopicAnswer(ResponseSerializer):
@@ -272,6 +272,51 @@ class WorkersAnswer(ResponseSerializer):
     )
 
 
+class RunningMessageAnswer(ResponseSerializer):
+    """A message whose listener runs, as its worker reported it some seconds ago."""
+
+    topic = serializers.CharField()
+    id = serializers.CharField(help_text="A sealed id, which contains nothing of the message")
+    since_ms = serializers.IntegerField(help_text="When this call of the listener began")
+    running_ms = serializers.IntegerField(help_text="Milliseconds since then")
+    p50_ms = maybe(
+        serializers.FloatField,
+        help_text="Half of the calls of the topic took no longer; null if none has been counted",
+    )
+    p99_ms = maybe(serializers.FloatField, help_text="99 of 100 calls of the topic took no longer")
+    attempt = serializers.IntegerField()
+    worker = serializers.CharField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField()
+    thread = serializers.CharField(help_text="The thread, or the event loop, in which it runs")
+
+
+class RunningAnswer(ResponseSerializer):
+    """The messages that run, the one that has run longest first."""
+
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
+    results = RunningMessageAnswer(many=True, help_text="At most 200; each worker names its twenty longest")
+    unlisted = serializers.IntegerField(help_text="The number of other messages that run, of any topic")
+
+
+def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, Any]:
+    """Return a message that runs, beside how long its topic usually takes."""
+    call, usual = one.call, found.usual.get(one.call.topic)
+    return {
+        "topic": call.topic,
+        "id": call.id,
+        "since_ms": call.since_ms,
+        "running_ms": max(0, found.now_ms - call.since_ms),
+        "p50_ms": usual.p50_ms if usual else None,
+        "p99_ms": usual.p99_ms if usual else None,
+        "attempt": call.attempt,
+        "worker": one.worker,
+        "host": one.report.host,
+        "pid": one.report.pid,
+        "thread": call.thread,
+    }
+
+
 def worker(reported: ReportedWorker, known: set[str]) -> dict[str, Any]:
     """Return a worker with its slots of the topics ``known``."""
     one = reported.stats
@@ -382,5 +427,23 @@ class WorkersView(RmqView):
                     {"worker": one.id, "report": worker_report(one.report)} for one in found.vanished
                 ],
                 "unserved": [name for name in found.unserved if name in known],
+            }
+        )
+
+
+class RunningView(RmqView):
+    """``running/``."""
+
+    needs = {"GET": Permission.VIEW}
+
+    @documented("running", answers={200: RunningAnswer})
+    def get(self, request: Request) -> Response:
+        """List the messages whose listeners run, the one that has run longest first, with worker, thread and usual times."""
+        found = self.operations.running_messages(self.known())
+        return Response(
+            {
+                "now_ms": found.now_ms,
+                "results": [running_message(one, found) for one in found.messages],
+                "unlisted": found.unlisted,
             }
         )

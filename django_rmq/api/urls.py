@@ -43,6 +43,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "resume_schedule": (f"{SCHEDULE}resume/", schedules.ResumeScheduleView),
     "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
     "workers": ("workers/", topics.WorkersView),
+    "running": ("running/", topics.RunningView),
     "slots": ("slots/", topics.SlotsView),
     "stats": ("stats/", topics.StatsView),
     "live": ("health/live/", probes.LiveView),

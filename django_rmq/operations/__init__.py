@@ -54,7 +54,12 @@ from django_rmq.operations.stats import (
 from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
 from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.wait_reasons import Hold
-from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
+from django_rmq.operations.worker_overview import (
+    RunningMessages,
+    WorkerOverview,
+    running_messages,
+    worker_overview,
+)
 
 
 class Operations(OperationContext):
@@ -69,7 +74,7 @@ class Operations(OperationContext):
     shared_outbox, shared_schedules = reports.shared_outbox, reports.shared_schedules
     shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
-    worker_overview = worker_overview
+    worker_overview, running_messages = worker_overview, running_messages
     history, last_minutes, events = reports.history, reports.last_minutes, reports.events
     servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded
@@ -135,6 +140,7 @@ __all__ = [
     "OutboxRow",
     "Overview",
     "Permission",
+    "RunningMessages",
     "ScheduleStats",
     "SlotStats",
     "SlotsStats",

@@ -92,7 +92,7 @@ class Check(NamedTuple):
     """Where people see more about the findings of a check."""
 
     page: str
-    """The page of the admin: dashboard, servers, outbox, schedules, topic, or the tab of a topic."""
+    """The page of the admin: dashboard, servers, outbox, running, schedules, topic, or the tab of a topic."""
     docs: str
     """The section of the documentation that says what to do."""
 
@@ -104,7 +104,7 @@ CHECKS = {
     "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
     "age": Check("store", "deploy/runbooks.md#rmqlate"),
-    "running": Check("prepare", "deploy/runbooks.md#rmqlistenershang"),
+    "running": Check("running", "deploy/runbooks.md#rmqlistenershang"),
     "outbox": Check("outbox", "deploy/runbooks.md#rmqoutboxold"),
     "schedule": Check("schedules", "deploy/runbooks.md#rmqscheduleoverdue"),
     "dead": Check("dead", "deploy/runbooks.md#rmqdead"),

@@ -6,12 +6,15 @@ older workers, and consumers over REST or in Spark, report nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from django_rmq.core.commands.registry import read_reports, roster
+from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import RunningCall, WorkerReport
+from django_rmq.core.monitoring import history
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission
@@ -21,6 +24,9 @@ from django_rmq.worker.worker_reports import FORGET_MS
 
 MOST_VANISHED = 100
 """The maximum number of vanished workers that are returned: those that vanished last."""
+
+MOST_RUNNING = 200
+"""The maximum number of running messages that are listed: those that have run longest."""
 
 
 class ReportedWorker(NamedTuple):
@@ -109,10 +115,58 @@ def worker_overview(context: OperationContext) -> WorkerOverview:
     )
 
 
+class UsualTimes(NamedTuple):
+    """How long the calls of a topic's listener have taken since it was first counted, in ms."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMessages:
+    """What runs at one instant, over many topics."""
+
+    now_ms: int
+    messages: list[RunningMessage]
+    """Those that have run longest, at most ``MOST_RUNNING``, the one that has run longest first."""
+    unlisted: int
+    """The number of other messages that run, of any topic."""
+    usual: dict[str, UsualTimes]
+    """The topics of these messages whose calls have been counted."""
+
+
+def running_messages(context: OperationContext, names: Collection[str] | None = None) -> RunningMessages:
+    """Return the messages that run, of all topics or of those named, beside how long their topics usually take.
+
+    It takes two round trips, and reads no slot. Raises ``ServerTrouble`` if the workers are unknown.
+    """
+    found = worker_overview(context)
+    known = [one for one in found.running if names is None or one.call.topic in names]
+    listed = known[:MOST_RUNNING]
+    topics = list({one.call.topic: one.topic for one in listed}.values())
+    times = history.times(context.broker, topics) if topics else []
+    # A value of another type in place of the counts hides no message.
+    usual = {
+        topic.name: _usual(one)
+        for topic, one in zip(topics, times, strict=True)
+        if isinstance(one, Times) and any(one.took)
+    }
+    return RunningMessages(found.now_ms, listed, found.unreported + len(known) - len(listed), usual)
+
+
+def _usual(times: Times) -> UsualTimes:
+    counted = history.Lateness(times.took)
+    return UsualTimes(counted.percentile(0.5), counted.percentile(0.99))
+
+
 __all__ = [
+    "MOST_RUNNING",
     "ReportedWorker",
     "RunningMessage",
+    "RunningMessages",
+    "UsualTimes",
     "VanishedWorker",
     "WorkerOverview",
+    "running_messages",
     "worker_overview",
 ]

@@ -90,7 +90,7 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
             ("served: no live worker serves it", f"{address('change', 'served')}?tab=slots"),
             ("mails: the oldest message has been due for 5000 s", f"{address('change', 'mails')}?tab=store"),
             ("mails: schedule slow is late by 700 s", address("schedules")),
-            ("orders: the longest delivery has run for 1000 s", f"{address('change', 'orders')}?tab=prepare"),
+            ("orders: the longest delivery has run for 1000 s", address("running")),
             ("mails: 19 messages in the outbox were refused", address("outbox")),
             (
                 "mails: schedule nightly is on time, and the latest of its runs that ended is dead",

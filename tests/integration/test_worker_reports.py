@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import activity, registry
 from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_plan import write_record
-from django_rmq.core.model.keys import reports_key
+from django_rmq.core.model.keys import reports_key, times_key
+from django_rmq.core.model.replies import LATENESS_BUCKETS
 from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, decode
 from django_rmq.operations import Actor, Operations
 from django_rmq.worker import worker_reports
@@ -272,3 +274,102 @@ def test_rest_returns_reports_vanished_workers_and_topics_without_one(
     assert (one["worker"], one["report"]["taken"], one["report"]["code_version"]) == ("live", 3, "2026.11")
     assert [(each["worker"], each["report"]["pid"]) for each in answer["vanished"]] == [("gone", 4242)]
     assert answer["unserved"] == ["idle"]
+
+
+# --- what runs now
+
+
+def count_calls(broker: Any, topic: str, bucket: int) -> None:
+    """Count a hundred calls of the listener of ``topic``, all in one class of durations."""
+    took = [100 if one == bucket else 0 for one in range(LATENESS_BUCKETS)]
+    broker.run(activity.note_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
+
+
+def test_what_runs_is_beside_the_usual_times_of_its_topic(shop: Any) -> None:
+    join(shop, "a", "timed", "other")
+    count_calls(shop, "timed", 9)  # between 500 ms and 1 s
+    calls = [RunningCall(topic, topic, 500, 1, "t") for topic in ("timed", "other")]
+    report(shop, "a", calls=tuple(calls), running=2)
+    found = Operations(Actor("tester", "test")).running_messages()
+    assert found.unlisted == 0
+    assert list(found.usual) == ["timed"]
+    usual = found.usual["timed"]
+    assert 500 <= usual.p50_ms < usual.p99_ms <= 1_000
+
+
+def test_no_more_running_messages_are_listed_than_the_bound(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The package has a function of the same name as the module.
+    monkeypatch.setattr(import_module("django_rmq.operations.worker_overview"), "MOST_RUNNING", 2)
+    join(shop, "a", "timed", "other")
+    calls = [
+        RunningCall(topic, topic, since, 1, "t")
+        for topic, since in (("timed", 10), ("other", 20), ("timed", 30), ("timed", 40))
+    ]
+    report(shop, "a", calls=tuple(calls), running=7)
+    found = Operations(Actor("tester", "test")).running_messages()
+    assert ([one.call.since_ms for one in found.messages], found.unlisted) == ([10, 20], 5)
+    # Those of topics that one may not see are neither listed nor counted.
+    found = Operations(Actor("tester", "test")).running_messages(["timed"])
+    assert ([one.call.since_ms for one in found.messages], found.unlisted) == ([10, 30], 4)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_foreign_value_in_place_of_the_usual_times_hides_no_running_message(shop: Any) -> None:
+    join(shop, "a", "timed")
+    shop.client.set(times_key(shop.prefix, "timed"), "foreign")
+    report(shop, "a", calls=(RunningCall("timed", "i", 1, 1, "t"),))
+    found = Operations(Actor("tester", "test")).running_messages()
+    assert ([one.call.id for one in found.messages], found.usual) == (["i"], {})
+
+
+@pytest.mark.django_db
+def test_the_page_of_running_messages_names_worker_thread_and_usual_times(
+    shop: Any, staff: Callable[..., Client]
+) -> None:
+    join(shop, "0123456789", "timed", "other")
+    count_calls(shop, "timed", 9)
+    now_ms = shop.now_ms()
+    hung = RunningCall("timed", "1~abcdefghij", now_ms - 7_200_000, 3, "rmq-executor-<b>7</b>")
+    report(shop, "0123456789", calls=(hung,), running=4, host="alpha", pid=4242)
+    client, plain = staff("view_topic", "delete_messages"), staff("view_topic")
+    for name in ("running", "running_live"):
+        answer = client.get(reverse(f"admin:django_rmq_topic_{name}"))
+        page = answer.content.decode()
+        assert answer.status_code == 200
+        message = reverse("admin:django_rmq_topic_message", args=["timed", hung.id])
+        for text in (message, "abcdefgh", "rmq-executor-&lt;b&gt;7", "alpha", "4242", "01234567", "995 ms"):
+            assert text in page, text
+        assert "3 other messages run that are not listed" in page
+        assert '<strong class="rmq-dead">2' in page
+        assert 'value="cancel"' in page
+    assert 'value="cancel"' not in plain.get(reverse("admin:django_rmq_topic_running")).content.decode()
+    dashboard = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+    assert reverse("admin:django_rmq_topic_running") in dashboard
+
+
+@pytest.mark.django_db
+def test_the_page_of_running_messages_says_that_nothing_runs(shop: Any, staff: Callable[..., Client]) -> None:
+    page = staff("view_topic").get(reverse("admin:django_rmq_topic_running")).content.decode()
+    assert "No message is running." in page
+    assert staff().get(reverse("admin:django_rmq_topic_running")).status_code == 403
+
+
+@pytest.mark.django_db
+def test_rest_lists_running_messages(shop: Any, staff: Callable[..., Client]) -> None:
+    join(shop, "live", "timed", "other")
+    count_calls(shop, "timed", 9)
+    since_ms = shop.now_ms() - 60_000
+    calls = (
+        RunningCall("timed", "1~id", since_ms, 2, "thread"),
+        RunningCall("other", "2~id", since_ms, 1, "loop"),
+    )
+    report(shop, "live", calls=calls, running=5, pid=4242)
+    answer = staff("view_topic").get("/api/rmq/running/").json()
+    one, other = answer["results"]
+    assert (one["topic"], one["id"], one["since_ms"], one["attempt"]) == ("timed", "1~id", since_ms, 2)
+    assert (one["worker"], one["host"], one["pid"], one["thread"]) == ("live", "alpha", 4242, "thread")
+    assert one["running_ms"] == answer["now_ms"] - since_ms >= 60_000
+    assert 500 <= one["p50_ms"] < one["p99_ms"] <= 1_000
+    assert (other["p50_ms"], other["p99_ms"], answer["unlisted"]) == (None, None, 3)

@@ -61,6 +61,7 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
     if operations.config.uses_outbox:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
     links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
+    links.insert(1, Link(_("Running now"), pages.url("running")))
     return {**content, "links": links, "verdict": verdict_of(pages, content["health"])}
 
 

@@ -19,7 +19,13 @@ SHOWN = 3
 MOST_COUNTED = 9
 """The largest number for which there is an icon; that of ten says "9+"."""
 
-_SITE_PAGES = {"dashboard": "changelist", "servers": "servers", "outbox": "outbox", "schedules": "schedules"}
+_SITE_PAGES = {
+    "dashboard": "changelist",
+    "servers": "servers",
+    "outbox": "outbox",
+    "running": "running",
+    "schedules": "schedules",
+}
 """Page of a check, if it is not one of a topic → the name of its address."""
 
 

@@ -1,4 +1,7 @@
-"""All worker processes: those that live, those that vanished in the last hour, and the topics that none of them serves."""
+"""All worker processes: those that live, those that vanished in the last hour, and the topics that none of them serves.
+
+What they run, over all topics, is a page of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.views.page import Pages, page
 from django_rmq.core.model.worker_report import WorkerReport
-from django_rmq.operations import Permission, WorkerOverview
+from django_rmq.operations import Permission, RunningMessages, WorkerOverview
 
 WORKERS_SHOWN = 500
 """The number of workers on the page."""
@@ -31,6 +34,61 @@ def workers_view(pages: Pages, request: HttpRequest) -> HttpResponse:
 def workers_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the current figures of the page of workers."""
     return pages.fragment(request, "topic/_workers.html", _context(pages, request))
+
+
+@page(Permission.VIEW)
+def running_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show the messages that run."""
+    return pages.render(request, "topic/running.html", _running(pages, request))
+
+
+@page(Permission.VIEW)
+def running_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Return the current content of the page of running messages."""
+    return pages.fragment(request, "topic/_running.html", _running(pages, request))
+
+
+def _running(pages: Pages, request: HttpRequest) -> dict[str, Any]:
+    operations = pages.operations(request)
+    found = operations.running_messages()
+    return {
+        "heading": _("Running now"),
+        "here": _("Running now"),
+        "title": _("Running now"),
+        "now_ms": found.now_ms,
+        "lines": _calls(pages, found),
+        "unlisted": found.unlisted,
+        "may_cancel": operations.actor.may(Permission.DELETE),
+        "workers_url": pages.url("workers"),
+        "urls": PageAddresses(live=pages.url("running_live")),
+    }
+
+
+def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
+    lines = []
+    for one in found.messages:
+        call, usual = one.call, found.usual.get(one.call.topic)
+        quoted, seconds = quote(call.topic), max(0, found.now_ms - call.since_ms) / 1000
+        lines.append(
+            {
+                "topic": call.topic,
+                "topic_url": f"{pages.url('change', quoted)}?tab=prepare",
+                "id": call.id,
+                "short": call.id.rpartition("~")[2][:8],
+                "url": pages.url("message", quoted, call.id),
+                "act_url": pages.url("act", quoted),
+                "seconds": seconds,
+                "p50_seconds": usual.p50_ms / 1000 if usual else None,
+                "p99_seconds": usual.p99_ms / 1000 if usual else None,
+                "is_unusual": usual is not None and seconds * 1000 > usual.p99_ms,
+                "attempt": call.attempt,
+                "thread": visible(call.thread),
+                "worker": one.worker[:8],
+                "host": visible(one.report.host),
+                "pid": one.report.pid,
+            }
+        )
+    return lines
 
 
 def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
@@ -55,6 +113,7 @@ def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
             {"name": name, "url": pages.url("change", quote(name))} for name in found.unserved[:TOPICS_NAMED]
         ],
         "more_unserved": max(0, len(found.unserved) - TOPICS_NAMED),
+        "running_url": pages.url("running"),
         "urls": PageAddresses(live=pages.url("workers_live")),
     }
 
@@ -98,4 +157,4 @@ def _shown(report: WorkerReport) -> dict[str, Any]:
     }
 
 
-__all__ = ["workers_live_view", "workers_view"]
+__all__ = ["running_live_view", "running_view", "workers_live_view", "workers_view"]

@@ -344,6 +344,12 @@ def test_the_page_of_running_messages_names_worker_thread_and_usual_times(
         assert "3 other messages run that are not listed" in page
         assert '<strong class="rmq-dead">2' in page
         assert 'value="cancel"' in page
+    # By its last report it has run for a moment, and may have ended since.
+    report(shop, "0123456789", calls=(hung._replace(since_ms=now_ms - 60_000),), at_ms=now_ms - 59_900)
+    assert (
+        '<strong class="rmq-dead">'
+        not in client.get(reverse("admin:django_rmq_topic_running")).content.decode()
+    )
     assert 'value="cancel"' not in plain.get(reverse("admin:django_rmq_topic_running")).content.decode()
     dashboard = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
     assert reverse("admin:django_rmq_topic_running") in dashboard

@@ -80,7 +80,8 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
                 "seconds": seconds,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,
-                "is_unusual": usual is not None and seconds * 1000 > usual.p99_ms,
+                # It may have ended since the report.
+                "is_unusual": usual is not None and one.report.at_ms - call.since_ms > usual.p99_ms,
                 "attempt": call.attempt,
                 "thread": visible(call.thread),
                 "worker": one.worker[:8],

@@ -21,9 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django_rmq import connections
-from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.message import from_base64url, message_id
@@ -195,8 +193,10 @@ def find_messages(
         going = [search for search in searches if search.goes_on]
         if not going:
             break
+        from django_rmq.core.commands import inspect
+
         calls = [inspect.seek(topic, search.slot, search.digests, search.areas) for search in going]
-        for search, answer in zip(going, walk(broker, calls), strict=True):
+        for search, answer in zip(going, inspect.walk(broker, calls), strict=True):
             for one, member in search.take(answer).items():
                 found.messages[one] = MessageIdentity(one.slot, member)
     for search in searches:
@@ -253,8 +253,10 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
         for slot, named in by_slot.items()
         for first in range(0, len(named), LOOKED_AT_ONCE)
     ]
+    from django_rmq.core.commands import inspect
+
     calls = [inspect.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
-    for (_, page), answer in zip(pages, walk(broker, calls), strict=True):
+    for (_, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
         yield from (one for one, looked in zip(page, answer, strict=True) if looked.is_held)
 
 

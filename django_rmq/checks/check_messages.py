@@ -12,9 +12,6 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.tasks import task_modules
 from django_rmq.worker import listener_registry
 
-TAGS = ("django_rmq", "rmq")
-"""The tags of all checks: the app's label, and a short form."""
-
 
 class _OldIds(CheckMessage):
     """A message that is also silenced by its id of older versions, which began with ``rmq``."""
@@ -56,4 +53,4 @@ def sentence(text: object) -> str:
     return f"{str(text).rstrip('. ')}."
 
 
-__all__ = ["TAGS", "AppError", "AppInfo", "AppWarning", "read_project", "sentence"]
+__all__ = ["AppError", "AppInfo", "AppWarning", "read_project", "sentence"]

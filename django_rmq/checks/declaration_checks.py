@@ -10,13 +10,13 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import CheckMessage, Tags, register
+from django.core.checks import CheckMessage
 
-from django_rmq.checks.check_messages import TAGS, AppError, AppWarning, read_project, sentence
+from django_rmq.checks.check_messages import AppError, AppWarning, read_project, sentence
 from django_rmq.conf import Config, did_you_mean
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.outbox.storage import ask_each
+from django_rmq.outbox.database_access import ask_each
 from django_rmq.schedules import registry, schedule_requirements
 from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import is_installed
@@ -24,7 +24,6 @@ from django_rmq.typed_bodies import typed_body_requirements
 from django_rmq.worker import listener_registry, once_requirements
 
 
-@register(*TAGS)
 def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the types of bodies, and check that their topics can have them."""
     config = read_project()
@@ -37,7 +36,6 @@ def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
     ]
 
 
-@register(*TAGS)
 def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
     config = read_project()
@@ -54,7 +52,6 @@ def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     ]
 
 
-@register(*TAGS)
 def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the backends of TASKS beyond what ``check_settings`` finds."""
     config = read_project()
@@ -94,7 +91,6 @@ NAMED = 10
 """The number of topics without a listener that are named; of more there is one warning for all."""
 
 
-@register(*TAGS)
 def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
     config = read_project()
@@ -159,7 +155,6 @@ def _missing(config: Config) -> Iterator[CheckMessage]:
         )
 
 
-@register(*TAGS, Tags.database)
 def check_tables(
     app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:

@@ -1,4 +1,7 @@
-"""The connections of this process to Redis: brokers, producers and coordinators, and the check of topic definitions."""
+"""The connections of this process to Redis: brokers and producers, and the check of topic definitions.
+
+``connections.coordinators`` makes coordinators, which only workers, checks and the pages of people need.
+"""
 
 from django_rmq.connections.brokers import (
     SOCKET_TIMEOUTS,
@@ -19,22 +22,13 @@ from django_rmq.connections.brokers import (
     slots_now,
     unreadable,
 )
-from django_rmq.connections.coordinators import (
-    check_coordinator,
-    coordinator_maker,
-    end_session,
-    survey_zookeeper,
-)
 
 __all__ = [
     "SOCKET_TIMEOUTS",
     "Purpose",
     "agree",
     "begin_test",
-    "check_coordinator",
     "close",
-    "coordinator_maker",
-    "end_session",
     "events",
     "forget",
     "get_broker",
@@ -46,6 +40,5 @@ __all__ = [
     "replaced_broker",
     "server_flaws",
     "slots_now",
-    "survey_zookeeper",
     "unreadable",
 ]

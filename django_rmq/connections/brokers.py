@@ -29,27 +29,25 @@ import redis
 from django.views.decorators.debug import sensitive_variables
 
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker
-from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model import redis_url
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.topic import Topic, slot_counts
-from django_rmq.core.monitoring.events import EventStream
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.clients import Pool
-from django_rmq.core.server_checks import Flaw, flaws
-from django_rmq.core.topic_registration import as_registered, consumer_fields, register_topics
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
+    from django_rmq.core.cluster.broker import Cluster
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
+    from django_rmq.core.monitoring.events import EventStream
     from django_rmq.core.redis.shared_connection import SharedConnection
+    from django_rmq.core.server_checks import Flaw
 
 
 def running_test() -> object | None:
@@ -73,6 +71,9 @@ def running_test() -> object | None:
 @sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
+    from django_rmq.core.cluster.broker import Cluster
+    from django_rmq.core.cluster.nodes import parse_seeds
+
     # A node that is down must not delay the calls to the other nodes, so a connection has less time than a call.
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout, min(socket_timeout, 1.0))}
     options: dict[str, Any] = {}
@@ -253,6 +254,8 @@ def events() -> EventStream | None:
     # Two threads that send at the same time must not make two streams.
     with _building:
         if built.events is None:
+            from django_rmq.core.monitoring.events import EventStream
+
             built.events = EventStream(get_broker("coordinator"), _told_id)
         return built.events
 
@@ -309,6 +312,8 @@ def _build(config: Config, purpose: str) -> Broker:
     assert config.redis is not None
     timeout = SOCKET_TIMEOUTS[purpose]
     if config.redis.cluster:
+        from django_rmq.core.cluster.broker import ClusterBroker
+
         return ClusterBroker(build_cluster(config.redis, timeout, PATIENCE[purpose]), config.key_prefix)
     return RedisBroker(build_client(config.redis, timeout), config.key_prefix)
 
@@ -320,6 +325,8 @@ def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
     """
     if in_memory():
         return []
+    from django_rmq.core.server_checks import flaws
+
     return flaws(get_broker("worker"), topics, strict=get_config().durability == "strict")
 
 
@@ -337,6 +344,8 @@ def agree(topic: Topic) -> None:
     """
     built = current()
     if topic.name not in built.agreed:
+        from django_rmq.core.topic_registration import consumer_fields, register_topics
+
         registered = register_topics(get_broker(), [topic], sends_only=True)[topic.name]
         followed = consumer_fields(topic, registered)
         if followed:
@@ -354,6 +363,8 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
     last known slots are used.
     """
     if broker is not None:
+        from django_rmq.core.topic_registration import as_registered
+
         return as_registered(topic, broker.definitions().get(topic.name, {}))
     built, now = current(), time.monotonic()
     if at_once or now >= built.next_look:

@@ -11,13 +11,12 @@ import time
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
 from django_rmq import connections, open_transactions, signals
-from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model import log_redaction
@@ -25,8 +24,11 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.monitoring.events import EventStream
 from django_rmq.observability import telemetry
+
+if TYPE_CHECKING:
+    from django_rmq.core.consumer.invoke import Coroutine
+    from django_rmq.core.monitoring.events import EventStream
 
 logger = safe_logger("django_rmq.events")
 _complaints = LogThrottle(logger)

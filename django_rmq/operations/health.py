@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, override
 
-from django_rmq import connections
+from django_rmq.connections import coordinators
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination.assignment_plan import AssignmentPlan
@@ -315,7 +315,7 @@ def _in_redis(broker: Broker) -> tuple[int, str]:
 
 
 def _in_zookeeper() -> tuple[int, str]:
-    found = connections.survey_zookeeper()
+    found = coordinators.survey_zookeeper()
     # Without workers there is no assignment to fit, and their absence is reported for each topic.
     return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
 

@@ -25,8 +25,9 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.outbox import contents, relay
 from django_rmq.outbox.contents import FoundRows, Waiting
+from django_rmq.outbox.database_access import needs_this_thread, threads_of_duties
 from django_rmq.outbox.relay import RelayStep, envelope_in
-from django_rmq.outbox.storage import aliases, needs_this_thread, threads_of_duties
+from django_rmq.outbox.storage import aliases
 
 ANSWER_SECONDS = 5.0
 """Seconds for which a question about the outbox waits for the databases."""

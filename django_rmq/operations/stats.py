@@ -12,6 +12,7 @@ from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from django_rmq import connections
+from django_rmq.connections import coordinators
 from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.registry import roster
@@ -129,7 +130,7 @@ def worker_list(roster: Roster | RmqError) -> WorkerList:
 def _worker_list_in_zookeeper() -> WorkerList | None:
     """Return the live workers if ZooKeeper is the coordinator, or None if it is not."""
     try:
-        found = connections.survey_zookeeper()
+        found = coordinators.survey_zookeeper()
     except ServerTrouble as error:
         # Redis can be read without ZooKeeper, so a page shows everything but the workers.
         return WorkerList(problem=str(error))

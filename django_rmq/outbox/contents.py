@@ -13,10 +13,10 @@ from django.db import DatabaseError
 from django.db.models import Count, Min, Q
 
 from django_rmq.core.model.limits import BATCH
+from django_rmq.outbox.database_access import ask_each
 from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.storage import (
     aliases,
-    ask_each,
     delete,
     explained,
     has_table,

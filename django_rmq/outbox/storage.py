@@ -1,7 +1,7 @@
 """The rows of the outbox as senders handle them: written in their transaction, deleted when Redis has the message.
 
 ``OutboxSend`` and ``DirectSend`` go with one trip to Redis: they read rows before it, and delete rows after it. The
-relay is in ``outbox.relay``; here are also the databases that have an outbox, and how to ask those that may hang.
+relay is in ``outbox.relay``; here are also the databases that have an outbox.
 
 A message is sent only if its row is still there: otherwise a newer send of the same message, the relay or a person
 has dealt with it. Which rows a successful send replaces is decided here. The send deletes its own row, and the older
@@ -17,15 +17,10 @@ written here, for the databases whose tests run. All others use the ORM.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
@@ -33,9 +28,6 @@ from django.apps import apps
 from django.db import (
     DEFAULT_DB_ALIAS,
     DatabaseError,
-    Error,
-    InterfaceError,
-    InternalError,
     OperationalError,
     ProgrammingError,
     connections,
@@ -47,7 +39,6 @@ from django.db.models import Func, IntegerField
 from django.db.models.functions import Coalesce
 
 from django_rmq.conf import get_config
-from django_rmq.core.consumer.background_jobs import DatabaseTrouble, Duty, Maintenance
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.envelope import uuid_of
@@ -61,16 +52,8 @@ if TYPE_CHECKING:
     from django_rmq.models import OutboxMessage
 
 
-T = TypeVar("T")
-
-ANSWER_SECONDS = 5.0
-"""Seconds for which a worker that starts, and a system check, wait for the answers of databases."""
-
 LOOK_SECONDS = 60.0
 """Seconds between two checks whether a database without the table has been migrated."""
-
-ENDED_IN_TRANSACTION = "25P03"
-"""The SQLSTATE with which PostgreSQL ends a connection whose transaction was idle for longer than it may."""
 
 _missing: dict[str, float] = {}
 """Alias of a database without the table -> when to check again (monotonic)."""
@@ -136,117 +119,6 @@ def has_table(alias: str) -> bool:
     else:
         _missing[alias] = time.monotonic() + LOOK_SECONDS
     return found
-
-
-def needs_this_thread(alias: str) -> bool:
-    """Return whether a database is asked by the calling thread.
-
-    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
-    hangs like a server does.
-    """
-    connection = connections[alias]
-    return connection.in_atomic_block or connection.vendor == "sqlite"
-
-
-class Answers(NamedTuple, Generic[T]):
-    """The answers of databases, by alias."""
-
-    given: dict[str, T]
-    problems: dict[str, str]
-    """Why the others did not answer."""
-
-
-def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]:
-    """Ask all these databases at once; return the answers that come within ``ANSWER_SECONDS``.
-
-    Each is asked by a process of its own. A thread that waits for a database that hangs cannot be ended, and the
-    parent of workers must have no other thread when it forks them. ``question`` raises ``django.db.Error``, and what
-    it returns can be pickled.
-    """
-    end = time.monotonic() + ANSWER_SECONDS
-    given, problems = dict[str, T](), dict[str, str]()
-    asked = []
-    for alias in aliases:
-        if needs_this_thread(alias):
-            try:
-                given[alias] = question(alias)
-            except Error as error:
-                problems[alias] = str(error)
-        else:
-            asked.append((alias, *_begin(partial(question, alias), alias, end)))
-    for alias, process, answers in asked:
-        try:
-            if answers.poll(max(0.0, end - time.monotonic())):
-                answer, problem = answers.recv()
-                if problem is None:
-                    given[alias] = answer
-                else:
-                    problems[alias] = problem
-            else:
-                problems[alias] = f"it does not answer within {ANSWER_SECONDS:g} s"
-        except (EOFError, OSError):
-            # The child was killed, for example for lack of memory, and its end of the pipe closed with it.
-            problems[alias] = "the process that asked it has ended without an answer"
-        finally:
-            answers.close()
-            # A child that waits for a hung database ends by a signal only.
-            process.kill()
-            process.join()
-    return Answers(given, problems)
-
-
-def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Connection]:
-    context = multiprocessing.get_context("fork")
-    answers, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
-    process.start()
-    # Without this copy of the writing end, ``recv`` raises EOFError as soon as the child has ended.
-    answer.close()
-    return process, answers
-
-
-def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
-    """Ask a database in a child process, which then ends. Its parent may be a supervisor, whose signals are not for it."""
-    # The fork has inherited the handlers of its parent, and the pipe by which the parent's loop hears of signals.
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    # A parent that was killed cannot end this process, so an alarm does.
-    signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
-    # Two processes must share neither a connection nor a pool of them.
-    connections[alias] = connections[alias].copy()
-    connections[alias].settings_dict["OPTIONS"].pop("pool", None)
-    try:
-        answer.send((question(), None))
-    except Error as error:
-        answer.send((None, str(error)))
-    connections[alias].close()
-
-
-def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Maintenance]:
-    """Return one maintenance thread for each database, so that a database that hangs delays only its own duties."""
-    of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
-    for alias, duty in duties:
-        of_databases[alias].append(_naming(alias, duty))
-    return [Maintenance(some, alias) for alias, some in of_databases.items()]
-
-
-def _naming(alias: str, duty: Duty) -> Duty:
-    """Return the duty, whose error names its database if that is unavailable."""
-
-    def begin() -> Generator[float, None, None]:
-        try:
-            yield from duty()
-        except (OperationalError, InterfaceError, InternalError) as error:
-            # PostgreSQL ends a transaction that is idle for too long by an error of this class, and the connection with it.
-            if (
-                isinstance(error, InternalError)
-                and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
-            ):
-                raise
-            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
-
-    return begin
 
 
 MOST_OLDER = 200

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.connections import coordinators
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.outbox.storage import ask_each
+from django_rmq.outbox.database_access import ask_each
 from django_rmq.schedules import schedule_runner
 from django_rmq.tasks import task_modules
 from django_rmq.typed_bodies import typed_body_requirements as validating
@@ -79,7 +80,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     another definition, and ``ServerTrouble`` if Redis or ZooKeeper does not answer.
     """
     chosen = list(topics)
-    connections.check_coordinator()
+    coordinators.check_coordinator()
     broker = connections.get_broker("worker")
     broker.ping()
     _look_at_server(chosen)

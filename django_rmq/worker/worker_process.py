@@ -23,6 +23,7 @@ from django.db import connections as databases
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.connections import coordinators
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
 from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.consumer.progress import (
@@ -50,7 +51,7 @@ from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, S
 from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
-from django_rmq.outbox.storage import threads_of_duties
+from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.schedules import schedule_runner
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
@@ -128,7 +129,7 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
     finally:
         try:
             # The session ends even if settling failed, so that other workers need not wait until it expires.
-            connections.end_session(notes.owner, notes.token)
+            coordinators.end_session(notes.owner, notes.token)
         except ServerTrouble as error:
             logger.warning(
                 "Cannot end the session of worker %s; others take over its slots when it expires: %s",
@@ -277,7 +278,7 @@ class WorkerProcess:
             topics=topic_slots(self._served),
         )
         token = self._notes.token if self._notes is not None else uuid4().hex
-        return connections.coordinator_maker()(worker, self.dispatcher.own, self.dispatcher.disown, token)
+        return coordinators.coordinator_maker()(worker, self.dispatcher.own, self.dispatcher.disown, token)
 
     def _new_dispatcher(
         self, options: ProcessOptions, threads: int, times: history.TimesCount | None

@@ -22,6 +22,7 @@ from django_rmq import connections
 from django_rmq.api import topics as topic_responses
 from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
+from django_rmq.connections import coordinators
 from django_rmq.metrics import collector
 from django_rmq.metrics import outbox_metrics as metrics_of_outbox
 from django_rmq.operations import Actor, Operations, health, outbox, stats
@@ -348,7 +349,7 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
         return []
 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
-    monkeypatch.setattr(connections, "survey_zookeeper", hang)
+    monkeypatch.setattr(coordinators, "survey_zookeeper", hang)
     monkeypatch.setattr(contents, "waiting", hang)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})

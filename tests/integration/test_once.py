@@ -41,7 +41,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.outbox import storage as databases_of_outbox
+from django_rmq.outbox import database_access as databases_of_outbox
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
 from django_rmq.worker import (
     listener_registry,

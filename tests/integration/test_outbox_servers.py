@@ -21,8 +21,8 @@ from django_rmq.core.model.envelope import raw_body
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
+from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.outbox.relay import relay
-from django_rmq.outbox.storage import threads_of_duties
 from tests.brokers import direct
 from tests.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
 from tests.workers import LONG, eventually

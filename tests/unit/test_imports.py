@@ -59,6 +59,32 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
     assert answer.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("used", "most"), [("pass", 40), ("from django_rmq import send_message", 75)], ids=["set up", "sends"]
+)
+def test_a_web_process_loads_few_modules(used: str, most: int) -> None:
+    # A web server runs no check and no worker: what it does not use is not imported.
+    code = f"""
+import sys, django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rmq"],
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+    RMQ={{"REDIS": "redis://127.0.0.1:1", "TOPICS": {{"orders": {{}}}}}},
+)
+django.setup()
+{used}
+print(*(name for name in sys.modules if name.partition(".")[0] == "django_rmq"))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = answer.stdout.split()
+    assert "django_rmq.apps" in loaded
+    assert len(loaded) <= most, sorted(loaded)
+    unused = ("django_rmq.core.consumer", "django_rmq.core.cluster", "django_rmq.worker")
+    assert not [name for name in loaded if name.startswith(unused)]
+
+
 def test_the_worker_is_imported_without_models() -> None:
     assert "django" in modules_loaded_by("import django_rmq.worker.worker_process")
 
@@ -101,7 +127,8 @@ ALLOWED = {
     "api/permissions.py": {"import_string": THE_SETTINGS},
     "api/schema.py": {"find_spec": OURS},
     "api/urls.py": {"find_spec": OURS},
-    "checks/__init__.py": {
+    "checks/__init__.py": {"import_module": OURS},
+    "checks/project_checks.py": {
         "import_string": THE_SETTINGS,
         "locate": "a file of a distribution, and no import",
     },

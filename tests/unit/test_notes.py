@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from django_rmq.connections import coordinators
 from django_rmq.core.consumer.progress import (
     BEGUN,
     DIED,
@@ -183,10 +184,11 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     settled = settle(broker, [OTHER, PLAIN], notes)
     monkeypatch.setattr(worker_process, "settle", lambda *_: settled)
     monkeypatch.setattr(worker_process, "return_permits", lambda *_: None)
+    monkeypatch.setattr(coordinators, "end_session", lambda *_: None)
     monkeypatch.setattr(
         worker_process,
         "connections",
-        SimpleNamespace(get_broker=lambda _: broker, end_session=lambda *_: None),
+        SimpleNamespace(get_broker=lambda _: broker),
     )
     with caplog.at_level("INFO", "django_rmq.consumer"):
         assert worker_process._settle_for([], notes) == 8

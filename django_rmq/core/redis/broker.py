@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
@@ -99,6 +98,8 @@ class RedisBroker:
         The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
         Raises ``WrongType`` if the key holds another type.
         """
+        from django_rmq.core.commands import registry
+
         key = topics_key(self.prefix)
         while True:
             try:
@@ -166,6 +167,8 @@ class RedisBroker:
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
+        from django_rmq.core.commands import inspect, registry
+
         chosen = list(topics)
         attempts: list[Callable[[], Any]] = [partial(self.run, registry.roster())]
         attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in chosen]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.message import Message
@@ -26,6 +25,8 @@ from django_rmq.observability.telemetry.switches import is_measured, is_on, is_t
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+
+    from django_rmq.core.consumer.invoke import Coroutine
 
 
 logger = logging.getLogger("django_rmq.tracing")

@@ -1,0 +1,135 @@
+"""Databases that may hang: how workers and checks ask them within seconds, and the maintenance threads of each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from django.db import Error, InterfaceError, InternalError, OperationalError, connections
+
+from django_rmq.core.consumer.background_jobs import DatabaseTrouble, Duty, Maintenance
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a worker that starts, and a system check, wait for the answers of databases."""
+
+ENDED_IN_TRANSACTION = "25P03"
+"""The SQLSTATE with which PostgreSQL ends a connection whose transaction was idle for longer than it may."""
+
+
+def needs_this_thread(alias: str) -> bool:
+    """Return whether a database is asked by the calling thread.
+
+    Another thread has other connections: it does not see a transaction that is open here, as in a test. SQLite never
+    hangs like a server does.
+    """
+    connection = connections[alias]
+    return connection.in_atomic_block or connection.vendor == "sqlite"
+
+
+class Answers(NamedTuple, Generic[T]):
+    """The answers of databases, by alias."""
+
+    given: dict[str, T]
+    problems: dict[str, str]
+    """Why the others did not answer."""
+
+
+def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]:
+    """Ask all these databases at once; return the answers that come within ``ANSWER_SECONDS``.
+
+    Each is asked by a process of its own. A thread that waits for a database that hangs cannot be ended, and the
+    parent of workers must have no other thread when it forks them. ``question`` raises ``django.db.Error``, and what
+    it returns can be pickled.
+    """
+    end = time.monotonic() + ANSWER_SECONDS
+    given, problems = dict[str, T](), dict[str, str]()
+    asked = []
+    for alias in aliases:
+        if needs_this_thread(alias):
+            try:
+                given[alias] = question(alias)
+            except Error as error:
+                problems[alias] = str(error)
+        else:
+            asked.append((alias, *_begin(partial(question, alias), alias, end)))
+    for alias, process, answers in asked:
+        try:
+            if answers.poll(max(0.0, end - time.monotonic())):
+                answer, problem = answers.recv()
+                if problem is None:
+                    given[alias] = answer
+                else:
+                    problems[alias] = problem
+            else:
+                problems[alias] = f"it does not answer within {ANSWER_SECONDS:g} s"
+        except (EOFError, OSError):
+            # The child was killed, for example for lack of memory, and its end of the pipe closed with it.
+            problems[alias] = "the process that asked it has ended without an answer"
+        finally:
+            answers.close()
+            # A child that waits for a hung database ends by a signal only.
+            process.kill()
+            process.join()
+    return Answers(given, problems)
+
+
+def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("fork")
+    answers, answer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
+    process.start()
+    # Without this copy of the writing end, ``recv`` raises EOFError as soon as the child has ended.
+    answer.close()
+    return process, answers
+
+
+def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
+    """Ask a database in a child process, which then ends. Its parent may be a supervisor, whose signals are not for it."""
+    # The fork has inherited the handlers of its parent, and the pipe by which the parent's loop hears of signals.
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    # A parent that was killed cannot end this process, so an alarm does.
+    signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
+    # Two processes must share neither a connection nor a pool of them.
+    connections[alias] = connections[alias].copy()
+    connections[alias].settings_dict["OPTIONS"].pop("pool", None)
+    try:
+        answer.send((question(), None))
+    except Error as error:
+        answer.send((None, str(error)))
+    connections[alias].close()
+
+
+def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Maintenance]:
+    """Return one maintenance thread for each database, so that a database that hangs delays only its own duties."""
+    of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
+    for alias, duty in duties:
+        of_databases[alias].append(_naming(alias, duty))
+    return [Maintenance(some, alias) for alias, some in of_databases.items()]
+
+
+def _naming(alias: str, duty: Duty) -> Duty:
+    """Return the duty, whose error names its database if that is unavailable."""
+
+    def begin() -> Generator[float, None, None]:
+        try:
+            yield from duty()
+        except (OperationalError, InterfaceError, InternalError) as error:
+            # PostgreSQL ends a transaction that is idle for too long by an error of this class, and the connection with it.
+            if (
+                isinstance(error, InternalError)
+                and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
+            ):
+                raise
+            raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
+
+    return begin

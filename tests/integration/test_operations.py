@@ -1131,6 +1131,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
     "worker_overview": ({Permission.VIEW}, lambda o: o.worker_overview()),
+    "running_messages": ({Permission.VIEW}, lambda o: o.running_messages()),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
     "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),

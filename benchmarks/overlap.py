@@ -7,7 +7,6 @@ rounds; memory is that of all processes of the worker.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -15,11 +14,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.__main__ import FOLDER, measure
-from benchmarks.table import TITLES, Row, cells, conditions, markdown, server, text, told, write
+from benchmarks.peers.harness import (
+    FOLDER,
+    Result,
+    command_line,
+    measure,
+    measure_in_rounds,
+    publish,
+    ratio_row,
+    shared_redis,
+)
+from benchmarks.table import Row
 
 PEERS = ("saq", "arq", "taskiq")
 SLEEP_SECONDS = 0.05
@@ -29,61 +35,44 @@ COLUMNS = ("work", "queue", "version", "concurrency", "jobs/s", "of the ideal", 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
+    parser = command_line("benchmarks.overlap", __doc__, PEERS, 20_000)
     parser.add_argument("--work", nargs="*", choices=WORKS, default=list(WORKS), help="default: both")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[100, 1000], help="default 100 1000")
-    parser.add_argument("--jobs", type=int, default=20_000, help="jobs of each other queue (default 20,000)")
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="how long ours would take at the ideal rate (default 15)"
     )
-    parser.add_argument(
-        "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all queues (default 3)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     os.environ |= {"PEER_SLEEP": str(SLEEP_SECONDS), "PEER_PROCESSES": "1"}
     lines: list[list[str]] = []
     rows: list[Row] = []
-    with server() as (client, _), web() as web_port:
-        where = conditions(client)
-        print(told(where), flush=True)
-        port = client.connection_pool.connection_kwargs["port"]
+    with shared_redis() as (where, port), web() as web_port:
         for work, concurrency in product(options.work, options.concurrency):
             os.environ |= {
                 "PEER_WEB": str(web_port if work == "http" else 0),
                 "PEER_CONCURRENCY": str(concurrency),
             }
             ideal = concurrency / SLEEP_SECONDS
-            found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("rmq", *options.only)}
-            for _ in range(options.rounds):
-                for name, results in found.items():
-                    jobs = int(ideal * options.seconds) if name == "rmq" else options.jobs
-                    results.append(measure(name, port, jobs, 0))
-                    print(
-                        f"  {work}, {name}, {concurrency}: {_said(results[-1])}", file=sys.stderr, flush=True
-                    )
+
+            def measure_overlap(name: str, ideal: float = ideal) -> Result:
+                jobs = int(ideal * options.seconds) if name == "rmq" else options.messages
+                return measure(name, port, jobs, 0)
+
+            about = f"{work}, {concurrency}, "
+            rounds = measure_in_rounds(("rmq", *options.only), options.rounds, measure_overlap, about)
+            found = {name: [each[name] for each in rounds] for name in rounds[0]}
             rates = {name: rate for name, results in found.items() if (rate := _middle(results)) is not None}
             lines += [_line(work, name, concurrency, results, ideal) for name, results in found.items()]
             rows += _rows(f"{WORKS[work]}, {concurrency} at a time", rates, ideal)
-    as_table = markdown if options.markdown else text
-    print(as_table(COLUMNS, lines))
-    print("\n" + as_table(TITLES, cells(rows)))
-    write(options.json, where, rows=rows)
+    publish(options, where, COLUMNS, lines, rows=rows)
     return 0
 
 
-def _said(result: dict[str, Any]) -> str:
-    return str(result.get("error") or f"{result['consume']:,.0f}/s")
-
-
-def _middle(results: list[dict[str, Any]], what: str = "consume") -> float | None:
+def _middle(results: list[Result], what: str = "consume") -> float | None:
     found = [result[what] for result in results if "error" not in result]
     return statistics.median(found) if found else None
 
 
-def _line(work: str, name: str, concurrency: int, results: list[dict[str, Any]], ideal: float) -> list[str]:
+def _line(work: str, name: str, concurrency: int, results: list[Result], ideal: float) -> list[str]:
     rate = _middle(results)
     if rate is None:
         return [work, name, "-", str(concurrency), str(results[0]["error"]), "-", "-"]
@@ -120,19 +109,7 @@ def _rows(work: str, rates: dict[str, float], ideal: float) -> list[Row]:
     ]
     if rates:
         best = max(rates, key=rates.__getitem__)
-        ratio = ours / rates[best]
-        limit = f"{rates[best]:,.0f}/s ({best})"
-        rows.append(
-            Row(
-                work,
-                f"{ours:,.0f}/s",
-                limit,
-                f"× {ratio:.3g}",
-                "≥ × 1",
-                ratio >= 1,
-                {"ratio": ratio, "best": best},
-            )
-        )
+        rows.append(ratio_row(work, f"{ours:,.0f}/s", (best, f"{rates[best]:,.0f}/s"), ours / rates[best], 1))
     return rows
 
 

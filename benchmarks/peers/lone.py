@@ -6,14 +6,21 @@ accounting of the processes, so that what else a machine does matters little, an
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
-from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.__main__ import PEERS, driven, version
-from benchmarks.table import TITLES, Row, cells, conditions, markdown, server, text, told, write
+from benchmarks.peers.__main__ import PEERS
+from benchmarks.peers.harness import (
+    Result,
+    combine,
+    command_line,
+    driven,
+    measure_in_rounds,
+    publish,
+    ratio_row,
+    shared_redis,
+    version,
+)
+from benchmarks.table import Row
 
 COSTS = ("redis", "worker", "sender", "commands", "p50", "p99")
 COLUMNS = ("queue", "version", "Redis µs", "worker µs", "sender µs", "commands", "call after ms, p50", "p99")
@@ -27,48 +34,23 @@ GOALS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.lone", description=__doc__)
-    parser.add_argument("--messages", type=int, default=3_000, help="messages of each queue (default 3,000)")
+    parser = command_line("benchmarks.peers.lone", __doc__, PEERS, 3_000)
     parser.add_argument("--rate", type=float, default=300, help="messages in a second (default 300)")
-    parser.add_argument(
-        "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all queues (default 3)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("rmq", *options.only)}
-    with server() as (client, _):
-        where = conditions(client)
-        print(told(where), flush=True)
-        environment = {
-            "PEER_REDIS_PORT": client.connection_pool.connection_kwargs["port"],
-            "PEER_RATE": options.rate,
-            "PEER_PROCESSES": 1,
-        }
-        for _ in range(options.rounds):
-            for name, results in found.items():
-                results.append(driven(name, f"{name}_driver", (options.messages, 0), environment))
-                print(f"  {name}: {results[-1].get('error') or 'measured'}", file=sys.stderr, flush=True)
-    queues = {name: middle(results) for name, results in found.items()}
-    as_table = markdown if options.markdown else text
-    print(as_table(COLUMNS, [line(name, result) for name, result in queues.items()]))
-    rows = compared(queues)
-    if rows:
-        print("\n" + as_table(TITLES, cells(rows)))
-    write(options.json, where, queues=queues, rows=rows)
+    with shared_redis() as (where, port):
+        settings = {"PEER_REDIS_PORT": port, "PEER_RATE": options.rate, "PEER_PROCESSES": 1}
+
+        def measure_costs(name: str) -> Result:
+            return driven(name, f"{name}_driver", (options.messages, 0), settings)
+
+        rounds = measure_in_rounds(("rmq", *options.only), options.rounds, measure_costs)
+    queues = combine(rounds, COSTS)
+    lines = [line(name, result) for name, result in queues.items()]
+    publish(options, where, COLUMNS, lines, queues=queues, rows=compared(queues))
     return 0
 
 
-def middle(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians; an ``error`` if there was one in any round."""
-    wrong = [result for result in results if "error" in result]
-    if wrong:
-        return wrong[0]
-    return {**results[0], **{what: statistics.median(result[what] for result in results) for what in COSTS}}
-
-
-def line(name: str, result: dict[str, Any]) -> list[str]:
+def line(name: str, result: Result) -> list[str]:
     """Return the row of one queue."""
     if "error" in result:
         return [name, result["error"], *["-"] * len(COSTS)]
@@ -76,7 +58,7 @@ def line(name: str, result: dict[str, Any]) -> list[str]:
     return [name, version(name), *costs, *(f"{result[what]:.2f}" for what in COSTS[4:])]
 
 
-def compared(queues: dict[str, dict[str, Any]]) -> list[Row]:
+def compared(queues: dict[str, Result]) -> list[Row]:
     """Return our costs beside the least of the queues that deliver at least once."""
     ours = queues["rmq"]
     others = {
@@ -89,20 +71,10 @@ def compared(queues: dict[str, dict[str, Any]]) -> list[Row]:
     rows = []
     for what, (goal, title) in GOALS.items():
         best = min(others, key=lambda name: others[name][what])
-        ratio = ours[what] / others[best][what]
         unit = "ms" if what == "p50" else "µs"
-        values = {"ratio": ratio, "best": best, "goal": goal}
-        rows.append(
-            Row(
-                f"one message: {title}",
-                f"{ours[what]:,.4g} {unit}",
-                f"{others[best][what]:,.4g} {unit} ({best})",
-                f"× {ratio:.3g}",
-                f"≤ × {goal:g}",
-                ratio <= goal,
-                values,
-            )
-        )
+        own, limit = (f"{result[what]:,.4g} {unit}" for result in (ours, others[best]))
+        ratio = ours[what] / others[best][what]
+        rows.append(ratio_row(f"one message: {title}", own, (best, limit), ratio, goal, least=True))
     return rows
 
 

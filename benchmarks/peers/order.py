@@ -7,15 +7,19 @@ environments are those of ``benchmarks.peers``; Procrastinate has a PostgreSQL o
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.__main__ import driven, version
-from benchmarks.table import conditions, markdown, server, text, told, write
+from benchmarks.peers.harness import (
+    Result,
+    command_line,
+    driven,
+    measure_in_rounds,
+    medians,
+    publish,
+    shared_redis,
+    version,
+)
 from tests.e2e.postgres import postgres
 
 PEERS = ("procrastinate", "rq")
@@ -33,51 +37,36 @@ NOT_THERE = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.order", description=__doc__)
-    parser.add_argument(
-        "--messages", type=int, default=10_000, help="messages of each queue (default 10,000)"
-    )
-    parser.add_argument(
-        "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all queues (default 3)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
-    options = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("rmq", *options.only)}
-    with ExitStack() as stack:
-        client, _ = stack.enter_context(server())
-        where = conditions(client)
-        print(told(where), flush=True)
-        ports = {"PEER_REDIS_PORT": client.connection_pool.connection_kwargs["port"]}
-        for _ in range(options.rounds):
-            for name, results in found.items():
-                with ExitStack() as own:
-                    if name == "procrastinate":
-                        ports["PEER_POSTGRES_PORT"] = own.enter_context(postgres()).port
-                    results.append(driven(name, f"{name}_order_driver", (options.messages,), ports))
-                print(f"  {name}: {results[-1].get('error') or 'measured'}", file=sys.stderr, flush=True)
-    combined = {name: middle(results) for name, results in found.items()}
-    as_table = markdown if options.markdown else text
-    print(as_table(COLUMNS, [line(name, result) for name, result in combined.items()]))
-    print("\n" + "\n".join(note(name, result) for name, result in combined.items()))
-    print("\n".join(f"- {name}: not measured: {why}." for name, why in NOT_THERE.items()))
-    write(options.json, where, queues=combined)
+    options = command_line("benchmarks.peers.order", __doc__, PEERS, 10_000).parse_args()
+    with shared_redis() as (where, port):
+
+        def measure_order(name: str) -> Result:
+            ports = {"PEER_REDIS_PORT": port}
+            with ExitStack() as own:
+                if name == "procrastinate":
+                    ports["PEER_POSTGRES_PORT"] = own.enter_context(postgres()).port
+                return driven(name, f"{name}_order_driver", (options.messages,), ports)
+
+        rounds = measure_in_rounds(("rmq", *options.only), options.rounds, measure_order)
+    queues = {name: middle([each[name] for each in rounds]) for name in rounds[0]}
+    lines = [line(name, result) for name, result in queues.items()]
+    notes = [note(name, result) for name, result in queues.items()]
+    notes += [f"- {name}: not measured: {why}." for name, why in NOT_THERE.items()]
+    publish(options, where, COLUMNS, lines, notes=notes, queues=queues)
     return 0
 
 
-def middle(results: list[dict[str, Any]]) -> dict[str, Any]:
+def middle(results: list[Result]) -> Result:
     """Return the medians of the rates, and the worst of the rest; an ``error`` if there was one in any round."""
     wrong = [result for result in results if "error" in result]
     wrong += [{"error": "not all jobs succeeded"} for result in results if not result.get("complete")]
     if wrong:
         return wrong[0]
-    rates = {what: statistics.median(result[what] for result in results) for what in ("bulk", "consume")}
     worst = {what: max(result[what] for result in results) for what in ("overtaken", "out_of_order")}
-    return {**results[0], **rates, **worst}
+    return results[0] | medians(results, ("bulk", "consume")) | worst
 
 
-def line(name: str, result: dict[str, Any]) -> list[str]:
+def line(name: str, result: Result) -> list[str]:
     """Return the row of one queue."""
     if "error" in result:
         return [name, *["-"] * (len(COLUMNS) - 1)]
@@ -85,7 +74,7 @@ def line(name: str, result: dict[str, Any]) -> list[str]:
     return [name, version(name), *rates, f"{result['overtaken']:,}", f"{result['out_of_order']} of 100"]
 
 
-def note(name: str, result: dict[str, Any]) -> str:
+def note(name: str, result: Result) -> str:
     """Return what is to be known of the figures of one queue."""
     if "error" in result:
         return f"- {name}: {result['error']}."

@@ -6,15 +6,22 @@ does not wait for its disk. Otherwise as ``benchmarks.peers``.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from benchmarks.peers.__main__ import combined, compared, measure, note, version
-from benchmarks.table import TITLES, cells, conditions, markdown, server, text, told, write
+from benchmarks.peers.__main__ import compared, note
+from benchmarks.peers.harness import (
+    Result,
+    combine,
+    command_line,
+    measure,
+    measure_in_rounds,
+    publish,
+    shared_redis,
+    version,
+)
 from tests.e2e.postgres import postgres
 
 PEERS = ("tasks_huey", "tasks_db", "tasks_rq")
@@ -23,42 +30,25 @@ COLUMNS = ("backend", "version", "enqueued/s", "run/s")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.tasks", description=__doc__)
-    parser.add_argument("--tasks", type=int, default=10_000, help="tasks of each backend (default 10,000)")
-    parser.add_argument("--singles", type=int, default=2_000, help="of which a rate is taken (default 2,000)")
+    parser = command_line("benchmarks.peers.tasks", __doc__, PEERS, 10_000)
     parser.add_argument(
-        "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: ours alone"
+        "--singles", type=int, default=2_000, help="tasks of which a rate is taken (default 2,000)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all backends (default 3)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
-    rounds: list[dict[str, dict[str, Any]]] = []
     with ExitStack() as stack:
-        client, _ = stack.enter_context(server())
+        where, port = stack.enter_context(shared_redis())
         if "tasks_db" in options.only:
             os.environ["PEER_POSTGRES_PORT"] = str(stack.enter_context(postgres()).port)
-        where = conditions(client)
-        print(told(where), flush=True)
-        port = client.connection_pool.connection_kwargs["port"]
-        for _ in range(options.rounds):
-            rounds.append({})
-            for name in ("tasks_rmq", *options.only):
-                rounds[-1][name] = measure(name, port, options.tasks, options.singles)
-                error = rounds[-1][name].get("error")
-                print(f"  {name}: {error or 'measured'}", file=sys.stderr, flush=True)
-    found = combined(rounds)
-    rows = compared(rounds, GOALS)
-    as_table = markdown if options.markdown else text
-    print(as_table(COLUMNS, [line(name, result) for name, result in found.items()]))
-    print("\n" + "\n".join(note(name, result) for name, result in found.items()))
-    if rows:
-        print("\n" + as_table(TITLES, cells(rows)))
-    write(options.json, where, queues=found, rows=rows)
+        work = partial(measure, port=port, messages=options.messages, singles=options.singles)
+        rounds = measure_in_rounds(("tasks_rmq", *options.only), options.rounds, work)
+    queues = combine(rounds, tuple(GOALS))
+    lines = [line(name, result) for name, result in queues.items()]
+    notes = [note(name, result) for name, result in queues.items()]
+    publish(options, where, COLUMNS, lines, notes=notes, queues=queues, rows=compared(rounds, GOALS))
     return 0
 
 
-def line(name: str, result: dict[str, Any]) -> list[str]:
+def line(name: str, result: Result) -> list[str]:
     """Return the row of one backend."""
     if "error" in result:
         return [name, "-", "-", "-"]

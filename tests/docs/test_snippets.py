@@ -89,7 +89,7 @@ PARSED: dict[str, Callable[[str], Any]] = {
 COMMANDS = re.compile(r"^\s*(\$ |python |manage\.py |pip |curl |make )", re.MULTILINE)
 FILE = re.compile(r"^# ([\w/]+\.py)\b.*$", re.MULTILINE)
 FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-ENDLESS = ("runserver", "runrmqconsumers", "selection_feeds", "selection")
+ENDLESS = ("runserver", "runrmqconsumers")
 
 
 class Snippet(NamedTuple):

@@ -17,7 +17,8 @@ import pytest
 from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
 from benchmarks.peers import order, tasks
-from benchmarks.peers.__main__ import FOLDER, PEERS, compared, requirements, version
+from benchmarks.peers.__main__ import PEERS, compared
+from benchmarks.peers.harness import FOLDER, requirements, version
 from benchmarks.table import TITLES, Row, cells, cores_apart, markdown, read_rows, server, text, write
 from tests.unit.test_repository import pins
 
@@ -174,7 +175,7 @@ def test_the_table_of_orders_says_the_worst_of_all_rounds() -> None:
 
 @pytest.mark.slow
 def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> None:
-    some = ("--only", "--tasks", "1000", "--singles", "20", "--rounds", "1")
+    some = ("--only", "--messages", "1000", "--singles", "20", "--rounds", "1")
     found = run(tmp_path, "benchmarks.peers.tasks", *some)
     ours = found["queues"]["tasks_rmq"]
     assert "error" not in ours, ours

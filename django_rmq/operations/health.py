@@ -8,6 +8,7 @@ topics, unless the caller has set a limit for it. Findings contain no secrets. `
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.operations.schedules import ScheduleStats, schedules
+from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 TOTAL_SECONDS = 7.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""
@@ -92,7 +94,7 @@ class Check(NamedTuple):
     """Where people see more about the findings of a check."""
 
     page: str
-    """The page of the admin: dashboard, servers, outbox, running, schedules, topic, or the tab of a topic."""
+    """The page of the admin: dashboard, servers, workers, outbox, running, schedules, topic, or a tab."""
     docs: str
     """The section of the documentation that says what to do."""
 
@@ -102,6 +104,7 @@ CHECKS = {
     "writes": Check("servers", "deploy/runbooks.md#rmqredisrefuseswrites"),
     "coordinator": Check("dashboard", "deploy/runbooks.md#rmqslotsunowned"),
     "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
+    "vanished": Check("workers", "deploy/runbooks.md#rmqnoworkers"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
     "age": Check("store", "deploy/runbooks.md#rmqlate"),
     "running": Check("running", "deploy/runbooks.md#rmqlistenershang"),
@@ -239,6 +242,9 @@ def _check_redis(
             for schedule in schedules(context, names):
                 yield judge_schedule(schedule, limits)
         if names is None:
+            # Workers that are unknown are a finding of the coordinator.
+            with contextlib.suppress(RmqError):
+                yield from judge_vanished(worker_overview(context))
             for left in topics.stranded(broker, context.config.topics):
                 if left.held:
                     text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": left}
@@ -289,6 +295,18 @@ def judge_server(server: ServerInfo) -> Iterator[Finding]:
     for reason in server.warnings:
         text = _("%(server)s: %(reason)s") % {"server": server.name, "reason": reason}
         yield Finding("writes", "", Severity.NOTE, text, server.memory_share)
+
+
+def judge_vanished(found: WorkerOverview) -> Iterator[Finding]:
+    """Find whether workers vanished in the last hour, which a person may not have noticed."""
+    if found.vanished:
+        age = max(0, found.now_ms - found.vanished[0].report.at_ms) / 1000
+        text = ngettext(
+            "%(count)s worker vanished in the last hour: it reported last %(age).0f s ago",
+            "%(count)s workers vanished in the last hour: the last of them reported %(age).0f s ago",
+            len(found.vanished),
+        ) % {"count": len(found.vanished), "age": age}
+        yield Finding("vanished", "", Severity.NOTE, text, len(found.vanished))
 
 
 def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Iterator[Finding]:
@@ -475,6 +493,7 @@ __all__ = [
     "judge_schedule",
     "judge_server",
     "judge_topic",
+    "judge_vanished",
     "judge_waiting",
     "read_servers",
     "sorted_by_severity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def shared_health(
     """Return the findings of ``rmqhealth`` with its default limits, for topics whose figures were read before.
 
     Only what dashboards share is read: the servers, the outbox and the schedules. ``problem``: why the workers are unknown.
-    ``only_these``: without schedules and rows of other topics. The texts are in the language of this thread.
+    ``only_these``: without vanished workers, and without schedules and rows of other topics. The texts are in the language of
+    this thread.
     """
     context.actor.require(Permission.VIEW)
     names = {one.topic.name for one in figures}
@@ -77,6 +79,10 @@ def shared_health(
         found.append(Finding("coordinator", "", Severity.BAD, problem))
     for server in shared_reads.shared_servers(context):
         found += health.judge_server(server)
+    if not only_these:
+        # Workers that are unknown are the finding of ``problem``.
+        with contextlib.suppress(RmqError):
+            found += health.judge_vanished(shared_reads.shared_workers(context))
     if context.config.uses_outbox:
         try:
             waiting = shared_reads.shared_outbox(context)

@@ -30,6 +30,7 @@ from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
+from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
@@ -38,7 +39,7 @@ KEPT_SECONDS = 1.0
 """Seconds for which a process keeps a survey without asking Redis for a newer one."""
 
 OTHERS_SECONDS = 5.0
-"""Seconds for which a process keeps the figures of the outbox, and the schedules."""
+"""Seconds for which a process keeps the figures of the outbox, the schedules, and the reports of workers."""
 
 LEASE_MS = 5_000
 """Milliseconds after which a process that makes a survey counts as dead."""
@@ -107,6 +108,13 @@ def shared_servers(context: OperationContext) -> list[ServerInfo]:
     """Return what each Redis server reported about itself a second ago; empty also if Redis does not permit it."""
     return _shared(
         ("servers", id(context.config), context.broker), lambda: read_servers(context) or [], KEPT_SECONDS
+    )
+
+
+def shared_workers(context: OperationContext) -> WorkerOverview:
+    """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(
+        ("workers", id(context.config), context.broker), partial(worker_overview, context), OTHERS_SECONDS
     )
 
 
@@ -210,4 +218,11 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     return Overview(found, workers, problem, now_ms)
 
 
-__all__ = ["shared_flow", "shared_outbox", "shared_schedules", "shared_servers", "shared_survey"]
+__all__ = [
+    "shared_flow",
+    "shared_outbox",
+    "shared_schedules",
+    "shared_servers",
+    "shared_survey",
+    "shared_workers",
+]

@@ -15,6 +15,7 @@ from django.utils import translation
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.core.commands.registry import write_report
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.redis.clients import parse_slow_commands
@@ -24,6 +25,7 @@ from django_rmq.operations.health import HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
+from tests.integration.test_worker_reports import REPORT
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.django_db
@@ -168,6 +170,33 @@ def test_the_verdict_is_in_the_language_of_its_reader_and_that_of_the_command_is
             found = Operations(Actor("tester", "test")).health(HealthThresholds(), ["mails"]).findings
             assert "3 messages are dead" in [one.text for one in found]
             assert translation.get_language() == "zh-hans"
+
+
+def test_workers_that_vanished_in_the_last_hour_are_a_finding(boss: Client) -> None:
+    with in_memory(TOPICS) as broker:
+        for worker, seconds in (("gone", 40), ("gone-before", 300), ("forgotten", 3_700)):
+            broker.run(write_report(worker, replace(REPORT, at_ms=NOW - seconds * 1_000)))
+        text = page(boss)
+        said = "2 workers vanished in the last hour: the last of them reported 40 s ago"
+        assert lines_of(text) == [(True, said)] and links_of(text) == [address("workers")]
+        assert "<title>(1) Topics" in text
+        assert lines_of(page(boss, "dashboard_live")) == [(True, said)]
+        # It concerns no topic, and not those who look for one.
+        assert lines_of(page(boss, "change", "orders")) == []
+        assert lines_of(boss.get(address("changelist"), {"q": "orders"}).content.decode()) == []
+        lines, error = run("--no-workers")
+        assert f"note vanished     {said}" in lines.splitlines() and error == ""
+        assert "vanished" not in run("--no-workers", "orders")[0]
+
+
+def test_a_report_of_a_clock_that_is_ahead_is_not_of_the_future(boss: Client) -> None:
+    with in_memory(TOPICS) as broker:
+        broker.run(write_report("gone", replace(REPORT, at_ms=NOW + 9_000)))
+        die(broker, "mails", 3)
+        assert [sentence for _, sentence in lines_of(page(boss))] == [
+            "1 worker vanished in the last hour: it reported last 0 s ago",
+            "mails: 3 messages are dead",
+        ]
 
 
 def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:

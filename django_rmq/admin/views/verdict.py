@@ -22,6 +22,7 @@ MOST_COUNTED = 9
 _SITE_PAGES = {
     "dashboard": "changelist",
     "servers": "servers",
+    "workers": "workers",
     "outbox": "outbox",
     "running": "running",
     "schedules": "schedules",

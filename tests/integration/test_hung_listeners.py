@@ -78,6 +78,11 @@ def in_flight(broker: Any, *topics: Topic) -> int:
 
 def stays_calm(broker: Any, worker: Worker, topics: list[Topic], running: int) -> None:
     """Wait until only what runs is in flight, and look whether it stays so while the worker looks ten times more."""
+    # A thread whose call has just begun may still be given messages ahead.
+    held = worker.dispatcher._in_flight
+    eventually(lambda: len(held.slow()) == len(held.slow(0.0)) > 0, "calls that hang")
+    refresh = worker.dispatcher._router._next_refresh
+    eventually(lambda: worker.dispatcher._router._next_refresh != refresh, "a look at the calls that hang")
     eventually(lambda: in_flight(broker, *topics) == running, "all that has not begun being given back")
     handed_out = sum(total(broker, topic, "prepared") for topic in topics)
     looked = set[float]()

@@ -306,7 +306,7 @@ def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, An
         "topic": call.topic,
         "id": call.id,
         "since_ms": call.since_ms,
-        "running_ms": max(0, found.now_ms - call.since_ms),
+        "running_ms": found.running_ms(one),
         "p50_ms": usual.p50_ms if usual else None,
         "p99_ms": usual.p99_ms if usual else None,
         "attempt": call.attempt,

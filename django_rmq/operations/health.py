@@ -237,14 +237,15 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(context, refusal)
         if names is None or names:
-            for one in stats.overview(broker, context.present_all(names)):
+            figures = stats.survey(broker, context.present_all(names))
+            for one in figures.topics:
                 yield from judge_topic(one, limits)
             for schedule in schedules(context, names):
                 yield judge_schedule(schedule, limits)
         if names is None:
-            # Workers that are unknown are a finding of the coordinator.
+            # Workers that are unknown are a finding of the coordinator. A ZooKeeper that hangs is not waited for again.
             with contextlib.suppress(RmqError):
-                yield from judge_vanished(worker_overview(context))
+                yield from () if figures.problem else judge_vanished(worker_overview(context))
             for left in topics.stranded(broker, context.config.topics):
                 if left.held:
                     text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": left}

@@ -79,8 +79,8 @@ def shared_health(
         found.append(Finding("coordinator", "", Severity.BAD, problem))
     for server in shared_reads.shared_servers(context):
         found += health.judge_server(server)
-    if not only_these:
-        # Workers that are unknown are the finding of ``problem``.
+    if not (only_these or problem):
+        # They may have become unknown since the figures were read.
         with contextlib.suppress(RmqError):
             found += health.judge_vanished(shared_reads.shared_workers(context))
     if context.config.uses_outbox:

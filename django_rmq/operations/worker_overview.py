@@ -134,6 +134,16 @@ class RunningMessages:
     usual: dict[str, UsualTimes]
     """The topics of these messages whose calls have been counted."""
 
+    def running_ms(self, one: RunningMessage) -> int:
+        """Return for how many ms a message runs; 0 if the worker's clock is ahead of Redis'."""
+        return max(0, self.now_ms - one.call.since_ms)
+
+    def is_unusual(self, one: RunningMessage) -> bool:
+        """Return whether 99 of 100 calls of the topic took less than this one had when its worker reported it."""
+        # It may have ended since the report.
+        usual = self.usual.get(one.call.topic)
+        return usual is not None and one.report.at_ms - one.call.since_ms > usual.p99_ms
+
 
 def running_messages(context: OperationContext, names: Collection[str] | None = None) -> RunningMessages:
     """Return the messages that run, of all topics or of those named, beside how long their topics usually take.

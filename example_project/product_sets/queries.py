@@ -51,7 +51,7 @@ Options = Mapping[str, Any]
 def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWriter:
     """Return the query that reads files of events, and sends a message for each item.
 
-    Values are written first: whoever gets the message finds them.
+    The query writes the values before it sends the messages, so each listener finds them.
     """
     # Spark refuses a folder that does not exist.
     feeds.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
     lines = []
     for one in found.messages:
         call, usual = one.call, found.usual.get(one.call.topic)
-        quoted, seconds = quote(call.topic), max(0, found.now_ms - call.since_ms) / 1000
+        quoted = quote(call.topic)
         lines.append(
             {
                 "topic": call.topic,
@@ -77,11 +77,10 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
                 "short": call.id.rpartition("~")[2][:8],
                 "url": pages.url("message", quoted, call.id),
                 "act_url": pages.url("act", quoted),
-                "seconds": seconds,
+                "seconds": found.running_ms(one) / 1000,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,
-                # It may have ended since the report.
-                "is_unusual": usual is not None and one.report.at_ms - call.since_ms > usual.p99_ms,
+                "is_unusual": found.is_unusual(one),
                 "attempt": call.attempt,
                 "thread": visible(call.thread),
                 "worker": one.worker[:8],

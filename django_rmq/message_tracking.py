@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from django_rmq import connections
+from django_rmq import connections, observability
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker
@@ -24,7 +24,6 @@ from django_rmq.message_ids import (
     identify_for_program,
     slots_of,
 )
-from django_rmq.observability import announcements
 from django_rmq.sending.coroutines import coroutine_of
 
 
@@ -103,7 +102,7 @@ def replay_message(
         member = at.member or b""
         (found,) = broker.run(operate.replay(connections.present(declared, at_once=True), at.slot, [member]))
         if found in ("replayed", "merged"):
-            announcements.replayed(topic, {found: 1}, "program")
+            observability.announce_replayed(topic, {found: 1}, "program")
             return cast("ReplayResult", found)
         state = _status_in(declared, [at.slot], member).state.removesuffix("_and_waiting")
         if state in ("waiting", "running", "resting"):

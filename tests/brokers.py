@@ -13,7 +13,6 @@ from django_rmq.core import commands
 from django_rmq.core.cluster import broker as cluster
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import broker as redis
-from django_rmq.core.redis import connection as redis_pipeline
 from django_rmq.core.redis import in_memory
 from tests.oracle import broker as oracle
 from tests.oracle import pipeline as oracle_pipeline
@@ -63,7 +62,7 @@ class _Collecting:
         return collect
 
 
-class Pipeline(_Collecting, redis_pipeline.RedisPipeline):
+class Pipeline(_Collecting, redis.RedisPipeline):
     """Collects calls for a Redis server."""
 
 

@@ -167,6 +167,11 @@ class Config:
     """Whether processes publish what happens to messages."""
 
     @property
+    def uses_telemetry(self) -> bool:
+        """Whether spans or metrics of OpenTelemetry are switched on."""
+        return self.tracing or self.metrics.opentelemetry
+
+    @property
     def uses_outbox(self) -> bool:
         """Whether any topic has the outbox."""
         return any(topic.outbox for topic in self.topics.values())

@@ -388,8 +388,8 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
                 {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
             )
         built.next_look = now + LOOK_SECONDS
-    slots = max(built.slot_counts.get(topic.name, (topic.slots,)))
-    return replace(topic, slots=slots, **built.followed.get(topic.name, {}))
+    slots, followed = max(built.slot_counts.get(topic.name, (topic.slots,))), built.followed.get(topic.name)
+    return replace(topic, slots=slots, **(followed or {})) if followed or slots != topic.slots else topic
 
 
 def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:

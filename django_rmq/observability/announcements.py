@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
 
-from django_rmq import connections, open_transactions, signals
+from django_rmq import open_transactions, signals
+from django_rmq.conf import get_config
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model import log_redaction
@@ -24,11 +25,10 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
-from django_rmq.observability import telemetry
+from django_rmq.observability import stream, telemetry
 
 if TYPE_CHECKING:
     from django_rmq.core.consumer.invoke import Coroutine
-    from django_rmq.core.monitoring.events import EventStream
 
 logger = safe_logger("django_rmq.events")
 _complaints = LogThrottle(logger)
@@ -48,27 +48,8 @@ def _send(signal: signals.TopicSignal, topic: str, **what: Any) -> None:
             logger.exception("A receiver of a signal failed")
 
 
-def _stream() -> EventStream | None:
-    try:
-        return connections.events()
-    except Exception as error:  # noqa: BLE001 - logged, not raised
-        _complaints("stream", "Cannot open the stream of events: %s", error, exc_info=True)
-        return None
-
-
-def are_sends_watched(topic: str) -> bool:
-    """Return whether sends to ``topic`` have a receiver."""
-    return (
-        signals.message_sent.has_listeners(topic)
-        or signals.message_merged.has_listeners(topic)
-        or _stream() is not None
-    )
-
-
 def sent(topic: str, results: Sequence[SendResult]) -> None:
     """Announce the results of sends that Redis has answered."""
-    if not are_sends_watched(topic):
-        return
     arrived = [result for result in results if result.ok]
     merged = [result for result in arrived if result.status in ("merged", "replaced")]
     for event, signal, some in (
@@ -93,7 +74,7 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that a worker calls in place of ``function``; it announces and traces the start of each call."""
-    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+    if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around(topic, function)
 
     def announced(argument: Any) -> Any:
@@ -108,7 +89,7 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def around_async(topic: Topic, function: Coroutine) -> Coroutine:
     """Return a coroutine function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
-    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+    if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around_async(topic, function)
 
     async def announced(argument: Any) -> Any:
@@ -177,8 +158,8 @@ class Reporter:
             signals.message_committed.has_listeners(topic)
             or signals.message_failed.has_listeners(topic)
             or signals.message_dead.has_listeners(topic)
-            or _stream() is not None
-            or telemetry.is_on()
+            or stream() is not None
+            or get_config().uses_telemetry
         )
 
     def ended(
@@ -243,7 +224,7 @@ class Reporter:
 
 
 def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: int) -> None:
-    if messages and telemetry.is_on():
+    if messages and get_config().uses_telemetry:
         telemetry.settled(operation, messages, began_ns, ended_ns)
 
 
@@ -254,9 +235,8 @@ def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
 
 
 def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: Any) -> None:
-    stream = _stream()
-    if stream is not None:
-        stream.note(event, topic, [_place(message) for message in messages], **more)
+    if (events := stream()) is not None:
+        events.note(event, topic, [_place(message) for message in messages], **more)
 
 
 def _place(message: Message | SendResult) -> tuple[int, bytes]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from django_rmq import connections
+from django_rmq import connections, observability
 from django_rmq.conf import Config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import SlotMoved
-from django_rmq.observability import announcements
 from django_rmq.operations.authorization import Actor, Trace, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 from django_rmq.worker.listener_registry import known_settings
@@ -79,7 +78,7 @@ class OperationContext:
         record(self.actor, act, topic, outcomes, note, trace=self._trace)
         done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
         if act.startswith("replay") and done:
-            announcements.replayed(topic, done, self.actor.name)
+            observability.announce_replayed(topic, done, self.actor.name)
 
     def recorded(self, act: str, topic: Topic, what: str, steps: Iterator[BulkProgress]) -> BulkRun:
         """Return a run that is recorded when it ends, in whatever way."""

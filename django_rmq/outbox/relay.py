@@ -22,7 +22,7 @@ from django.db import DatabaseError, Error, close_old_connections, reset_queries
 from django.db import connections as databases
 from django.db.models import F
 
-from django_rmq import connections
+from django_rmq import connections, observability
 from django_rmq.conf import get_config
 from django_rmq.core.consumer.background_jobs import Duty
 from django_rmq.core.log.safe_logger import safe_logger
@@ -40,7 +40,6 @@ from django_rmq.exceptions import (
     ServerTrouble,
     TopicFull,
 )
-from django_rmq.observability import announcements, telemetry
 from django_rmq.outbox.storage import (
     aliases,
     delete,
@@ -243,8 +242,8 @@ def relay(alias: str) -> RelayStep:
     # If the step sent and refused nothing, Redis does not take these messages now, and the next step can wait.
     step.is_full = step.is_full and bool(step.rows or step.failed)
     for topic, results in step.results.items():
-        announcements.sent(topic, results)
-        telemetry.count_sent(topic, len(results))
+        observability.announce_sent(topic, results)
+        observability.count_sent(topic, len(results))
     if step.trouble is not None and not step.rows:
         raise step.trouble
     return step

@@ -43,7 +43,6 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.envelope import uuid_of
 from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
-from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Outcomes
 from django_rmq.exceptions import ConfigurationError
@@ -554,18 +553,18 @@ class OutboxSend:
 
 
 class DirectSend:
-    """Sends without rows, because they wait for no commit: they replace older rows of the same messages.
+    """Sends to topics with the outbox that wait for no commit, and have no rows: they replace older rows of the same messages.
 
     ``waiting``: the rows of the running transaction. They stay, because its commit sends their messages.
     """
 
     def __init__(
-        self, topic: Topic, messages: Sequence[Outgoing], using: str | None, waiting: Collection[int] = ()
+        self, messages: Sequence[Outgoing], using: str | None, waiting: Collection[int] = ()
     ) -> None:
         self._alias = using or DEFAULT_DB_ALIAS
         self._messages = messages
         self._older: list[Older] = []
-        if topic.outbox and not get_config().testing:
+        if not get_config().testing:
             try:
                 with _apart(self._alias):
                     found = visible(self._alias, {identity_of(out) for out in messages})

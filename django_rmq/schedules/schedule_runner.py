@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from functools import partial
 
-from django_rmq import connections
+from django_rmq import connections, observability
 from django_rmq.conf import get_config
 from django_rmq.connections import Purpose
 from django_rmq.core.commands import registry as calls
@@ -22,7 +22,6 @@ from django_rmq.core.schedules.declarations import Declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import CallerError, ConfigurationError, UnknownTopic
-from django_rmq.observability import announcements, telemetry
 from django_rmq.schedules import registry, schedule_requirements
 
 logger = safe_logger("django_rmq.schedules")
@@ -62,8 +61,8 @@ def stepper(purpose: Purpose = "coordinator") -> Stepper:
 
 
 def _announce(topic: str, result: SendResult) -> None:
-    announcements.sent(topic, [result])
-    telemetry.count_sent(topic, 1)
+    observability.announce_sent(topic, [result])
+    observability.count_sent(topic, 1)
 
 
 def _register(broker: Broker, topics: Iterable[str]) -> None:

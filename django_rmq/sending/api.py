@@ -21,7 +21,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, transaction
 from django.utils.timezone import get_default_timezone
 
-from django_rmq import connections, open_transactions, outbox
+from django_rmq import connections, observability, open_transactions, outbox
 from django_rmq.conf import did_you_mean, get_config
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
@@ -40,7 +40,6 @@ from django_rmq.message_ids import (
     find_moved,
     identify_for_program,
 )
-from django_rmq.observability import announcements, telemetry
 from django_rmq.sending.coroutines import coroutine_of
 from django_rmq.sending.on_commit import (
     RemoveResult,
@@ -111,12 +110,13 @@ def dispatch(
         results = [went_nowhere(out, wanted) for out in built]
     else:
         connections.agree(topic)
-        kept = outbox.DirectSend(topic, built, using, rows_waiting(using) if topic.outbox else ())
+        older = outbox.DirectSend(built, using, rows_waiting(using)) if topic.outbox else None
         results, errors = producer.attempt(built, wanted)
-        kept.conclude(results)
+        if older is not None:
+            older.conclude(results)
         for error in errors.values():
             raise explained(topic, error)
-        announcements.sent(topic.name, results)
+        observability.announce_sent(topic.name, results)
     for observer in watching:
         for out, (body, options), result in zip(built, seen, results, strict=True):
             observer.see(out, body, options, result)
@@ -152,7 +152,7 @@ class ChunkedSend:
             and wanted == STORED
         )
 
-    def send(self, chunk: Sequence[Any], call: telemetry.SendObservation) -> None:
+    def send(self, chunk: Sequence[Any], call: observability.SendObservation) -> None:
         """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
         self.under_way = len(chunk)
         self._send(chunk, call)
@@ -168,7 +168,7 @@ class ChunkedSend:
         if not isinstance(error, CallerError):
             error.add_note(f"send_messages had sent {len(self.results)} messages before")
 
-    def _send(self, chunk: Sequence[Any], call: telemetry.SendObservation) -> None:
+    def _send(self, chunk: Sequence[Any], call: observability.SendObservation) -> None:
         # Observers see each message, and a ``Send`` has options of its own, so both need the slower path.
         if self._is_plain and not observers and Send not in set(map(type, chunk)):
             self._send_plain(chunk)
@@ -200,8 +200,8 @@ class ChunkedSend:
         except SlotMoved as error:
             # The slots refuse the slot count of this process. The explanation names both counts.
             raise explained(self._topic, error) from error
-        if announcements.are_sends_watched(self._topic.name):
-            announcements.sent(self._topic.name, self.results[before:])
+        if observability.are_sends_watched(self._topic.name):
+            observability.announce_sent(self._topic.name, self.results[before:])
 
     def _so_far(self) -> str:
         return f"; the {len(self.results)} messages before it were sent" if self.results else ""
@@ -300,7 +300,7 @@ def _take_back(
     connections.agree(declared)
     # ``present`` reads the slot counts of a re-slotting that has begun; the producer places the removal by them.
     connections.present(declared)
-    kept = outbox.DirectSend(declared, [out], using, rows_waiting(using))
+    older = outbox.DirectSend([out], using, rows_waiting(using)) if declared.outbox else None
     (found_at,), errors = producer.attempt([out], removes=True)
     if found_nothing(found_at) and identity is not None:
         # The message is not where its member places it. The send may have named a basis, and a re-slotting moved it.
@@ -308,7 +308,8 @@ def _take_back(
         if identity in moved:
             out = _outgoing_at(connections.present(declared), moved[identity])._replace(act=act)
             (found_at,), errors = producer.attempt([out], removes=True)
-    kept.conclude([found_at])
+    if older is not None:
+        older.conclude([found_at])
     for error in errors.values():
         raise explained(declared, error)
     return RemoveResult(found_at.status, topic, out.member)
@@ -490,7 +491,7 @@ def send_messages(
     else:
         chunks = batched(bodies, ROUND_TRIP)
     bulk = ChunkedSend(declared, shared, wanted, connection, using)
-    with telemetry.sending(declared, waits=connection is not None) as call:
+    with observability.observe_send(declared, waits=connection is not None) as call:
         try:
             for chunk in chunks:
                 bulk.send(chunk, call)
@@ -540,7 +541,7 @@ async def _send_shared(
     if connection is None:
         return None
     producer = connections.get_producer()
-    with telemetry.sending(topic, waits=False) as call:
+    with observability.observe_send(topic, waits=False) as call:
         outgoing = producer.build(topic, body, **call.options(options_in_ms(topic, options)))
         if producer.has_bases_to_note:
             await sync_to_async(producer.note_slot_bases)()
@@ -554,8 +555,8 @@ async def _send_shared(
             for error in errors.values():
                 raise await sync_to_async(explained)(topic, error) from None
         call.note([result])
-        if announcements.are_sends_watched(topic.name):
-            await sync_to_async(announcements.sent)(topic.name, [result])
+        if observability.are_sends_watched(topic.name):
+            await sync_to_async(observability.announce_sent)(topic.name, [result])
         if result.status == "refused":
             raise too_full(topic, result)
     return result
@@ -596,7 +597,7 @@ def _send_one(
     topic = get_config().topic(name)
     producer = connections.get_producer()
     connection = commit_to_wait_for(on_commit, using)
-    with telemetry.sending(topic, waits=connection is not None) as call:
+    with observability.observe_send(topic, waits=connection is not None) as call:
         times = options_in_ms(topic, options)
         outgoing = producer.build(topic, body, **call.options(times))
         if identity is not None:

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
 
-from django_rmq import connections, outbox
+from django_rmq import connections, observability, outbox
 from django_rmq.conf import get_config
 from django_rmq.conf.settings_reader import Config
 from django_rmq.core.log.throttle import LogThrottle, counted
@@ -37,7 +37,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
-from django_rmq.observability import announcements, telemetry
+from django_rmq.observability import announcements
 from django_rmq.outbox import StoredSend
 
 
@@ -322,7 +322,7 @@ def defer(
     call = _register(producer, topic, messages, wanted, connection)
     # A result must not keep its call alive: its dead reference is how it detects a rollback.
     here = ref(call)
-    call.context = telemetry.creation_context()
+    call.context = observability.creation_context()
     call.results = results = [DeferredResult(out, wanted, here) for out in messages]
     return results
 
@@ -384,24 +384,28 @@ def _agree(topic: Topic) -> None:
 
 def _flush(together: Sequence[DeferredSend]) -> None:
     """Send what waited for a commit, in one step; errors are reported, never raised."""
-    with telemetry.committing(_created(together)) as commit:
+    with observability.observe_commit(_created(together)) as commit:
         sendable = [call for call in together if _is_sendable(call, commit)]
         if not sendable:
             return
         producer = sendable[-1].producer
         assert producer is not None
         messages = [out for call in sendable for out in call.messages]
-        # The older rows are read before the send: a row that becomes visible later may belong to a later commit.
-        kept = outbox.OutboxSend(
-            sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
-        )
-        needed = [kept.wanted, *(call.wanted for call in sendable)]
+        needed = [call.wanted for call in sendable]
+        stored: outbox.OutboxSend | None = None
+        if any(call.rows for call in sendable):
+            # The older rows are read before the send: a row that becomes visible later may belong to a later commit.
+            stored = outbox.OutboxSend(
+                sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
+            )
+            needed.append(stored.wanted)
         wanted = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
         attempt = partial(producer.attempt, wanted=wanted, removes=any(map(_removes, sendable)))
-        outcomes, errors = kept.attempt(messages, attempt)
+        outcomes, errors = attempt(messages) if stored is None else stored.attempt(messages, attempt)
         for error in errors.values():
             commit.fail(error)
-    kept.conclude(messages, outcomes)
+    if stored is not None:
+        stored.conclude(messages, outcomes)
     _tell(sendable, outcomes, errors)
 
 
@@ -413,7 +417,7 @@ def _removes(call: DeferredSend) -> bool:
     return bool(call.messages) and call.messages[0].removes
 
 
-def _created(together: Sequence[DeferredSend]) -> list[telemetry.Created]:
+def _created(together: Sequence[DeferredSend]) -> list[observability.Created]:
     """Return the topics and numbers of the calls' messages, for the span of the commit."""
     return [
         (call.topic.name, len(call.messages), call.context)
@@ -422,7 +426,7 @@ def _created(together: Sequence[DeferredSend]) -> list[telemetry.Created]:
     ]
 
 
-def _is_sendable(call: DeferredSend, commit: telemetry.Commit) -> bool:
+def _is_sendable(call: DeferredSend, commit: observability.CommitObservation) -> bool:
     """Return whether to send to Redis; if not, complete the results of ``call``."""
     if call.producer is None:
         for out, result in zip(call.messages, call.results, strict=True):
@@ -437,7 +441,7 @@ def _is_sendable(call: DeferredSend, commit: telemetry.Commit) -> bool:
             report_waiting(call.topic.name, call.results, error)
             return False
         if not _removes(call):
-            telemetry.count_sent(call.topic.name, len(call.messages), error)
+            observability.count_sent(call.topic.name, len(call.messages), error)
         report(call.topic.name, call.results, error)
         return False
     return True
@@ -463,10 +467,10 @@ def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors:
             waiting[topic.name].append((result, failure))
         elif failure is not None:
             failed[topic.name].append((result, failure))
-            telemetry.count_sent(topic.name, int(isinstance(result, DeferredResult)), failure)
+            observability.count_sent(topic.name, int(isinstance(result, DeferredResult)), failure)
     for name, topic in {call.topic.name: call.topic for call in calls}.items():
-        announcements.sent(name, sent[name])
-        telemetry.count_sent(name, len(sent[name]))
+        observability.announce_sent(name, sent[name])
+        observability.count_sent(name, len(sent[name]))
         if failed[name]:
             report(name, [result for result, _ in failed[name]], explained(topic, failed[name][0][1]))
         if waiting[name]:

@@ -24,7 +24,7 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.redis.connection import translate
+from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.embedded_server import free_port
 from tests.brokers import Broker, ClusterBroker

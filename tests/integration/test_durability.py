@@ -14,8 +14,8 @@ from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.producer.validation import check_durability
-from django_rmq.core.redis import connection as pipeline
-from django_rmq.core.redis.connection import durability_commands
+from django_rmq.core.redis import broker as pipeline
+from django_rmq.core.redis.broker import durability_commands
 from django_rmq.exceptions import InvalidMessage
 from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.e2e.promotions import promotions

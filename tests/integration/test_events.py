@@ -17,7 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import connections, send_message, send_messages
+from django_rmq import connections, observability, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.model.message import message_id
@@ -146,7 +146,7 @@ def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) ->
 def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         assert connections.events() is None
-        assert not announcements.are_sends_watched("work")
+        assert not observability.are_sends_watched("work")
         with pytest.raises(OperationRefused, match="EVENTS"):
             Operations(Actor("ann", "command")).events()
 
@@ -255,5 +255,5 @@ def test_failures_of_the_stream_never_reach_who_sends(broker: Any, monkeypatch: 
 
     monkeypatch.setattr(connections, "events", fails)
     assert send_message("later", 1).status == "stored"
-    assert not announcements.are_sends_watched("work")
+    assert not observability.are_sends_watched("work")
     assert not announcements.Reporter().wants("work")

@@ -21,7 +21,7 @@ from django_rmq.core.commands.script_call import Call, RedisCommand
 from django_rmq.core.model.keys import SlotKeys
 from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.redis.connection import RedisPipeline
+from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, Methods

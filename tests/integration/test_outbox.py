@@ -47,7 +47,7 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.send_results import SendResult
-from django_rmq.core.redis import connection as pipeline
+from django_rmq.core.redis import broker as pipeline
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import (
     Actor,

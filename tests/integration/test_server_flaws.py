@@ -16,8 +16,7 @@ from django_rmq.conf import get_config
 from django_rmq.core import lua
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.redis.clients import _parse_info
-from django_rmq.core.redis.connection import translate
+from django_rmq.core.redis.clients import _parse_info, translate
 from django_rmq.core.server_checks import flaws
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.worker import startup

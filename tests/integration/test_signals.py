@@ -12,7 +12,7 @@ import pytest
 from django.dispatch import Signal
 from django.test import override_settings
 
-from django_rmq import connections, send_messages, signals
+from django_rmq import connections, observability, send_messages, signals
 from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.acks import PendingAcks
@@ -238,13 +238,13 @@ def test_a_receiver_may_choose_a_topic_by_its_name(broker: Any) -> None:
         signals.message_sent.connect(receive, sender=sender, weak=False)
         connected.append((receive, sender))
     try:
-        assert announcements.are_sends_watched(same)
+        assert observability.are_sends_watched(same)
         send_messages(same, [1])
     finally:
         gone = [signals.message_sent.disconnect(receive, sender=sender) for receive, sender in connected]
     assert (chosen, others, all_) == ([("work", "work")], [], [("work", "work")])
     assert gone == [True, True, True]
-    assert not announcements.are_sends_watched("work")
+    assert not observability.are_sends_watched("work")
 
 
 def test_a_topic_whose_receivers_are_of_another_topic_costs_nothing() -> None:
@@ -255,8 +255,8 @@ def test_a_topic_whose_receivers_are_of_another_topic_costs_nothing() -> None:
         for name in ("sent", "started", "committed"):
             signal_of(name).connect(receive, sender="other")
         try:
-            assert not announcements.are_sends_watched("work")
-            assert announcements.are_sends_watched("other")
+            assert not observability.are_sends_watched("work")
+            assert observability.are_sends_watched("other")
             assert announcements.around(TOPIC, print) is print
             assert (reporter.wants("work"), reporter.wants("other")) == (False, True)
         finally:

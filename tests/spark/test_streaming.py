@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from django_rmq.core import resharding
 from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
-from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.broker import ServerConnection
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.claim_reader import ClaimPart, split
 from django_rmq.spark.failing import fail_batch

@@ -13,7 +13,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.connection import ServerConnection
+from django_rmq.core.redis.broker import ServerConnection
 
 
 class Told(ServerConnection):

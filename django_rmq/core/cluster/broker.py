@@ -13,8 +13,8 @@ from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.connection import RedisPipeline, ServerConnection, explain, translate
+from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection, explain
+from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 
 T = TypeVar("T")

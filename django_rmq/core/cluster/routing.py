@@ -27,7 +27,7 @@ from redis.exceptions import (
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.redis.connection import durability_commands, read_confirmed
+from django_rmq.core.redis.broker import durability_commands, read_confirmed
 
 PAUSES = (0.001, 0.05)
 """Seconds before a call is repeated: the first pause, and the longest."""

@@ -222,13 +222,15 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
     if act == "cancel":
         return operate.cancel(topic, slot, members)
     bodies = [envelope for envelope in envelopes if envelope is not None]
-    if topic.is_fifo:
-        return send.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")
-    if act == "ensure":
-        return send.ensure(topic, slot, scores, members, bodies)
-    if topic.type is TopicType.RANGE_MERGE:
-        return send.send_merge(topic, slot, score, members, bodies)
-    return send.send_replace(topic, slot, scores, members, bodies)
+    match topic.type:
+        case TopicType.FIFO:
+            return send.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")
+        case _ if act == "ensure":
+            return send.ensure(topic, slot, scores, members, bodies)
+        case TopicType.RANGE_MERGE:
+            return send.send_merge(topic, slot, score, members, bodies)
+        case _:
+            return send.send_replace(topic, slot, scores, members, bodies)
 
 
 def complete(result: SendResult, answer: str | Sent) -> None:

@@ -1,26 +1,78 @@
-"""Clients of redis-py: their pools and options, what their server reports and permits, and subscriptions.
+"""Clients of redis-py: their pools, options and errors, what their server reports and permits, and subscriptions.
 
-The places that know the quirks of redis-py's objects are here and in ``connection``; the settings are validated elsewhere.
+The places that know the quirks of redis-py's objects are here and in ``broker``; the settings are validated elsewhere.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
 from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.redis.connection import translate
-from django_rmq.exceptions import ServerRefused, ServerUnavailable, WrongType
+from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType
+
+_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
+"""The form in which Redis 6 wraps the code of an error that a command got inside a script."""
+
+_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+_UNWRITABLE = ("READONLY", "NOREPLICAS")
+_UNAVAILABLE_ERRORS = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,  # includes MASTERDOWN
+    redis.exceptions.TryAgainError,
+    NoScriptError,  # the script was loaded just before, so the server has lost it by a restart or a fail-over
+)
+
+
+def translate(error: RedisError) -> RmqError:
+    """Return the package's error for one of the driver's.
+
+    The driver removes the code from some answers and uses a class instead; Redis 6 wraps the code if a script
+    got the error.
+    """
+    text = str(error).removesuffix(".")  # more text may follow, and some of the driver's texts are sentences
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
+            return ServerRefused(f"Redis denies access: {text}")
+        return ServerUnavailable(f"Redis does not answer: {text}")
+    wrapped = _WRAPPED.search(text)
+    word = wrapped[1] if wrapped else text.split(" ", 1)[0]
+    if word == "WRONGTYPE":
+        return WrongType(text)
+    if word in ("OOM", "MISCONF") or isinstance(error, redis.exceptions.OutOfMemoryError):
+        if word == "MISCONF":
+            return ServerFull(f"Redis refuses writes: {text}")
+        return ServerFull("Redis is full: its used memory is above 'maxmemory'. Consuming still works")
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
+        return ServerRefused(f"Redis denies access: {text}")
+    if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
+        unavailable = ServerUnavailable(f"Redis cannot answer now: {text}")
+        unavailable.refuses_writes = word in _UNWRITABLE or isinstance(error, redis.exceptions.ReadOnlyError)
+        return unavailable
+    return ServerRefused(f"Redis answered: {text}")
+
+
+def named(key: bytes, error: RmqError) -> RmqError:
+    """Return ``error``; if a plain command found a foreign value, with the name of the key.
+
+    Scripts name the key themselves.
+    """
+    if not isinstance(error, WrongType):
+        return error
+    return WrongType(
+        f"the key {key.decode(errors='backslashreplace')!r} holds data that RMQ did not write: {error}"
+    )
 
 
 class RenewingPool(redis.ConnectionPool):

@@ -14,8 +14,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.connection import RedisPipeline, ServerConnection
+from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection
 from django_rmq.core.redis.wire import Clock
 from django_rmq.exceptions import ConfigurationError
 

@@ -23,7 +23,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.connection import ServerConnection, explain, translate
+from django_rmq.core.redis.broker import ServerConnection, explain
+from django_rmq.core.redis.clients import translate
 
 T = TypeVar("T")
 

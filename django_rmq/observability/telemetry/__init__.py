@@ -20,31 +20,7 @@ identity carries only bodies, and a trace in them would keep equal messages from
 links.
 """
 
-from django_rmq.observability.telemetry.instruments import count_processed, count_sent
-from django_rmq.observability.telemetry.spans import (
-    Commit,
-    Created,
-    SendObservation,
-    around,
-    around_async,
-    committing,
-    creation_context,
-    sending,
-    settled,
-)
-from django_rmq.observability.telemetry.switches import is_on
+from django_rmq.observability.telemetry.instruments import count_processed
+from django_rmq.observability.telemetry.spans import around, around_async, settled
 
-__all__ = [
-    "Commit",
-    "Created",
-    "SendObservation",
-    "around",
-    "around_async",
-    "committing",
-    "count_processed",
-    "count_sent",
-    "creation_context",
-    "is_on",
-    "sending",
-    "settled",
-]
+__all__ = ["around", "around_async", "count_processed", "settled"]

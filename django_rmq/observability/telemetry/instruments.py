@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_rmq.conf import get_config
 from django_rmq.observability.telemetry import semantic_conventions
-from django_rmq.observability.telemetry.switches import is_measured
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter, Histogram, Meter
@@ -82,15 +82,14 @@ def _counted(attributes: Attributes) -> Attributes:
 
 def count_sent(topic: str, messages: int, error: BaseException | None = None) -> None:
     """Count messages that were written to Redis, or could not be because of ``error``."""
-    if messages and is_measured():
-        failure = None if error is None else semantic_conventions.error_type(error)
-        attributes = with_error(_counted(semantic_conventions.attributes(topic, "send")), failure)
-        instruments().sent.add(messages, attributes)
+    failure = None if error is None else semantic_conventions.error_type(error)
+    attributes = with_error(_counted(semantic_conventions.attributes(topic, "send")), failure)
+    instruments().sent.add(messages, attributes)
 
 
 def count_processed(topic: str, messages: int) -> None:
     """Count messages that a listener with ``once`` had processed before."""
-    if is_measured():
+    if get_config().metrics.opentelemetry:
         instruments().processed_before.add(
             messages, _counted(semantic_conventions.attributes(topic, "process"))
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from django_rmq.conf import get_config
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.message import Message
@@ -19,9 +20,9 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
+from django_rmq.observability import CommitObservation, Created, SendObservation, count_sent
 from django_rmq.observability.telemetry import semantic_conventions
-from django_rmq.observability.telemetry.instruments import count_sent, note_operation, note_processing
-from django_rmq.observability.telemetry.switches import is_measured, is_on, is_traced
+from django_rmq.observability.telemetry.instruments import note_operation, note_processing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
@@ -50,7 +51,11 @@ def span_around(
     """Make a span current, if spans are switched on. ``hidden``: only the class of an error is recorded."""
     from opentelemetry.trace import INVALID_SPAN
 
-    return _recorded(name, kind, attributes, links, hidden) if is_traced() else nullcontext(INVALID_SPAN)
+    return (
+        _recorded(name, kind, attributes, links, hidden)
+        if get_config().tracing
+        else nullcontext(INVALID_SPAN)
+    )
 
 
 @contextmanager
@@ -128,7 +133,7 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
     """
     topic = messages[0].topic.name
     attributes = semantic_conventions.attributes(topic, operation)
-    if is_traced():
+    if get_config().tracing:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -142,22 +147,11 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
             start_time=began_ns,
         )
         span.end(ended_ns)
-    if is_measured():
+    if get_config().metrics.opentelemetry:
         note_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
 
 
-Created = tuple[str, int, Any]
-"""A topic, a number of messages, and the context in which they were created."""
-
-
-class Commit:
-    """The sends of a commit, while nothing is observed."""
-
-    def fail(self, error: RmqError) -> None:
-        """Record that messages could not be sent."""
-
-
-class _ObservedCommit(Commit):
+class _ObservedCommit(CommitObservation):
     error: RmqError | None = None
     """The first error."""
 
@@ -165,26 +159,17 @@ class _ObservedCommit(Commit):
         self.error = self.error or error
 
 
-_UNOBSERVED_COMMIT = nullcontext(Commit())
-
-
-def creation_context() -> Any:
-    """Return the context of the call that creates messages, or None if it is not traced."""
-    if not is_traced():
-        return None
+def current_context() -> SpanContext | None:
+    """Return the context of the running span, or None if there is none."""
     from opentelemetry import trace
 
     found = trace.get_current_span().get_span_context()
     return found if found.is_valid else None
 
 
-def committing(created: Sequence[Created]) -> AbstractContextManager[Commit]:
-    """Observe how a commit sends the messages of its transaction."""
-    return _observed_commit(created) if created and is_on() else _UNOBSERVED_COMMIT
-
-
 @contextmanager
-def _observed_commit(created: Sequence[Created]) -> Iterator[Commit]:
+def observed_commit(created: Sequence[Created]) -> Iterator[CommitObservation]:
+    """Observe how a commit sends the messages of its transaction."""
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
     topics = {topic for topic, _, _ in created}
@@ -207,19 +192,8 @@ def _observed_commit(created: Sequence[Created]) -> Iterator[Commit]:
         if failure is not None:
             span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
             span.set_status(Status(StatusCode.ERROR, str(commit.error)))
-        if is_measured():
+        if get_config().metrics.opentelemetry:
             note_operation(attributes, time.perf_counter() - began, failure)
-
-
-class SendObservation:
-    """One call that sends, while nothing is observed."""
-
-    def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a message, with the headers that link its processing to this call."""
-        return options
-
-    def note(self, results: Sequence[SendResult], failed: int = 0) -> None:
-        """Record the outcomes of the messages; the outcomes of ``failed`` more are not known."""
 
 
 class _ObservedSend(SendObservation):
@@ -268,16 +242,9 @@ class _ObservedSend(SendObservation):
             self._span.set_attribute(semantic_conventions.COUNT, len(results) + failed)
 
 
-_UNOBSERVED_SEND = nullcontext(SendObservation())
-
-
-def sending(topic: Topic, *, waits: bool) -> AbstractContextManager[SendObservation]:
-    """Observe a call that sends to ``topic``. ``waits``: its messages wait for a commit, and are written after it."""
-    return _observed_send(topic, waits) if is_on() else _UNOBSERVED_SEND
-
-
 @contextmanager
-def _observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
+def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
+    """Observe a call that sends to ``topic``. ``waits``: its messages wait for a commit, and are written after it."""
     from opentelemetry.trace import SpanKind
 
     operation = "create" if waits else "send"
@@ -293,7 +260,7 @@ def _observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
             error = raised
             raise
         finally:
-            if not waits and is_measured():
+            if not waits and get_config().metrics.opentelemetry:
                 _measure(topic.name, call, error)
                 failure = None if error is None else semantic_conventions.error_type(error)
                 note_operation(attributes, time.perf_counter() - began, failure)
@@ -310,18 +277,18 @@ def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that a worker calls in place of ``function``, a listener of ``topic``; it observes each call."""
-    return _ObservedCall(topic, function) if is_on() else function
+    return _ObservedCall(topic, function) if get_config().uses_telemetry else function
 
 
 def around_async(topic: Topic, function: Coroutine) -> Coroutine:
     """Return a coroutine function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
-    return _ObservedAsync(topic, function) if is_on() else function
+    return _ObservedAsync(topic, function) if get_config().uses_telemetry else function
 
 
 class _ObservedCall:
     def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
         self._topic, self._function = topic, function
-        self._is_traced, self._is_measured = is_traced(), is_measured()
+        self._is_traced, self._is_measured = get_config().tracing, get_config().metrics.opentelemetry
         self._is_hidden = log_redaction.hides(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 

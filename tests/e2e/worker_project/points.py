@@ -31,8 +31,7 @@ from django_rmq.core.consumer import (
     supervisor,
     thread_executor,
 )
-from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.redis.connection import RedisPipeline
+from django_rmq.core.redis.broker import RedisBroker, RedisPipeline
 from django_rmq.worker import worker_process
 from tests.e2e import ledger
 

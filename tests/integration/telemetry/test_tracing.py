@@ -20,6 +20,7 @@ from django_rmq import (
     Send,
     connections,
     ensure_message,
+    observability,
     remove_message,
     send_message,
     send_messages,
@@ -30,7 +31,6 @@ from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.observability import announcements, telemetry
 from django_rmq.observability.telemetry import semantic_conventions
-from django_rmq.observability.telemetry import spans as send_spans
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
 from example_project.embedded_server import free_port
@@ -377,7 +377,10 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
     off = {**RMQ, "TRACING": False}
     with override_settings(RMQ=off), connections.replaced_broker(broker):
         assert telemetry.around(get_config().topic("keyed"), listen) is listen
-        assert telemetry.sending(get_config().topic("keyed"), waits=False) is send_spans._UNOBSERVED_SEND
+        assert (
+            observability.observe_send(get_config().topic("keyed"), waits=False)
+            is observability._UNOBSERVED_SEND
+        )
         send_message("keyed", 1, key="k")
     assert spans.get_finished_spans() == ()
 

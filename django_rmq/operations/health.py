@@ -33,6 +33,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.operations.schedules import ScheduleStats, schedules
+from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 TOTAL_SECONDS = 7.0
@@ -86,6 +87,10 @@ USUAL_LIMITS = HealthThresholds(
 DEFAULT_THRESHOLDS = HealthThresholds(lateness=Severity.BAD)
 """The limits of ``rmqhealth`` without options, and of the pages of the admin."""
 
+USUAL_UNOWNED = 30.0
+"""Seconds for which a message may have been due in a slot without a worker. Slots that move to another worker have none
+for some seconds."""
+
 USUAL_UNDRAINED = 3600.0
 """Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty."""
 
@@ -104,6 +109,7 @@ CHECKS = {
     "writes": Check("servers", "deploy/runbooks.md#rmqredisrefuseswrites"),
     "coordinator": Check("dashboard", "deploy/runbooks.md#rmqslotsunowned"),
     "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
+    "unowned": Check("slots", "deploy/runbooks.md#rmqslotsunowned"),
     "vanished": Check("workers", "deploy/runbooks.md#rmqnoworkers"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
     "age": Check("store", "deploy/runbooks.md#rmqlate"),
@@ -247,9 +253,7 @@ def _check_redis(
             with contextlib.suppress(RmqError):
                 yield from () if figures.problem else judge_vanished(worker_overview(context))
             for left in topics.stranded(broker, context.config.topics):
-                if left.held:
-                    text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": left}
-                    yield Finding("undeclared", left.topic.name, Severity.BAD, text, left.held)
+                yield from judge_undeclared(left)
         if context.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.
             spent = time.monotonic() - began
@@ -308,6 +312,13 @@ def judge_vanished(found: WorkerOverview) -> Iterator[Finding]:
             len(found.vanished),
         ) % {"count": len(found.vanished), "age": age}
         yield Finding("vanished", "", Severity.NOTE, text, len(found.vanished))
+
+
+def judge_undeclared(one: UndeclaredTopic) -> Iterator[Finding]:
+    """Find whether a topic that the settings do not declare holds messages."""
+    if one.held:
+        text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": one}
+        yield Finding("undeclared", one.topic.name, Severity.BAD, text, one.held)
 
 
 def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Iterator[Finding]:
@@ -436,6 +447,7 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
     if one.is_partial:
         part = _(" in %(looked)s of %(slots)s slots") % {"looked": one.looked_at, "slots": one.topic.slots}
     age = (one.age_ms or one.undrained_ms or 0) / 1000
+    yield from _judge_unowned(one, part)
     usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
     severity = _severity(age, limits.max_age, usual, limits.lateness)
     if one.is_paused:
@@ -469,6 +481,17 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
         yield Finding("paused", name, Severity.NOTE, text, is_intended=True)
 
 
+def _judge_unowned(one: stats.TopicStats, part: str) -> Iterator[Finding]:
+    waits = (one.unowned_ms or 0) / 1000
+    if waits > USUAL_UNOWNED:
+        text = ngettext(
+            "%(count)s message is due in slots that no worker has, for up to %(age).0f s%(part)s",
+            "%(count)s messages are due in slots that no worker has, for up to %(age).0f s%(part)s",
+            one.unowned_due,
+        ) % {"count": one.unowned_due, "age": waits, "part": part}
+        yield Finding("unowned", one.topic.name, Severity.NOTE, text, one.unowned_due)
+
+
 def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
     """Return how bad a value is: bad above a chosen limit; without one, ``beyond_usual`` above the usual limit."""
     if limit is not None:
@@ -485,6 +508,7 @@ __all__ = [
     "DEFAULT_THRESHOLDS",
     "USUAL_LIMITS",
     "USUAL_UNDRAINED",
+    "USUAL_UNOWNED",
     "Check",
     "Finding",
     "Health",
@@ -494,6 +518,7 @@ __all__ = [
     "judge_schedule",
     "judge_server",
     "judge_topic",
+    "judge_undeclared",
     "judge_vanished",
     "judge_waiting",
     "read_servers",

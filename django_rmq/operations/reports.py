@@ -68,9 +68,9 @@ def shared_health(
 ) -> Health:
     """Return the findings of ``rmqhealth`` with its default limits, for topics whose figures were read before.
 
-    Only what dashboards share is read: the servers, the outbox and the schedules. ``problem``: why the workers are unknown.
-    ``only_these``: without vanished workers, and without schedules and rows of other topics. The texts are in the language of
-    this thread.
+    Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
+    workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
+    other topics. The texts are in the language of this thread.
     """
     context.actor.require(Permission.VIEW)
     names = {one.topic.name for one in figures}
@@ -83,6 +83,10 @@ def shared_health(
         # They may have become unknown since the figures were read.
         with contextlib.suppress(RmqError):
             found += health.judge_vanished(shared_reads.shared_workers(context))
+    if not only_these:
+        with contextlib.suppress(RmqError):
+            for undeclared in shared_reads.shared_stranded(context):
+                found += health.judge_undeclared(undeclared)
     if context.config.uses_outbox:
         try:
             waiting = shared_reads.shared_outbox(context)

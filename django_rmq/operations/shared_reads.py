@@ -30,6 +30,7 @@ from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
+from django_rmq.operations.topics import UndeclaredTopic, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 KEPT_MS = 2_000
@@ -40,6 +41,9 @@ KEPT_SECONDS = 1.0
 
 OTHERS_SECONDS = 5.0
 """Seconds for which a process keeps the figures of the outbox, the schedules, and the reports of workers."""
+
+STRANDED_SECONDS = 60.0
+"""Seconds for which a process keeps what it has seen of topics that are not declared. They change when a project is changed."""
 
 LEASE_MS = 5_000
 """Milliseconds after which a process that makes a survey counts as dead."""
@@ -115,6 +119,16 @@ def shared_workers(context: OperationContext) -> WorkerOverview:
     """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
     return _shared(
         ("workers", id(context.config), context.broker), partial(worker_overview, context), OTHERS_SECONDS
+    )
+
+
+def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
+    """Return what ``some_stranded`` returned at most a minute ago. Raises ``ServerTrouble``."""
+    topics = context.config.topics
+    return _shared(
+        ("stranded", id(context.config), context.broker),
+        partial(some_stranded, context.broker, topics),
+        STRANDED_SECONDS,
     )
 
 
@@ -223,6 +237,7 @@ __all__ = [
     "shared_outbox",
     "shared_schedules",
     "shared_servers",
+    "shared_stranded",
     "shared_survey",
     "shared_workers",
 ]

@@ -72,6 +72,19 @@ class WorkerList:
             if one.worker in self._present
         )
 
+    def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts | RmqError]]) -> list[Counts]:
+        """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
+        serving = self.serving(topic)
+        if not (topic.serial and serving.workers):
+            return []
+        found = []
+        for slot, counts in counted:
+            if isinstance(counts, Counts) and counts.due and not counts.paused:
+                holding = holding_of(serving.owned_slots, slot)
+                if holding is None or holding.worker not in self._present:
+                    found.append(counts)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
@@ -191,6 +204,10 @@ class TopicStats:
     """The number of their threads."""
     owned_slots: int = 0
     """Serial topics: the number of slots that are assigned to live workers."""
+    unowned_due: int = 0
+    """Serial topics with workers: the number of messages that can be taken now, in slots that no live worker has."""
+    unowned_ms: int | None = None
+    """How long the first of these messages could have been taken, in ms; None if there is none."""
     workers_problem: str = ""
     """Why the number of workers is unknown; empty if it is known."""
     definition_problem: str = ""
@@ -359,6 +376,7 @@ def _summed(
     undrained = _earliest(one.undrained_since_ms for one in counted)
     running = _earliest(one.running_since_ms for one in counted)
     serving = live_workers.serving(topic)
+    unowned = live_workers.unowned(topic, zip(slots, answers, strict=True))
     return TopicStats(
         topic,
         store=sum(one.store for one in counted),
@@ -378,6 +396,8 @@ def _summed(
         consumers=serving.workers,
         threads=serving.threads,
         owned_slots=live_workers.owned(topic),
+        unowned_due=sum(one.due for one in unowned),
+        unowned_ms=_since(_earliest(one.oldest_due_ms or one.undrained_since_ms for one in unowned), now_ms),
         workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
         looked_at=len(counted),

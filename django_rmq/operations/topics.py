@@ -69,6 +69,12 @@ def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
 PAGE = 250
 """The number of messages that are moved or deleted in one step."""
 
+MOST_STRANDED = 100
+"""The number of undeclared topics at which a page looks, in the order of their names."""
+
+STRANDED_SLOTS = 2_000
+"""The number of their slots that a page reads together. Of topics with more slots it reads an evenly spread part."""
+
 COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity", "ACCUMULATE": "collects"}
 """Settings that two topics must share for the messages of one to be valid in the other."""
 
@@ -84,6 +90,8 @@ class UndeclaredTopic:
     """The number of messages held by a worker, a REST client or Spark."""
     resting: int
     dead: int
+    is_partial: bool = False
+    """Whether only a part of the slots was read, so that there may be more."""
 
     @property
     def held(self) -> int:
@@ -97,13 +105,21 @@ class UndeclaredTopic:
             "resting": self.resting,
             "dead": self.dead,
         }
-        return ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
+        found = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
+        return f"at least {found}" if self.is_partial else found
 
 
 def stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[UndeclaredTopic]:
     """Return the registered topics that are not ``declared``."""
     registered = broker.definitions()
     return [_looked_at(broker, name, registered[name]) for name in sorted(set(registered) - set(declared))]
+
+
+def some_stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[UndeclaredTopic]:
+    """Return the same as ``stranded`` for at most ``MOST_STRANDED`` topics, of which ``STRANDED_SLOTS`` slots are read."""
+    registered = broker.definitions()
+    names = sorted(set(registered) - set(declared))[:MOST_STRANDED]
+    return [_looked_at(broker, name, registered[name], STRANDED_SLOTS // len(names)) for name in names]
 
 
 def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> UndeclaredTopic:
@@ -120,7 +136,9 @@ def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> Undeclared
     return _looked_at(broker, name, definition)
 
 
-def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> UndeclaredTopic:
+def _looked_at(
+    broker: Broker, name: str, definition: Mapping[str, object], most_slots: int | None = None
+) -> UndeclaredTopic:
     slots = max((*slot_counts(definition), *former_slot_counts(definition)))
     try:
         topic = Topic.registered(name, definition, slots)
@@ -128,12 +146,20 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> U
         # Messages are counted in the same way in every topic. If the definition is incomplete, they cannot be moved.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
-    for counts in walk(broker, (inspect.count(topic, slot) for slot in range(topic.slots))):
+    wanted = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
+    for counts in walk(broker, (inspect.count(topic, slot) for slot in wanted)):
         found["waiting"] += counts.store
         found["running"] += counts.prepare + counts.claimed
         found["resting"] += counts.retry
         found["dead"] += counts.dead
-    return UndeclaredTopic(topic, found["waiting"], found["running"], found["resting"], found["dead"])
+    return UndeclaredTopic(
+        topic,
+        found["waiting"],
+        found["running"],
+        found["resting"],
+        found["dead"],
+        len(wanted) < topic.slots,
+    )
 
 
 def _check_target(topic: Topic, target: Topic) -> None:

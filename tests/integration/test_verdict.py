@@ -15,13 +15,16 @@ from django.utils import translation
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands.registry import write_report
+from django_rmq.core.commands.registry import assign, roster, write_report
+from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination.assignment_plan import AssignmentPlan, Span, write_record
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import parse_slow_commands
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats
-from django_rmq.operations.health import HealthThresholds
+from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, topics
+from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
@@ -197,6 +200,62 @@ def test_a_report_of_a_clock_that_is_ahead_is_not_of_the_future(boss: Client) ->
             "1 worker vanished in the last hour: it reported last 0 s ago",
             "mails: 3 messages are dead",
         ]
+
+
+def test_messages_in_slots_that_no_worker_has_are_a_finding(boss: Client) -> None:
+    with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
+        served = get_config().topic("served")
+        worker = Worker("w", "shop-1", 7, 1.0, 2, topic_slots([served]))
+        beat = broker.beat("w", "token", 60_000, record=write_record("token", worker))
+        late(broker, "served", USUAL_UNOWNED + 1, 2)
+        said = "served: 2 messages are due in slots that no worker has, for up to 31 s"
+        assert lines_of(page(boss)) == [(True, said)]
+        assert links_of(page(boss)) == [f"{address('change', 'served')}?tab=slots"]
+        assert lines_of(page(boss, "change", "served")) == [(True, said)]
+        assert "note unowned      served: 2 messages are due" in run()[0]
+
+        def give(owner: str) -> None:
+            plan = AssignmentPlan({"served": (Span(0, 2, owner, 1),)}).encode()
+            assert broker.run(assign(beat.members, broker.run(roster()).number, plan))
+
+        give("gone")
+        assert lines_of(page(boss)) == [(True, said)]
+        give("w")
+        assert lines_of(page(boss)) == []
+
+
+def test_slots_that_have_no_worker_for_some_seconds_are_well(boss: Client) -> None:
+    with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
+        worker = Worker("w", "shop-1", 7, 1.0, 2, topic_slots([get_config().topic("served")]))
+        broker.beat("w", "token", 60_000, record=write_record("token", worker))
+        late(broker, "served", USUAL_UNOWNED)
+        assert lines_of(page(boss)) == []
+        broker.pause(get_config().topic("served"), 0)
+        late(broker, "served", 100)
+        assert [is_alarm for is_alarm, _ in lines_of(page(boss))] == [False]
+
+
+def test_messages_of_a_topic_that_the_settings_do_not_have_are_a_finding(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_memory(TOPICS) as broker:
+        before = Topic("renamed", TopicType.FIXED_TIME, slots=4)
+        broker.define(before)
+        assert lines_of(page(boss)) == []
+        broker.send_replace(before, 2, [1_000], [b'"a"'])
+        said = "renamed: holds messages (1 waiting) and is not in the settings"
+        assert lines_of(page(boss)) == [(True, said)]
+        assert lines_of(page(boss, "change", "orders")) == []
+        # A page reads a part of the slots where there are very many.
+        monkeypatch.setattr(topics, "STRANDED_SLOTS", 2)
+        assert lines_of(page(boss)) == [
+            (True, "renamed: holds messages (at least 1 waiting) and is not in the settings")
+        ]
+        monkeypatch.setattr(topics, "STRANDED_SLOTS", 1)
+        assert lines_of(page(boss)) == []
+        assert "(1 waiting)" in run("--no-workers")[0]
+        monkeypatch.setattr(topics, "MOST_STRANDED", 0)
+        assert lines_of(page(boss)) == []
 
 
 def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:

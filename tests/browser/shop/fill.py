@@ -9,11 +9,14 @@ import json
 import os
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import django
 
 HEADROOM_MS = 3_600_000
+DAY_SECONDS = 86_400
 
 
 def main() -> None:
@@ -53,8 +56,68 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     send_messages(topic, bodies, **options)
 
 
-def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
-    """Send messages and prepare them, as a worker does; return slot, receipt and members."""
+def late(topic: str, bodies: list[Any], seconds: float) -> None:
+    """Send messages that have been due for so long."""
+    from tests.brokers import get_broker
+
+    _send(topic, bodies, get_broker().now_ms() - round(seconds * 1000))
+
+
+def running(topic: str, body: Any, seconds: float) -> None:
+    """Send a message and prepare it, as a worker did so long ago."""
+    with clock_behind(seconds):
+        in_flight(topic, [body])
+
+
+def dying_schedule(name: str, topic: str) -> None:
+    """Let the last run of a daily schedule die, as a worker does that has no retries left."""
+    from django_rmq.conf import get_config
+    from django_rmq.core.model.replies import Failure
+    from django_rmq.core.model.schedule import Schedule
+    from django_rmq.core.schedules.declarations import Declarations
+    from django_rmq.core.schedules.stepper import Stepper
+    from django_rmq.core.topic_registration import register_topics
+    from tests.brokers import get_broker
+
+    found, broker = get_config().topic(topic), get_broker()
+    register_topics(broker, [found])
+    with clock_behind(DAY_SECONDS):
+        Declarations(broker, {name: Schedule(name, topic, every=DAY_SECONDS)}, {topic: found}).start()
+        Stepper(broker, {topic: found}).settle()
+    for slot in range(found.slots):
+        prepared = broker.prepare(found, slot, "00000000-test", None, 10)
+        members = [delivery.member for delivery in prepared.deliveries]
+        failures = [Failure(member, "rejected", None, "smtp.Refused: 550") for member in members]
+        assert set(broker.rollback(found, slot, prepared.receipt, failures)) <= {"ok"}
+
+
+@contextmanager
+def clock_behind(seconds: float) -> Iterator[None]:
+    """Let the scripts of this process run as they did so long ago."""
+    from django_rmq import connections
+    from tests.brokers import set_clock
+
+    broker: Any = connections.get_broker()
+    at = broker.now_ms() * 1000 - round(seconds * 1_000_000)
+    set_clock(broker, lambda: at)
+    try:
+        yield
+    finally:
+        broker.exchange.clock = None
+
+
+def threads_taken(count: int) -> None:
+    """Wait until the workers have reported that so many of their threads run a listener."""
+    from django_rmq.core.commands.registry import read_reports
+    from tests.brokers import get_broker
+    from tests.workers import eventually
+
+    broker = get_broker()
+    eventually(lambda: sum(one.taken for one in broker.run(read_reports()).values()) >= count)
+
+
+def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]:
+    """Send messages with this score, which a sender may not give; return the members by slot."""
     from django_rmq.conf import get_config
     from django_rmq.core.model.body_codec import encode_body
     from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -70,13 +133,23 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
         raw = encode_body(found, body)
         member = uuid.uuid4().hex.encode() if found.keyed else raw
         by_slot.setdefault(slot_of(member, found.slots), []).append((member, raw))
-    held: list[tuple[int, int, list[bytes]]] = []
     for slot, pairs in by_slot.items():
         members = [member for member, _ in pairs]
         envelopes = [encode_envelope(Envelope(raw, headers={"from": "<b>test</b>"})) for _, raw in pairs]
         broker.send_replace(
-            found, slot, [1000] * len(members), members, envelopes if found.keyed else ()
+            found, slot, [score] * len(members), members, envelopes if found.keyed else ()
         ) if found.type != "range_merge" else broker.send_merge(found, slot, 0, members)
+    return {slot: [member for member, _ in pairs] for slot, pairs in by_slot.items()}
+
+
+def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
+    """Send messages and prepare them, as a worker does; return slot, receipt and members."""
+    from django_rmq.conf import get_config
+    from tests.brokers import get_broker
+
+    found, broker = get_config().topic(topic), get_broker()
+    held: list[tuple[int, int, list[bytes]]] = []
+    for slot, members in _send(topic, bodies, 1000).items():
         wanted = set(members)
         while wanted:
             prepared = broker.prepare(found, slot, "00000000-test", None, 1000)

@@ -1,0 +1,1 @@
+"""An app whose listener hangs, and the settings of a shop that has it."""

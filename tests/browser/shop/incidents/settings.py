@@ -11,7 +11,7 @@ INSTALLED_APPS = [*SHOP_APPS, "tests.browser.shop.incidents"]
 RMQ = {
     **SHOP_RMQ,
     "TOPICS": {
-        **SHOP_RMQ["TOPICS"],
+        **SHOP_RMQ["TOPICS"],  # type: ignore[dict-item]
         "hung": {"TYPE": "fixed_time", "SLOTS": 4},
         "behind": {"TYPE": "fixed_time", "SLOTS": 4},
         "slow": {"TYPE": "fixed_time", "SLOTS": 1, "TIMEOUT": 7_200, "LISTENER": False},

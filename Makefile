@@ -11,7 +11,7 @@ MATRIX_ARGS ?=
 WAGTAIL_ARGS ?=
 
 RULES := tests/unit tests/contract tests/stateful tests/proof
-PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_exactly_once.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_exactly_once.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py tests/e2e/test_reslot.py
 
 BIN := .venv/bin
 TESTED = $(BIN)/python

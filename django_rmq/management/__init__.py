@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.utils.dateparse import parse_datetime
@@ -29,13 +29,9 @@ from django_rmq.core.model.limits import LARGEST, MAX_AGE
 from django_rmq.core.model.topic import Topic
 from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management.progress_bar import follow
-from django_rmq.operations import (
-    Actor,
-    BulkProgress,
-    BulkRun,
-    Operations,
-)
+
+if TYPE_CHECKING:
+    from django_rmq.operations import BulkProgress, BulkRun, Operations
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
@@ -87,6 +83,9 @@ class RmqCommand(BaseCommand):
 
         ``as_shown``: topics with a FORMATTER are read as it shows them, for commands that print bodies.
         """
+        # A worker runs none of them, and is started often.
+        from django_rmq.operations import Actor, Operations
+
         permits = (lambda _permission: True) if as_shown else None
         return Operations(Actor(_who(), "command", permits=permits), self.purpose)
 
@@ -97,6 +96,8 @@ class RmqCommand(BaseCommand):
 
     def follow(self, run: BulkRun, what: str, options: dict[str, Any]) -> BulkProgress:
         """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order."""
+        from django_rmq.management.progress_bar import follow
+
         return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
 
     def confirm(self, question: str, wanted: str, options: dict[str, Any]) -> None:

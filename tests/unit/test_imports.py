@@ -64,6 +64,22 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
 )
 def test_a_web_process_loads_few_modules(used: str, most: int) -> None:
     # A web server runs no check and no worker: what it does not use is not imported.
+    loaded = modules_of_a_small_project(used)
+    assert "django_rmq.apps" in loaded
+    assert len(loaded) <= most, sorted(loaded)
+    unused = ("django_rmq.core.consumer", "django_rmq.core.cluster", "django_rmq.worker")
+    assert not [name for name in loaded if name.startswith(unused)]
+
+
+def test_the_command_of_a_worker_leaves_out_what_admin_and_rest_do() -> None:
+    # Its parent and all its children would hold it in memory.
+    loaded = modules_of_a_small_project("import django_rmq.management.commands.runrmqconsumers")
+    assert "django_rmq.worker.worker_process" in loaded
+    assert not [name for name in loaded if name.startswith("django_rmq.operations")]
+
+
+def modules_of_a_small_project(statement: str) -> list[str]:
+    """Return the modules of the package that a process of a project has after its start and the statement."""
     code = f"""
 import sys, django
 from django.conf import settings
@@ -74,15 +90,11 @@ settings.configure(
     RMQ={{"REDIS": "redis://127.0.0.1:1", "TOPICS": {{"orders": {{}}}}}},
 )
 django.setup()
-{used}
+{statement}
 print(*(name for name in sys.modules if name.partition(".")[0] == "django_rmq"))
 """
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    loaded = answer.stdout.split()
-    assert "django_rmq.apps" in loaded
-    assert len(loaded) <= most, sorted(loaded)
-    unused = ("django_rmq.core.consumer", "django_rmq.core.cluster", "django_rmq.worker")
-    assert not [name for name in loaded if name.startswith(unused)]
+    return answer.stdout.split()
 
 
 def test_the_worker_is_imported_without_models() -> None:

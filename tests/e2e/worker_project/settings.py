@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.connections import SOCKET_TIMEOUTS
-from tests.e2e.mariadb import use_driver
 
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 TIMEOUT = int(os.environ.get("WORKER_TIMEOUT", "30"))
@@ -143,6 +142,9 @@ if "WORKER_DATABASE" in os.environ:
     for topic in RMQ["TOPICS"].values():
         topic["OUTBOX"] = topic["TYPE"] != "fifo"
     if server["ENGINE"].endswith("mysql"):
+        # Not above: it imports pytest, which costs each process as much as Django.
+        from tests.e2e.mariadb import use_driver
+
         use_driver()
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.commands import ack, fetch
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 
 GOAL_SECONDS = 0.3
 GOAL_SCRIPT_MS = 15.0

@@ -172,7 +172,7 @@ def main() -> int:
     from django.conf import settings
     from django.core.management import call_command
 
-    from example_project.embedded_redis import start_redis
+    from example_project.demo.embedded_redis import start_redis
 
     with tempfile.TemporaryDirectory(prefix="rmq-flights-") as name:
         folder = Path(name)

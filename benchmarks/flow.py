@@ -28,7 +28,7 @@ from django_rmq.core.consumer import Dispatcher, WorkerOptions
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 
 THREADS, CAPACITY = 16, 4
 BACKLOG = 250_000

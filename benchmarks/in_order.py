@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 from tests.brokers import Broker
 from tests.e2e.in_order import InOrder
 from tests.e2e.processes import WorkerProcess

@@ -19,7 +19,7 @@ from typing import Any
 
 import django
 
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 from tests.e2e.postgres import Postgres, postgres
 from tests.e2e.processes import environment_of, manage
 from tests.workers import Worker, client_of, eventually

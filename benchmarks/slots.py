@@ -21,7 +21,7 @@ import redis
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
-from example_project.embedded_redis import EmbeddedRedis, start_redis
+from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.ledger import read
 from tests.e2e.processes import WorkerProcess
 from tests.workers import client_of, eventually, send

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from example_project.embedded_redis import EmbeddedRedis, start_redis
+from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
 from tests.brokers import Broker
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load

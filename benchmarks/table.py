@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 
 
 @dataclass(frozen=True)

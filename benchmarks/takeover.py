@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from example_project.embedded_redis import start_redis
-from example_project.embedded_zookeeper import EmbeddedZooKeeper
+from example_project.demo.embedded_redis import start_redis
+from example_project.demo.embedded_zookeeper import EmbeddedZooKeeper
 
 SLOTS = 64
 MANY_SLOTS = 1024

@@ -22,7 +22,7 @@ from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from django_rmq.tasks.frameworks import is_native
-from example_project.embedded_redis import NoRedisServer
+from example_project.demo.embedded_redis import NoRedisServer
 from tests.databases import SERVERS
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.spark import archive

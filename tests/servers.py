@@ -20,9 +20,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.embedded_redis import EmbeddedRedis, redis_server_binary
-from example_project.embedded_server import DidNotStart, EmbeddedServer, free_port
-from example_project.embedded_zookeeper import EmbeddedZooKeeper
+from example_project.demo.embedded_redis import EmbeddedRedis, redis_server_binary
+from example_project.demo.embedded_server import DidNotStart, EmbeddedServer, free_port
+from example_project.demo.embedded_zookeeper import EmbeddedZooKeeper
 
 running_servers: list[EmbeddedServer] = []
 """The servers that are up, so that a failing test can show their logs."""

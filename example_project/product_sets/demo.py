@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from decimal import Decimal
 
-from example_project.stage import (
+from example_project.demo.stage import (
     Child,
     DemoFailed,
     Display,

@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.spark_session import check_installed
-from example_project.accounts import TopicAccounts
+from example_project.demo.accounts import TopicAccounts
+from example_project.demo.stage import Child, DemoFailed
 from example_project.product_sets.feeds import Feeds, FeedThread
 from example_project.product_sets.models import FIELDS, Batch, Item, ProductSet
 from example_project.product_sets.sets import (
@@ -27,7 +28,6 @@ from example_project.product_sets.sets import (
     differing_members,
     send_memberships,
 )
-from example_project.stage import Child, DemoFailed
 
 STARTING = "starting Spark …"
 START_SECONDS = 300.0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Page, expect
 
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.browser.conftest import SHOTS, Shop, call
 from tests.browser.shop import THEMES
 

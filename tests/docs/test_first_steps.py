@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from example_project.embedded_redis import NoRedisServer
+from example_project.demo.embedded_redis import NoRedisServer
 from tests.servers import RedisServer, absent
 from tests.workers import eventually
 

@@ -41,8 +41,8 @@ from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
-from example_project.embedded_redis import NoRedisServer
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_redis import NoRedisServer
+from example_project.demo.embedded_server import free_port
 from tests.docs import stage
 from tests.docs.answers import Answers
 from tests.servers import RedisServer, absent

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import eventually, send

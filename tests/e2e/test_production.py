@@ -16,7 +16,7 @@ from urllib.error import URLError
 
 import pytest
 
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.e2e.postgres import postgres
 from tests.e2e.test_connections import CONNECTIONS
 from tests.servers import RedisServer, absent, ask

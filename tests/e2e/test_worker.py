@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer

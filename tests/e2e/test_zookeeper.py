@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
 from django_rmq.exceptions import ServerTrouble
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import Start, WorkerProcess, environment_of, manage

@@ -26,7 +26,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker, ClusterBroker
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.workers import LONG, Heard, Worker, audit, cluster_of, eventually, live, send, total

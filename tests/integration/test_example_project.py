@@ -24,7 +24,8 @@ from django_rmq.exceptions import Reject
 from django_rmq.schedules import schedule_runner
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project import settings as shop
-from example_project.accounts import Accounts
+from example_project.demo.accounts import Accounts
+from example_project.demo.traffic import Done
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
 from example_project.orders.listeners import time_is_up
 from example_project.orders.models import DailyReport, Order, State
@@ -35,7 +36,6 @@ from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
 from example_project.resuming import resume
-from example_project.traffic import Done
 from tests.brokers import direct
 
 

@@ -41,7 +41,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats
 from django_rmq.operations.health import HealthThresholds
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from example_project.embedded_redis import start_redis
+from example_project.demo.embedded_redis import start_redis
 from tests.brokers import Broker
 from tests.spark.clusters import Cluster
 from tests.workers import client_of

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from django_rmq.core.model.keys import slot_of
 from django_rmq.pipelines.archive import YOUNGEST_MS
 from django_rmq.spark.java import spark_jars
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.spark.conftest import Start, end, topic
 from tests.workers import eventually, live, total

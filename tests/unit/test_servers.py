@@ -14,13 +14,13 @@ from kazoo.client import KazooClient
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.embedded_redis import (
+from example_project.demo.embedded_redis import (
     NoRedisServer,
     redis_server_binaries,
     redis_server_binary,
     start_redis,
 )
-from example_project.embedded_server import DidNotStart, free_port
+from example_project.demo.embedded_server import DidNotStart, free_port
 from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, _Pair, absent
 from tests.workers import eventually
 

@@ -22,7 +22,7 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnav
 from django_rmq.observability import announcements, telemetry
 from django_rmq.observability.telemetry import instruments, semantic_conventions
 from django_rmq.testing import Clock
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, eventually
 

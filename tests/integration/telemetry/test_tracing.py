@@ -33,7 +33,7 @@ from django_rmq.observability import announcements, telemetry
 from django_rmq.observability.telemetry import semantic_conventions
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
-from example_project.embedded_server import free_port
+from example_project.demo.embedded_server import free_port
 from tests.brokers import OracleBroker
 from tests.workers import LONG, Worker, eventually
 

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from example_project.embedded_server import free_port
-from example_project.embedded_zookeeper import EmbeddedZooKeeper
-from example_project.stage import (
+from example_project.demo.embedded_server import free_port
+from example_project.demo.embedded_zookeeper import EmbeddedZooKeeper
+from example_project.demo.stage import (
     Child,
     DemoFailed,
     Display,
@@ -33,12 +33,12 @@ from example_project.stage import (
     start_redis,
     verdict,
 )
-from example_project.table import drawn, line, summary
+from example_project.demo.table import drawn, line, summary
 
 if TYPE_CHECKING:
-    from example_project.accounts import Accounts
+    from example_project.demo.accounts import Accounts
+    from example_project.demo.traffic import Traffic
     from example_project.product_sets.run import ProductSetsRun
-    from example_project.traffic import Traffic
 
 HOST = "127.0.0.1"
 LOGIN = PASSWORD = "admin"
@@ -190,9 +190,9 @@ class Demo:
         self.cleanup.callback(self.web.stop)
         self._fill()
 
-        from example_project.accounts import Accounts
+        from example_project.demo.accounts import Accounts
+        from example_project.demo.traffic import Traffic
         from example_project.resuming import resume
-        from example_project.traffic import Traffic
 
         self.accounts = Accounts()
         # What an earlier run left undone was lost with its Redis.

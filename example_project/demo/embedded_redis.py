@@ -12,7 +12,7 @@ import socket
 from importlib.util import find_spec
 from pathlib import Path
 
-from example_project.embedded_server import DidNotStart, EmbeddedServer, free_port
+from example_project.demo.embedded_server import DidNotStart, EmbeddedServer, free_port
 
 START_SECONDS = 20.0
 

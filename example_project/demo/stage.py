@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from django_rmq.exceptions import RmqError
-from example_project.embedded_redis import EmbeddedRedis, NoRedisServer
-from example_project.embedded_server import DidNotStart
+from example_project.demo.embedded_redis import EmbeddedRedis, NoRedisServer
+from example_project.demo.embedded_server import DidNotStart
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 STEP_SECONDS = 0.1
 STOP_SECONDS = 60.0

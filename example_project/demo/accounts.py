@@ -17,9 +17,9 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.topic import Topic
+from example_project.demo.traffic import Done
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
-from example_project.traffic import Done
 
 PRICES, RENDERS, ORDERS = "price-changes", "image-renders", "order-timeouts"
 MAILS = "tasks.default"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from example_project.accounts import Accounts, Figures
+    from example_project.demo.accounts import Accounts, Figures
+    from example_project.demo.traffic import Done
     from example_project.product_sets.run import ProductSetsRun
-    from example_project.traffic import Done
 
 
 NOT_COUNTED = ("image-renders", "tasks.default")

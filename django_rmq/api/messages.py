@@ -25,7 +25,7 @@ from django_rmq.api.view import RmqView
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES, STATES, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import Followed, Listing, MessageCopy, Permission
+from django_rmq.operations import Causes, Followed, Listing, MessageCopy, Permission
 from django_rmq.operations.message_view import is_redacted, shown_body
 from django_rmq.operations.wait_reasons import REASONS
 
@@ -110,6 +110,73 @@ def page(listing: Listing, following: str | None) -> dict[str, Any]:
         "cursor": listing.cursor or None,
         "scanned": listing.scanned,
         "problems": listing.problems,
+    }
+
+
+class CauseAnswer(ResponseSerializer):
+    """Dead messages whose last error has the same class and first line."""
+
+    topic = serializers.CharField()
+    cause = serializers.CharField(help_text="Its id, which selects the messages in lists and actions")
+    error_class = serializers.CharField(allow_blank=True)
+    error = serializers.CharField(
+        allow_blank=True,
+        help_text="The first line without the class; # stands for each number and id, '…' for quoted text. Empty "
+        "without the permission view_bodies",
+    )
+    count = serializers.IntegerField()
+    share = serializers.FloatField(
+        help_text="The fraction of the dead messages of the topic that were looked at"
+    )
+    first_ms = maybe(help_text="The first death")
+    last_ms = maybe(help_text="The last death")
+    hours = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField()),
+        help_text="The beginning of each hour in ms, and how many died in it",
+    )
+    samples = serializers.ListField(
+        child=serializers.CharField(), help_text="The ids of up to three of the messages"
+    )
+
+
+class CausesAnswer(ResponseSerializer):
+    """Why messages are dead, the cause with the most messages first."""
+
+    results = CauseAnswer(many=True)
+    looked_at = serializers.IntegerField(
+        help_text="How many dead messages were looked at, of each topic those that died last"
+    )
+    total = serializers.IntegerField(help_text="How many dead messages these topics have")
+    complete = serializers.BooleanField(help_text="Whether all were looked at")
+    unread = serializers.IntegerField(help_text="How many topics were not read, because the time was over")
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+def causes(found: Causes) -> dict[str, Any]:
+    """Return the causes of deaths."""
+    rows = [
+        {
+            "topic": name,
+            "cause": group.cause,
+            "error_class": group.error_class,
+            "error": group.error,
+            "count": group.count,
+            "share": group.share,
+            "first_ms": group.first_ms,
+            "last_ms": group.last_ms,
+            "hours": [list(pair) for pair in group.hours],
+            "samples": [sample.id for sample in group.samples],
+        }
+        for name, grouped in found.topics
+        for group in grouped.rows
+    ]
+    return {
+        "results": sorted(rows, key=lambda row: -row["count"]),
+        "looked_at": found.looked_at,
+        "total": found.total,
+        "complete": found.is_complete,
+        "unread": found.unread,
+        "problems": found.problems,
     }
 
 
@@ -373,6 +440,19 @@ def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     if "delay_ms" in asked:
         options["delay"] = timedelta(milliseconds=asked["delay_ms"])
     return Send(body_for(topic, asked["body"]), **options)
+
+
+class CausesView(RmqView):
+    """``causes/``."""
+
+    needs = {"GET": Permission.VIEW}
+
+    @documented("causes", query=requests.CausesQuery, answers={200: CausesAnswer}, errors=[404])
+    def get(self, request: Request) -> Response:
+        """Group the dead messages of a topic, or of all, by the class and the first line of their last error."""
+        asked = self.read(requests.CausesQuery, request.query_params)
+        names = [self.topic(asked["topic"]).name] if "topic" in asked else self.known()
+        return Response(causes(self.operations.causes(names, limit=asked["limit"])))
 
 
 class MessageView(MessageRoute):

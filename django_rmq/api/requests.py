@@ -37,6 +37,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations import MAX_IDS, Filter
 from django_rmq.operations.consumption import LONGEST_WAIT
+from django_rmq.operations.message_groups import MOST_EXAMINED
 from django_rmq.operations.messages import LONGEST_PAGE
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
@@ -218,6 +219,18 @@ class SlotsQuery(Strict):
     limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
 
 
+class CausesQuery(Strict):
+    """The topic whose dead messages are grouped, and how many are looked at."""
+
+    topic = Text(required=False, max_length=100, help_text="One topic; without it, all topics")
+    limit = serializers.IntegerField(
+        min_value=1,
+        max_value=MOST_EXAMINED,
+        default=100_000,
+        help_text="How many messages are looked at, of each topic an equal part, those that died last",
+    )
+
+
 class FilterFields(Strict):
     """The selection of messages; all conditions must hold."""
 
@@ -227,6 +240,7 @@ class FilterFields(Strict):
     error = Text(
         required=False, max_length=200, help_text="Class of the last error, with or without its module"
     )
+    cause = Text(required=False, max_length=12, help_text="The id of a cause of failures, from `causes/`")
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
@@ -237,7 +251,7 @@ class FilterFields(Strict):
 
 def wanted(values: dict[str, Any]) -> Filter:
     """Return the filter from validated values."""
-    names = ("text", "error", "older_than", "newer_than", "slot", "priority")
+    names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: values[name] for name in names if name in values})
 
 
@@ -368,6 +382,7 @@ class StrictFilter(Strict):
 
     text = Text(required=False, max_length=LONGEST_TEXT)
     error = Text(required=False, max_length=200)
+    cause = Text(required=False, max_length=12)
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     newer_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)

@@ -44,6 +44,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
     "workers": ("workers/", topics.WorkersView),
     "running": ("running/", topics.RunningView),
+    "causes": ("causes/", messages.CausesView),
     "slots": ("slots/", topics.SlotsView),
     "stats": ("stats/", topics.StatsView),
     "live": ("health/live/", probes.LiveView),

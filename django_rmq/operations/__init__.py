@@ -38,7 +38,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers
 from django_rmq.operations.message_details import Followed
-from django_rmq.operations.message_groups import Causes, MessageGroup, MessageGroups
+from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
 from django_rmq.operations.outbox import OutboxRow, Waiting
@@ -126,6 +126,7 @@ __all__ = [
     "Deliveries",
     "Filter",
     "Followed",
+    "GroupSample",
     "Health",
     "Hold",
     "Limits",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import nlargest
+from typing import NamedTuple
 
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
+from django_rmq.core.model.replies import DeadGroup, error_class
 from django_rmq.core.model.status import queue_of
-from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations import bulk
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.message_ids import id_of
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import bulk, shared_reads
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
@@ -21,8 +31,10 @@ from django_rmq.operations.message_view import (
     error_pattern,
     error_view,
     is_withheld,
+    may_search,
+    time_of,
 )
-from django_rmq.operations.messages import LONGEST_PAGE, checked, listing
+from django_rmq.operations.messages import LONGEST_PAGE, checked, listing, ranks_of
 from django_rmq.operations.reports import shared_survey
 
 KINDS = ("error", "slot", "hour")
@@ -36,7 +48,21 @@ MOST_EXAMINED = 1_000_000
 SAMPLES = 3
 """The number of messages that a group names."""
 
+SLOTS_AT_ONCE = 2
+"""The number of slots whose deaths one round trip counts: Redis does nothing else meanwhile."""
+
+SCANNED_AT_ONCE = 1_000
+"""The number of dead messages of a slot that one script counts."""
+
 _HOUR_MS = 3_600_000
+
+
+class GroupSample(NamedTuple):
+    """A message of a group."""
+
+    id: str
+    log_id: str
+    """The id by which the log names it; see ``MessageCopy.log_id``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +75,8 @@ class MessageGroup:
     first_ms: int | None
     """The earliest time of a message (``MessageCopy.at_ms``), or None if none of them has one."""
     last_ms: int | None
-    samples: tuple[MessageCopy, ...]
-    """Up to three of the messages."""
+    samples: tuple[GroupSample, ...]
+    """Up to three of the messages, the first ones of a list."""
     hours: tuple[tuple[int, int], ...] = ()
     """The beginning of each hour in which messages have their time, in ms, and how many there are; the earliest first."""
     cause: str = ""
@@ -89,16 +115,20 @@ class _Members:
     first_ms: int | None = None
     last_ms: int | None = None
     hours: Counter[int] = field(default_factory=Counter)
-    samples: list[MessageCopy] = field(default_factory=list)
+    samples: list[GroupSample] = field(default_factory=list)
 
     def add(self, copy: MessageCopy) -> None:
         self.count += 1
-        if len(self.samples) < SAMPLES:
-            self.samples.append(copy)
+        self.add_times(copy.at_ms, copy.at_ms)
         if copy.at_ms is not None:
-            self.first_ms = copy.at_ms if self.first_ms is None else min(self.first_ms, copy.at_ms)
-            self.last_ms = copy.at_ms if self.last_ms is None else max(self.last_ms, copy.at_ms)
             self.hours[_hour_of(copy.at_ms)] += 1
+        if len(self.samples) < SAMPLES:
+            self.samples.append(GroupSample(copy.id, copy.log_id))
+
+    def add_times(self, *times: int | None) -> None:
+        known = [time for time in (self.first_ms, self.last_ms, *times) if time is not None]
+        if known:
+            self.first_ms, self.last_ms = min(known), max(known)
 
 
 def groups(
@@ -127,6 +157,8 @@ def groups(
         )
     topic = context.present(name)
     wanted = checked(context, topic, queue, wanted)
+    if by == "error" and queue == "dead" and not wanted.compares and _is_counted(context, topic):
+        return _by_cause(context, topic, _count_deaths(context.broker, topic, wanted, limit, seconds))
     end = None if seconds is None else time.monotonic() + seconds
     found: dict[tuple[str, str] | int | None, _Members] = {}
     problems: dict[str, None] = {}
@@ -144,10 +176,9 @@ def groups(
             break
     broker = context.broker
     total = sum(bulk.count(broker, bulk.Selection.at(topic, queue, wanted, broker.now_ms())).values())
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
-    rows = [_group(by, key, members, looked_at) for key, members in ordered]
-    # Messages that were grouped may have gone before the state was counted.
-    return MessageGroups(by, rows, looked_at, is_complete, max(total, looked_at), list(problems))
+    return MessageGroups(
+        by, _ordered(by, found, looked_at), looked_at, is_complete, max(total, looked_at), list(problems)
+    )
 
 
 def _pages(
@@ -173,6 +204,107 @@ def _key(by: str, copy: MessageCopy, error: str) -> tuple[str, str] | int | None
 
 def _hour_of(ms: int) -> int:
     return ms // _HOUR_MS * _HOUR_MS
+
+
+def _is_counted(context: OperationContext, topic: Topic) -> bool:
+    """Return whether Redis may count the causes: a formatter decides by whole errors what is shown of them."""
+    return error_view(context.actor, topic) != "redacted"
+
+
+class _Deaths(NamedTuple):
+    """Dead messages of a topic as Redis counted them, for every actor."""
+
+    rows: list[tuple[int, DeadGroup]]
+    """The slot of each group, and the group."""
+    looked_at: int
+    is_complete: bool
+    total: int
+    problems: list[str]
+
+
+def _count_deaths(broker: Broker, topic: Topic, wanted: Filter, limit: int, seconds: float | None) -> _Deaths:
+    """Count up to ``limit`` dead messages, a part of each slot in turn, those that died last first."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    meant = bulk.Selection.at(topic, "dead", wanted, broker.now_ms())
+    slots = bulk.count(broker, meant)
+    after: dict[int, tuple[str, bytes] | None] = dict.fromkeys(slots)
+    rows: list[tuple[int, DeadGroup]] = []
+    problems: list[str] = []
+    looked_at, waiting = 0, deque(slots)
+    while waiting and looked_at < limit:
+        some = [waiting.popleft() for _ in range(min(len(waiting), SLOTS_AT_ONCE, limit - looked_at))]
+        scan = min(SCANNED_AT_ONCE, (limit - looked_at) // len(some))
+        calls = [
+            inspect.group(
+                topic,
+                slot,
+                after=after[slot],
+                scan=scan,
+                min_score=meant.low,
+                max_score=meant.high,
+                # Later parts of a slot died earlier, so of a cause that the first part names there are samples enough.
+                samples=SAMPLES if after[slot] is None else 1,
+            )
+            for slot in some
+        ]
+        for slot, answer in zip(some, run_all(broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                problems.append(f"slot {slot}: {answer}")
+                continue
+            rows += [(slot, group) for group in answer.groups]
+            looked_at += sum(group.deaths for group in answer.groups)
+            after[slot] = answer.cursor
+            if answer.cursor is not None:
+                waiting.append(slot)
+        if time.monotonic() >= end:
+            break
+    # Messages that were counted may have gone before they were grouped, and others may have come.
+    return _Deaths(rows, looked_at, not waiting, max(sum(slots.values()), looked_at), problems)
+
+
+def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> MessageGroups:
+    """Return the causes of deaths as the actor may see them."""
+    is_hidden = error_view(context.actor, topic) == "hidden"
+    keys: dict[bytes, tuple[str, str]] = {}
+    found: dict[tuple[str, str] | int | None, _Members] = {}
+    last: dict[tuple[str, str], list[tuple[float, int, bytes]]] = defaultdict(list)
+    for slot, group in deaths.rows:
+        key = keys.get(group.line)
+        if key is None:
+            line = group.line.decode("utf-8", "replace")
+            name = error_class(line)
+            key = keys[group.line] = name, error_pattern("" if is_hidden else line, name)
+        first_ms = time_of(topic, "dead", group.first)
+        last_ms = time_of(topic, "dead", group.samples[0][1])
+        members = found.setdefault(key, _Members())
+        members.count += group.deaths
+        members.add_times(first_ms, last_ms)
+        for hour, count in group.hours:
+            members.hours[hour * _HOUR_MS] += count
+        last[key] += ((score, slot, member) for member, score in group.samples)
+    chosen = {key: nlargest(SAMPLES, some) for key, some in last.items()}
+    sealed = not may_search(context.actor, topic)
+    named = [(slot, member) for some in chosen.values() for _score, slot, member in some]
+    ranks = ranks_of(context.broker, topic, "dead", named)
+    for key, some in chosen.items():
+        for score, slot, member in some:
+            rank = ranks.get((slot, member))
+            name = id_of(topic, slot, member, "dead", score, rank, sealed=sealed)
+            is_member_hidden = not context.actor.may(Permission.VIEW_BODIES)
+            log_id = name if is_member_hidden else sealed_id(topic.name, slot, member)
+            found[key].samples.append(GroupSample(name, log_id))
+    rows = _ordered("error", found, deaths.looked_at)
+    return MessageGroups(
+        "error", rows, deaths.looked_at, deaths.is_complete, deaths.total, list(deaths.problems)
+    )
+
+
+def _ordered(
+    by: str, found: dict[tuple[str, str] | int | None, _Members], looked_at: int
+) -> list[MessageGroup]:
+    """Return the groups, the largest first."""
+    ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
+    return [_group(by, key, members, looked_at) for key, members in ordered]
 
 
 def _group(by: str, key: tuple[str, str] | int | None, members: _Members, looked_at: int) -> MessageGroup:
@@ -201,28 +333,61 @@ class Causes:
     unread: int
     """The number of topics with dead messages that were not looked at, because the time was over."""
 
+    @property
+    def looked_at(self) -> int:
+        """The number of messages that were grouped."""
+        return sum(grouped.looked_at for _name, grouped in self.topics)
+
+    @property
+    def total(self) -> int:
+        """The number of dead messages of the topics that were looked at."""
+        return sum(grouped.total for _name, grouped in self.topics)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all dead messages were grouped."""
+        return not self.unread and all(grouped.is_complete for _name, grouped in self.topics)
+
+    @property
+    def problems(self) -> list[str]:
+        """The slots that cannot be read, up to five of each topic, and the reasons."""
+        return [f"{name}: {problem}" for name, grouped in self.topics for problem in grouped.problems[:5]]
+
 
 def causes(
-    context: OperationContext, name: str = "", *, limit: int = GROUPED, seconds: float = 1.0
+    context: OperationContext,
+    names: Iterable[str] | None = None,
+    *,
+    limit: int = GROUPED,
+    seconds: float = 1.0,
 ) -> Causes:
-    """Group the dead messages of a topic by their errors, or those of all topics, the topic with the most of them first.
+    """Group the dead messages of all topics (or those named) by their errors, the topic with the most of them first.
 
-    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``.
+    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``. The counts of topics
+    without a formatter are up to two seconds old: all who ask share them.
     """
     context.actor.require(Permission.VIEW)
     end = time.monotonic() + seconds
-    names = [name]
-    if not name:
+    chosen = None if names is None else set(names)
+    if chosen is not None and len(chosen) == 1:
+        order = [*chosen]
+    else:
         stats = sorted(shared_survey(context).topics, key=lambda one: -one.dead)
-        names = [one.topic.name for one in stats if one.dead]
-    share = max(LONGEST_PAGE, limit // max(1, len(names)))
+        order = [one.topic.name for one in stats if one.dead and (chosen is None or one.topic.name in chosen)]
+    share = max(LONGEST_PAGE, limit // max(1, len(order)))
     found: list[tuple[str, MessageGroups]] = []
-    for one in names:
+    for one in order:
         left = end - time.monotonic()
         if found and left <= 0:
             break
-        found.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
-    return Causes(found, len(names) - len(found))
+        topic = context.present(one)
+        if _is_counted(context, topic):
+            count = partial(_count_deaths, context.broker, topic, Filter(), share, max(0.0, left))
+            deaths = shared_reads.shared_deaths(context.broker, topic, share, count)
+            found.append((one, _by_cause(context, topic, deaths)))
+        else:
+            found.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
+    return Causes(found, len(order) - len(found))
 
 
 __all__ = ["GROUPED", "KINDS", "MOST_EXAMINED", "Causes", "MessageGroup", "MessageGroups", "causes", "groups"]

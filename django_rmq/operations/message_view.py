@@ -301,7 +301,7 @@ def from_entry(
         slot=slot,
         queue=queue,
         score=score,
-        at_ms=_at_ms(topic, queue, score, content.timeout),
+        at_ms=time_of(topic, queue, score, content.timeout),
         priority=_priority(topic, queue, score),
         retries_left=retries_left(topic, queue, score, known.times if known else 0, content.max_retries),
         size=len(shown),
@@ -397,7 +397,8 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _at_ms(topic: Topic, queue: str, score: float, timeout: int | None) -> int | None:
+def time_of(topic: Topic, queue: str, score: float, timeout: int | None = None) -> int | None:
+    """Return the time of a message with this score in ms; see ``MessageCopy.at_ms``."""
     # Another program may have stored the message under a score that is not a time.
     if not math.isfinite(score) or abs(score) > 1e15:
         return None

@@ -342,7 +342,7 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
     # The cursor holds only the beginning of a long member, so its rank leads the next page to it.
     if place is not None and len(place.member) > LONGEST_IN_CURSOR:
         named.append((place.slot, place.member))
-    ranks = _ranks(broker, order, named)
+    ranks = ranks_of(broker, order.topic, order.queue, named)
     copies = []
     for slot, entry in rows:
         rank = ranks.get((slot, entry.member))
@@ -352,7 +352,9 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
     return Listing(copies, following, scanned, problems)
 
 
-def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> dict[tuple[int, bytes], int]:
+def ranks_of(
+    broker: Broker, topic: Topic, queue: str, named: Iterable[tuple[int, bytes]]
+) -> dict[tuple[int, bytes], int]:
     """Return the ranks of messages among those of the same score, by slot and member, if they are still there."""
     by_slot: dict[int, list[bytes]] = {}
     for slot, member in dict.fromkeys(named):
@@ -364,7 +366,7 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
         for slot, members in by_slot.items()
         for first in range(0, len(members), RANKS_AT_ONCE)
     ]
-    calls = [inspect.ranks(order.topic, slot, order.queue, members) for slot, members in asked]
+    calls = [inspect.ranks(topic, slot, queue, members) for slot, members in asked]
     found: dict[tuple[int, bytes], int] = {}
     for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
         if not isinstance(ranks, RmqError):

@@ -45,6 +45,9 @@ OTHERS_SECONDS = 5.0
 STRANDED_SECONDS = 60.0
 """Seconds for which a process keeps what it has seen of topics that are not declared. They change when a project is changed."""
 
+DEATHS_SECONDS = 2.0
+"""Seconds for which a process keeps the counts of dead messages by their errors: an action changes them."""
+
 LEASE_MS = 5_000
 """Milliseconds after which a process that makes a survey counts as dead."""
 
@@ -130,6 +133,11 @@ def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
         partial(some_stranded, context.broker, topics),
         STRANDED_SECONDS,
     )
+
+
+def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
+    """Return what ``count`` found out about up to ``limit`` dead messages at most two seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("deaths", broker, topic, limit), count, DEATHS_SECONDS)
 
 
 def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
@@ -233,6 +241,7 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
 
 
 __all__ = [
+    "shared_deaths",
     "shared_flow",
     "shared_outbox",
     "shared_schedules",

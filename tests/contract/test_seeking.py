@@ -1,4 +1,4 @@
-"""seek, ranks and searches by class: a message is found from what an id may say of it, and by nothing else."""
+"""seek, ranks, searches by class and groups by error: a message is found from what an id may say of it, and by nothing else."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 import random
 from collections.abc import Callable
 from hashlib import sha1
+from typing import Any
 
 import pytest
 
-from django_rmq.core.model.replies import Area
+from django_rmq.core.model.replies import Area, DeadGroup
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, Slot
@@ -199,6 +200,82 @@ def test_a_search_by_class_passes_over_records_that_strangers_wrote(
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.failures, b"a", record)
     assert slot.find("store", b"Boom", where="error").entries == []
+
+
+def grouped(slot: Slot, **options: Any) -> list[DeadGroup]:
+    """Return all groups of dead messages, page by page."""
+    found: list[DeadGroup] = []
+    page = slot.group(**options)
+    while True:
+        found += page.groups
+        if page.cursor is None:
+            return found
+        page = slot.group(after=page.cursor, **options)
+
+
+def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    errors = [
+        "shop.Boom2: order 17 failed at 3.25\nTraceback: 4",
+        "shop.Boom2: order 1899 failed at 4.1\n",
+        "shop.Boom3: order 17 failed at 3.25",
+        "a remark about 17",
+        "",
+        ": 5",
+        "Long: " + "7" * 1_000,
+    ]
+    for n, error in enumerate(errors):
+        failed_with(slot, b"%d" % n, error, dead=True)
+    assert {(one.line, one.deaths) for one in grouped(slot)} == {
+        (b"shop.Boom2: order 0 failed at 0.0", 2),
+        (b"shop.Boom3: order 0 failed at 0.0", 1),
+        (b"a remark about 0", 1),
+        (b"", 1),
+        (b": 0", 1),
+        (b"Long: " + b"7" * 1_000, 1),
+    }
+
+
+def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    failed_with(slot, b"x", "Boom: 1", dead=True)
+    slot.clock.advance(3_600)
+    for n in range(5):
+        slot.clock.advance(0.001)
+        failed_with(slot, b"%d" % n, "Boom: 22", dead=True)
+    at = slot.zset("dead")
+    assert int(at[b"0"]) // 3_600_000 > int(at[b"x"]) // 3_600_000
+    hour = int(at[b"x"]) // 3_600_000
+    (both,) = slot.group(samples=2).groups
+    assert both == DeadGroup(
+        b"Boom: 0", 6, at[b"x"], [(hour + 1, 5), (hour, 1)], [(b"4", at[b"4"]), (b"3", at[b"3"])]
+    )
+    assert slot.group(samples=0).groups[0].samples == []
+    assert [one.deaths for one in grouped(slot, scan=4)] == [4, 2]
+    assert [one.deaths for one in grouped(slot, max_bytes=1)] == [1] * 6
+    assert [one.deaths for one in grouped(slot, min_score=at[b"1"], max_score=at[b"3"])] == [3]
+    assert slot.group(scan=6).cursor is None
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"\n", b"no record", b"failed 1 2 3 4", b"failed 1 2 3 4 9\nBoom: x"]
+)
+def test_deaths_that_strangers_wrote_have_no_line(make_slot: MakeSlot, record: bytes) -> None:
+    slot = make_slot()
+    for score in (-math.inf, 5.5, math.inf):
+        member = b"%f" % score
+        failed_with(slot, member, "Boom: x", dead=True)
+        slot.keyspace.zadd(slot.keys.dead, member, score)
+        slot.keyspace.hset(slot.keys.deaths, member, record)
+    assert [(one.line, one.deaths) for one in grouped(slot)] == [(b"", 3)]
+    assert grouped(slot)[0].hours == [(0, 1)]
+
+
+def test_the_body_of_a_dead_message_is_no_part_of_its_group(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    failed_with(slot, b"a", "Boom: no end", dead=True)
+    (only,) = slot.group().groups
+    assert only.line == b"Boom: no end"
 
 
 def test_the_body_of_a_dead_message_completes_no_class(make_slot: MakeSlot) -> None:

@@ -754,6 +754,52 @@ def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
     assert program.ok("POST", "topics/timed/resume/")["outcomes"] == {"resumed": 4}
 
 
+def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(program: Program, broker: Any) -> None:
+    for name, error, count in (
+        ("timed", "shop.Boom: order {}", 3),
+        ("timed", "Other: {}", 1),
+        ("ranked", "shop.Boom: {}", 2),
+    ):
+        for n in range(count):
+            more = {"priority": 100} if name == "ranked" else {"fixed_time": 1_000}
+            program.ok("POST", f"topics/{name}/messages/", {"body": [error, n], **more}, status=202)
+            kill(broker, name, error.format(n))
+    found = program.ok("GET", "causes/")
+    shown = [(one["topic"], one["error_class"], one["error"], one["count"]) for one in found["results"]]
+    assert shown == [
+        ("timed", "shop.Boom", "order #", 3),
+        ("ranked", "shop.Boom", "#", 2),
+        ("timed", "Other", "#", 1),
+    ]
+    assert (found["looked_at"], found["total"], found["complete"], found["unread"]) == (6, 6, True, 0)
+    (first,) = [one for one in found["results"] if one["error"] == "order #"]
+    assert (first["share"], sum(count for _hour, count in first["hours"])) == (0.75, 3)
+    assert (
+        len(
+            {
+                program.ok("GET", f"topics/timed/messages/{one}/")["results"][0]["id"]
+                for one in first["samples"]
+            }
+        )
+        == 3
+    )
+    assert program.ok("GET", "causes/?topic=ranked&limit=1")["looked_at"] == 1
+    listed = program.ok("GET", f"topics/timed/messages/?state=dead&cause={first['cause']}")["results"]
+    assert {one["error"] for one in listed} == {
+        "shop.Boom: order 0",
+        "shop.Boom: order 1",
+        "shop.Boom: order 2",
+    }
+    chosen = {"filter": {"cause": first["cause"]}}
+    assert program.ok("POST", "topics/timed/replay/", chosen)["outcomes"] == {"replayed": 3}
+    program.refused(404, "topic_not_found", "GET", "causes/?topic=nosuch")
+    for query in ("limit=0", "limit=1000001", "other=1"):
+        program.refused(400, "invalid", "GET", f"causes/?{query}")
+    classes = Program(user_with(Needed.VIEW)).ok("GET", "causes/?topic=ranked")["results"]
+    assert [(one["error_class"], one["error"]) for one in classes] == [("shop.Boom", "")]
+    Program(user_with(Needed.SEND)).refused(403, "permission_denied", "GET", "causes/")
+
+
 # --- topics that a user must not know of
 
 

@@ -156,6 +156,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "move_in": lambda slot, receipt: slot.move_in(1, 1, 1, ARRIVING),
     "peek": lambda slot, receipt: slot.peek("store"),
     "find": lambda slot, receipt: slot.find("store", b"wait"),
+    "group": lambda slot, receipt: slot.group(),
     "count": lambda slot, receipt: slot.count(),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
     "audit": lambda slot, receipt: slot.audit(),

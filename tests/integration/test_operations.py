@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -43,6 +45,8 @@ from django_rmq.operations import (
     MessageCopy,
     Operations,
     Permission,
+    message_groups,
+    shared_reads,
 )
 from django_rmq.operations.health import HealthThresholds as HealthLimits
 from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
@@ -634,7 +638,11 @@ def test_groups_are_the_most_frequent_first_and_say_what_was_looked_at(
     ]
     assert (found.looked_at, found.total, found.is_complete) == (45, 45, True)
     assert found.rows[1].share == pytest.approx(1 / 9)
-    assert all(copy.error.startswith("Other") for copy in found.rows[1].samples)
+    samples = [operations.get("timed", sample.id)[0] for sample in found.rows[1].samples]
+    assert len(samples) == 3 and all(copy.error.startswith("Other") for copy in samples)
+    assert [copy.log_id for copy in samples] == [sample.log_id for sample in found.rows[1].samples]
+    part = operations.groups("timed", "dead", "error", limit=7)
+    assert (part.looked_at, part.total, part.is_complete) == (7, 45, False)
     few = operations.groups("timed", "dead", "slot", limit=7)
     assert (few.looked_at, few.total, few.is_complete) == (7, 45, False)
     assert sum(one.count for one in few.rows) == 7
@@ -646,6 +654,61 @@ def test_groups_are_the_most_frequent_first_and_say_what_was_looked_at(
     for by, limit in (("worker", 1), ("error", 0), ("error", True)):
         with pytest.raises(InvalidRequest):
             operations.groups("timed", "dead", by, limit=limit)
+
+
+def test_redis_counts_causes_as_they_are_counted_message_by_message(
+    broker: Any, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = random.Random(7)
+    words = [
+        "order",
+        "17",
+        "3.5",
+        "'a 5'",
+        '"x',
+        "v2",
+        "a.b@c.d",
+        "x" * 30,
+        ":",
+        "\u00e9\u0663",
+        "\t",
+        "ORD-17A.",
+    ]
+    for n in range(120):
+        text = " ".join(parts.choice(words) for _ in range(parts.randrange(6)))
+        name = parts.choice(["shop.Boom2: ", "Error17: ", " Other : ", "12: ", "", "no class "])
+        kill(broker, "timed", b"%d" % n, error=f"{name}{text}\nTraceback {n}")
+    kill(broker, "timed", b"long", error=f"Boom: {'9 ' * 400}x{'1' * 220}")
+    kill(broker, "timed", b"cut", error=f"Boom: {'é9' * 400}")
+    monkeypatch.setattr(message_groups, "SCANNED_AT_ONCE", 7)
+    counted = operations.groups("timed", "dead", "error")
+    monkeypatch.setattr(message_groups, "_is_counted", lambda *_: False)
+    one_by_one = operations.groups("timed", "dead", "error")
+    without = [replace(group, samples=()) for group in counted.rows]
+    assert without == [replace(group, samples=()) for group in one_by_one.rows] and len(without) > 40
+    assert (counted.looked_at, counted.is_complete) == (one_by_one.looked_at, True) == (122, True)
+    named = [{sample.id for sample in group.samples} for group in counted.rows]
+    assert all(1 <= len(ids) <= 3 for ids in named) and len(set.union(*named)) == sum(map(len, named))
+
+
+def test_who_asks_for_causes_shares_the_counts(
+    broker: Any, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 600_000)
+    monkeypatch.setattr(shared_reads, "DEATHS_SECONDS", 600.0)
+    monkeypatch.setattr(shared_reads, "_kept", {})
+    kill(broker, "timed", b"1", error="shop.Boom: order 1")
+    viewer = Operations(Actor("v", "admin", permits=lambda one: one is not Permission.VIEW_BODIES))
+    ((_name, first),) = operations.causes(["timed"]).topics
+    kill(broker, "timed", b"2", error="shop.Boom: order 2")
+    ((_name, shared),) = viewer.causes(["timed"]).topics
+    # Each sees of the counts what it may see.
+    assert [one.rows[0].error for one in (first, shared)] == ["order #", ""]
+    assert (first.looked_at, shared.looked_at, operations.groups("timed", "dead", "error").looked_at) == (
+        1,
+        1,
+        2,
+    )
 
 
 def test_a_cause_selects_exactly_its_messages(broker: Any, operations: Operations) -> None:

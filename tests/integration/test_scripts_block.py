@@ -296,6 +296,7 @@ def every_script(slot: Timed) -> Timed:
             search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
             slot.time("find", search)
             slot.time("find", partial(search, where="error"))
+    slot.time("group", partial(slot.group, scan=BATCH, max_bytes=1 << 40))
     move(slot)
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))

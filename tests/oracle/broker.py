@@ -70,6 +70,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "extend": ending.extend,
     "fail_claimed": claims.fail_claimed,
     "find": listing.find,
+    "group": listing.group,
     "heads": looking.heads,
     "held": taking.held,
     "look": looking.look,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.replies import Entry, Page
+from django_rmq.core.model.replies import DeadGroup, DeadGroups, Entry, Page
 from django_rmq.core.model.topic import Topic
 from tests.oracle.keyspace import Memory
 from tests.oracle.numbers import score_text
 from tests.oracle.ordering import cursor, is_behind
-from tests.oracle.slot import Slot, Transition, opened
+from tests.oracle.slot import Slot, Transition, on, opened
 
 STATES = {
     "store": ("store", "failures", "body"),
@@ -76,6 +78,64 @@ def find(slot: Slot, state: str, *rest: Any) -> Page:
         if i < len(rows) and (len(found) >= limit or size >= max_bytes or i == scan):
             return Page(found, (score_text(entry.score), entry.member))
     return Page(found, None)
+
+
+@on("dead", "deaths")
+def group(
+    slot: Slot,
+    lowest: str,
+    highest: str,
+    after_score: str,
+    after_member: bytes,
+    scan: int,
+    max_bytes: int,
+    samples: int,
+) -> DeadGroups:
+    scan, after = min(scan, BATCH), cursor(after_score, after_member)
+    records = slot.records("deaths")
+    rows = [
+        Entry(member, score, None, records.get(member))
+        for member, score in slot.members("dead").rows(descending=True)
+        if float(lowest) <= score <= float(highest) and is_behind(member, score, after, True)
+    ]
+    found: dict[bytes, list[Entry]] = {}
+    size = 0
+    end = None
+    for i, entry in enumerate(rows[:scan], 1):
+        found.setdefault(grouped_line(entry), []).append(entry)
+        size += len(entry.member) + len(entry.record or b"")
+        if i < len(rows) and (size >= max_bytes or i == scan):
+            end = score_text(entry.score), entry.member
+            break
+    groups = [
+        DeadGroup(
+            line,
+            len(some),
+            some[-1].score,
+            hours_of(some),
+            [(one.member, one.score) for one in some[:samples]],
+        )
+        for line, some in found.items()
+    ]
+    return DeadGroups(groups, end)
+
+
+def hours_of(entries: list[Entry]) -> list[tuple[int, int]]:
+    """Return the hours of scores that are times, and how many entries each has, in the order of the entries."""
+    times = [one.score for one in entries if abs(one.score) <= 1e15]
+    return list(Counter(math.floor(time / 3_600_000) for time in times).items())
+
+
+def grouped_line(entry: Entry) -> bytes:
+    """Return the first line of a dead message's error, with 0 for each number behind its first colon."""
+    match = _DEATH_HEAD.match(entry.record or b"")
+    if not match:
+        return b""
+    line = (entry.record or b"")[match.end() :][: int(match[1])].partition(b"\n")[0]
+    if len(line) > 1_000:
+        return line
+    head, colon, text = line.partition(b":") if b":" in line else (b"", b"", line)
+    return head + colon + re.sub(rb"[0-9]+", b"0", text)
 
 
 def entries(

@@ -1650,6 +1650,31 @@ MUTANTS: dict[str, Mutant] = {
         "The class of a dead message's error is not read from its body.",
         "tests/contract/test_seeking.py::test_the_body_of_a_dead_message_completes_no_class[redis]",
     ),
+    "bodies_are_grouped": Mutant(
+        As("local stop = string.find(record, '\\n', at, true) or #record + 1"),
+        "The body of a dead message is no part of the line by which it is grouped.",
+        "tests/contract/test_seeking.py::test_the_body_of_a_dead_message_is_no_part_of_its_group[redis]",
+    ),
+    "classes_lose_their_numbers": Mutant(
+        As("local colon = 0"),
+        "Errors of classes that differ in a number are not grouped together.",
+        "tests/contract/test_seeking.py::test_deaths_are_grouped_by_the_first_line_of_their_error[redis]",
+    ),
+    "every_death_is_named": Mutant(
+        If("true"),
+        "A group of deaths names a bounded number of messages.",
+        "tests/contract/test_seeking.py::test_groups_of_deaths_have_their_hours_and_name_their_last_ones[redis]",
+    ),
+    "hours_are_joined": Mutant(
+        If("n > 0"),
+        "Deaths of different hours are counted apart.",
+        "tests/contract/test_seeking.py::test_groups_of_deaths_have_their_hours_and_name_their_last_ones[redis]",
+    ),
+    "group_ends_early": Mutant(
+        If("false"),
+        "Groups of deaths say where to go on.",
+        "tests/contract/test_seeking.py::test_groups_of_deaths_have_their_hours_and_name_their_last_ones[redis]",
+    ),
     "ranks_among_all": Mutant(
         As("ranks[#ranks + 1] = rank"),
         "An id says the rank among equal scores, which does not move with the others.",

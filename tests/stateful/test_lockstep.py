@@ -1078,6 +1078,10 @@ class Lockstep(RuleBasedStateMachine):
         else:
             where = data.draw(st.sampled_from(["anywhere", "error"]))
             self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, where=where, **options))
+        if state == "dead":
+            scan = options.pop("limit")
+            del options["descending"]
+            self.reading(lambda b: b.group(self.topic, 0, scan=scan, samples=1, **options))
 
     def places(self, data: st.DataObject) -> None:
         """Look for members by their digests, near some place."""

@@ -190,6 +190,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.loose(TOPIC, 0, "body"),
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),
+        ask.group(TOPIC, 0),
         ask.count(TOPIC, 0),
         ask.between(TOPIC, 0, "store"),
         ask.look(TOPIC, 0, members),

@@ -15,12 +15,12 @@ from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.page_actions import sweeping_acts
 from django_rmq.admin.views.page import Pages, page
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import Filter, MessageCopy, MessageGroup, Operations, Permission
+from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 
 READ_SECONDS = 0.3
 """Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
 
-MESSAGES_READ = 5_000
+MESSAGES_READ = 200_000
 """The number of messages that one request reads at most, if each of the topics holds more than its part."""
 
 HOURS_SHOWN = 24
@@ -42,7 +42,9 @@ def causes_view(pages: Pages, request: HttpRequest) -> HttpResponse:
 
 
 def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:
-    found = operations.causes("" if topic is None else topic.name, limit=MESSAGES_READ, seconds=READ_SECONDS)
+    found = operations.causes(
+        None if topic is None else [topic.name], limit=MESSAGES_READ, seconds=READ_SECONDS
+    )
     now_ms = operations.broker.now_ms()
     lines = [
         _line(pages, operations, operations.config.topic(name), group, now_ms)
@@ -50,26 +52,19 @@ def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         for group in grouped.rows
     ]
     lines.sort(key=lambda line: -line["group"].count)
-    looked_at = sum(grouped.looked_at for _name, grouped in found.topics)
     context = {
         "heading": _("Dead by cause"),
         "here": _("Dead by cause"),
         "title": _("Dead by cause"),
         "is_one": topic is not None,
         "lines": lines,
-        "looked_at": looked_at,
-        "total": sum(grouped.total for _name, grouped in found.topics),
-        "is_complete": not found.unread and all(grouped.is_complete for _name, grouped in found.topics),
-        "unread": found.unread,
-        "problems": [
-            f"{name}: {problem}" for name, grouped in found.topics for problem in grouped.problems[:5]
-        ],
+        "found": found,
         "now_ms": now_ms,
         "urls": PageAddresses() if topic is None else pages.places(topic.name),
         "all_url": pages.url("causes"),
     }
     for line in lines:
-        line["share"] = line["group"].count / looked_at
+        line["share"] = line["group"].count / found.looked_at
     return pages.render(request, "topic/causes.html", context, topic)
 
 
@@ -91,7 +86,7 @@ def _line(
         "spark": _spark(group, now_ms),
         "url": f"{places.topic}?{query}",
         "back": query,
-        "samples": [_address(pages, topic, copy, "message", query) for copy in group.samples],
+        "samples": [_address(pages, topic, one, "message", query) for one in group.samples],
         "edit_url": _address(pages, topic, group.samples[0], "edit", query) if may_edit else "",
         "act_url": places.act,
         "acts": sweeping_acts(operations, topic, "dead", wanted),
@@ -105,8 +100,8 @@ def _spark(group: MessageGroup, now_ms: int) -> Any:
     return sparkline([float(counts.get(now - back * _HOUR_MS, 0)) for back in range(HOURS_SHOWN)][::-1])
 
 
-def _address(pages: Pages, topic: Topic, copy: MessageCopy, place: str, back: str) -> str:
-    return f"{pages.url(place, quote(topic.name), copy.id)}?{urlencode({'state': 'dead', 'back': back})}"
+def _address(pages: Pages, topic: Topic, sample: GroupSample, place: str, back: str) -> str:
+    return f"{pages.url(place, quote(topic.name), sample.id)}?{urlencode({'state': 'dead', 'back': back})}"
 
 
 __all__ = ["causes_view", "topic_causes_view"]

@@ -16,6 +16,8 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import (
     Area,
     Counts,
+    DeadGroup,
+    DeadGroups,
     DescribeReply,
     Entry,
     FoundReply,
@@ -73,6 +75,21 @@ def _page(reply: list[Any]) -> Page:
     if len(reply) == 4:
         return Page(_entries(rows), (reply[2].decode(), reply[3]))
     return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
+
+
+def _pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _groups(reply: list[Any]) -> DeadGroups:
+    word, rows, *after = reply
+    groups = [
+        DeadGroup(
+            line, size, float(first), [*_pairs(hours)], [(member, float(at)) for member, at in _pairs(named)]
+        )
+        for line, size, first, hours, *named in rows
+    ]
+    return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
 
 
 def _counts(reply: list[Any]) -> Counts:
@@ -169,6 +186,25 @@ def find(
     bounds = number(min_score), number(max_score)
     own = (_order(descending), *bounds, *cursor(after), limit, max_bytes, scan, text, where)
     return Call("find", InState(topic, slot, state), own, _page)
+
+
+def group(
+    topic: Topic,
+    slot: int,
+    *,
+    after: tuple[str, bytes] | None = None,
+    scan: int = 1000,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+    max_bytes: int = 4_194_304,
+    samples: int = 3,
+) -> Call[DeadGroups]:
+    """Group the next ``scan`` dead messages by their errors, the last deaths first, without their bodies.
+
+    Each group names up to ``samples`` of them.
+    """
+    own = (number(min_score), number(max_score), *cursor(after), scan, max_bytes, samples)
+    return Call("group", AtSlot(topic, slot), own, _groups)
 
 
 def count(topic: Topic, slot: int) -> Call[Counts]:

@@ -415,6 +415,27 @@ class Page(NamedTuple):
     cursor: tuple[str, bytes] | None
 
 
+class DeadGroup(NamedTuple):
+    """Dead messages of a slot whose errors have the same first line."""
+
+    line: bytes
+    """The first line of the error. In lines of up to 1,000 bytes, ``0`` stands for each number behind the first colon."""
+    deaths: int
+    first: float
+    """The score of the first death."""
+    hours: Sequence[tuple[int, int]]
+    """The number of each hour since the epoch and how many died in it, the last one first."""
+    samples: Sequence[tuple[bytes, float]]
+    """The members and scores of the last deaths, the last one first."""
+
+
+class DeadGroups(NamedTuple):
+    """Groups of some dead messages, and the cursor at which to continue, or None if the end was reached."""
+
+    groups: Sequence[DeadGroup]
+    cursor: tuple[str, bytes] | None
+
+
 class Area(NamedTuple):
     """Where ``seek`` searches in a state of a slot: from one place on, in both directions."""
 

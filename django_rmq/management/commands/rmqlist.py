@@ -144,7 +144,7 @@ def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
             "first_ms": one.first_ms,
             "last_ms": one.last_ms,
             **_KEYS[found.by](one),
-            "samples": [copy.log_id for copy in one.samples],
+            "samples": [sample.log_id for sample in one.samples],
         }
         for one in found.rows
     ]

@@ -374,7 +374,7 @@ def causes(
     else:
         stats = sorted(shared_survey(context).topics, key=lambda one: -one.dead)
         order = [one.topic.name for one in stats if one.dead and (chosen is None or one.topic.name in chosen)]
-    share = max(LONGEST_PAGE, limit // max(1, len(order)))
+    share = max(min(limit, LONGEST_PAGE), limit // max(1, len(order)))
     found: list[tuple[str, MessageGroups]] = []
     for one in order:
         left = end - time.monotonic()

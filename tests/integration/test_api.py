@@ -761,8 +761,8 @@ def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(program: Pr
         ("ranked", "shop.Boom: {}", 2),
     ):
         for n in range(count):
-            more = {"priority": 100} if name == "ranked" else {"fixed_time": 1_000}
-            program.ok("POST", f"topics/{name}/messages/", {"body": [error, n], **more}, status=202)
+            topic = get_config().topic(name)
+            broker.send_replace(topic, n % topic.slots, [1_000], [json.dumps([error, n]).encode()])
             kill(broker, name, error.format(n))
     found = program.ok("GET", "causes/")
     shown = [(one["topic"], one["error_class"], one["error"], one["count"]) for one in found["results"]]

@@ -1651,7 +1651,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_seeking.py::test_the_body_of_a_dead_message_completes_no_class[redis]",
     ),
     "bodies_are_grouped": Mutant(
-        As("local stop = string.find(record, '\\n', at, true) or #record + 1"),
+        As("return string.sub(record, at, stop - 1)"),
         "The body of a dead message is no part of the line by which it is grouped.",
         "tests/contract/test_seeking.py::test_the_body_of_a_dead_message_is_no_part_of_its_group[redis]",
     ),

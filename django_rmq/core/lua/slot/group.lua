@@ -26,15 +26,16 @@ local HOUR_MS, LATEST_MS, LONGEST = 3600000, 1e15, 1000
 local function first_line(record)
   local length, at = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n()')
   if not length then return '' end
-  local stop = math.min(string.find(record, '\n', at, true) or #record + 1, at + tonumber(length)) -- rule: bodies_are_grouped
-  return string.sub(record, at, stop - 1)
+  local stop = string.find(record, '\n', at, true) or #record + 1
+  return string.sub(record, at, math.min(stop, at + tonumber(length)) - 1) -- rule: bodies_are_grouped
 end
 
 -- The caller cuts longer lines, and a number may be as long as the rest. A class, which ends at the colon, keeps its numbers.
 local function without_numbers(line)
   if #line > LONGEST then return line end
   local colon = string.find(line, ':', 1, true) or 0 -- rule: classes_lose_their_numbers
-  return string.sub(line, 1, colon) .. string.gsub(string.sub(line, colon + 1), '%d+', '0')
+  local text = string.gsub(string.sub(line, colon + 1), '%d+', '0')
+  return string.sub(line, 1, colon) .. text
 end
 
 local groups, by_line = {}, {}
@@ -73,6 +74,8 @@ for i = 1, math.min(#rows, scan * 2), 2 do
   if group[2] <= samples then group[#group + 1], group[#group + 2] = member, score end -- rule: every_death_is_named
   bytes = bytes + #member + #(record or '')
   local is_last = i + 1 == #rows
-  if not is_last and (bytes >= max_bytes or i + 1 == scan * 2) then return { 'more', groups, score, member } end -- rule: group_ends_early
+  if not is_last and (bytes >= max_bytes or i + 1 == scan * 2) then -- rule: group_ends_early
+    return { 'more', groups, score, member }
+  end
 end
 return { 'end', groups }

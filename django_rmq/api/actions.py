@@ -1,6 +1,6 @@
 """Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it.
 
-The results of actions.
+The answers are here, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Two-phase consumption: messages are taken, and each delivery is settled or extended.
-
-Deliveries, and the results of settling them.
-"""
+"""Two-phase consumption: a program takes messages, and settles or extends each delivery. The answers are here, too."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Messages: lists of them, one with all its copies, and new ones.
-
-Messages, and the results of sends.
-
-What is known about one message.
-"""
+"""Messages: lists of a state, sends, and what is known about one message with all its copies. The answers are here, too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The shapes of requests. ``operations`` checks what fits a topic.
 
-Strict fields: no ``"1"`` for 1, no 1 for ``"1"``, no unknown keys.
-
-Bodies in the JSON of requests.
+The fields are strict: ``"1"`` is no 1, 1 is no ``"1"``, and an unknown key is an error. A body is any JSON, or base64 for
+topics of bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What checks report: errors and warnings, which a project silences by their ids."""
+"""What checks report: errors and warnings, which a project silences by their ids. And what they look at: the settings,
+after all listeners and tasks of the project are imported."""
 
 from __future__ import annotations
 

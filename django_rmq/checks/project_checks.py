@@ -198,12 +198,12 @@ def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs
     if config is None or not config.uses_outbox:
         return []
     return [
-        AppError(sentence(reason), hint=_MIGRATE, id="django_rmq.E051")
+        AppError(sentence(reason), hint=_UNTIL_MIGRATED, id="django_rmq.E051")
         if alias == DEFAULT_DB_ALIAS
-        else AppWarning(sentence(reason), hint=f"{_MIGRATE} {_FORBID}", id="django_rmq.W051")
+        else AppWarning(sentence(reason), hint=f"{_UNTIL_MIGRATED} {_FORBID}", id="django_rmq.W051")
         for alias, reason in contents.missing()
     ]
 
 
-_MIGRATE = "Until then, a send in a transaction of this database raises ConfigurationError."
+_UNTIL_MIGRATED = "Until then, a send in a transaction of this database raises ConfigurationError."
 _FORBID = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."

@@ -1,4 +1,5 @@
-"""The coordinator that the settings name: how a worker makes it, and the check that workers could use it."""
+"""The coordinator that the settings name: how a worker makes it, how others read its workers and end the session of a dead
+one, and the check that workers could use it."""
 
 from __future__ import annotations
 

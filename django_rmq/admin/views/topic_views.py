@@ -1,9 +1,4 @@
-"""A topic: its figures, and below them the list of one state, its slots, or its history.
-
-The slots of a topic, and its workers.
-
-The history of a topic, as charts.
-"""
+"""The pages of a topic. Below its figures stand the messages of one state, its slots with their workers, or its history."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from django_rmq.admin.labels import END_NAMES, REASONS, Text
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ScheduleStats, TopicStats
-from django_rmq.operations.health import USUAL_LIMITS
+from django_rmq.operations.health import USUAL_LIMITS, USUAL_UNDRAINED
 
 
 class TimelineStep(NamedTuple):
@@ -243,6 +243,12 @@ def is_old_in_outbox(seconds: float) -> bool:
     return seconds > (USUAL_LIMITS.max_outbox_age or 0)
 
 
+def is_late_topic(one: TopicStats) -> bool:
+    """Return whether messages of a topic have been due for longer than is usual."""
+    age, undrained = (one.age_ms or 0) / 1000, (one.undrained_ms or 0) / 1000
+    return age > (USUAL_LIMITS.max_age or 0) or undrained > USUAL_UNDRAINED
+
+
 def is_late(one: ScheduleStats) -> bool:
     """Return whether a schedule is later than is usual."""
     return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
@@ -272,3 +278,4 @@ class PageAddresses:
     log: str = ""
     claims: str = ""
     causes: str = ""
+    pin: str = ""

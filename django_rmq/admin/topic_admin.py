@@ -33,7 +33,7 @@ class TopicAdmin(Pages):
     """The pages of RMQ."""
 
     changelist_view = dashboard.changelist_view
-    dashboard_live_view = dashboard.live_view
+    dashboard_live_view, pin_view = dashboard.live_view, dashboard.pin_view
     change_view = topic_views.change_view
     topic_live_view = topic_views.live_view
     message_view, raw_view = message_views.message_view, message_views.raw_view
@@ -67,6 +67,7 @@ class TopicAdmin(Pages):
             at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
             at("<str:object_id>/change/", self.change_view, "change"),
             at("<str:object_id>/live/", self.topic_live_view, "live"),
+            at("<str:object_id>/pin/", self.pin_view, "pin"),
             at("<str:object_id>/history/", self.history_view, "history"),
             at("<str:object_id>/send/", self.send_view, "send"),
             at("<str:object_id>/act/", self.act_view, "act"),

@@ -303,6 +303,48 @@ def test_the_dashboard_shows_what_queries_hold_and_that_a_lease_has_ended(
     eventually(lambda: f"{link} · lease has ended" in text(boss.get(url("changelist"))), "the lease's end")
 
 
+def listed(client: Client, **query: str) -> list[str]:
+    """The topics of the dashboard, in order."""
+    page = text(client.get(url("changelist"), query))
+    return re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', page)
+
+
+def test_topics_of_the_dashboard_are_filtered_and_sorted(broker: Broker, boss: Client) -> None:
+    kill(broker, "keyed", b"1")
+    kill(broker, "secret", b"1", b"2")
+    send(broker, "timed", b"1", score=1_000_000)
+    send(broker, "ranked", b"1", b"2", b"3")
+    Operations(Actor("me", "test")).pause("ranked").result()
+    assert listed(boss) == listed(boss, show="nothing", sort="nothing") == list(TOPICS)
+    assert listed(boss, show="dead") == ["keyed", "secret"]
+    assert listed(boss, show="dead", sort="dead") == ["secret", "keyed"]
+    assert (listed(boss, show="late"), listed(boss, show="paused")) == (["timed"], ["ranked"])
+    assert listed(boss, sort="name") == sorted(TOPICS)
+    assert (listed(boss, sort="age")[0], listed(boss, sort="due")[0]) == ("timed", "ranked")
+    assert "No topic matches." in text(boss.get(url("changelist"), {"show": "paused", "q": "tim"}))
+    # Links, and what keeps the page fresh, hold all that was chosen.
+    page = text(boss.get(url("changelist"), {"show": "dead", "sort": "dead", "q": "e"}))
+    assert 'href="?q=e&show=late&sort=dead"' in page and 'aria-sort="descending"' in page
+    (live,) = re.findall(r'data-rmq-live="([^"]*)"', page)
+    fragment = text(boss.get(live))
+    assert re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', fragment) == ["secret", "keyed"]
+
+
+def test_pinned_topics_are_first_on_the_dashboard_of_that_browser(broker: Broker, boss: Client) -> None:
+    assert boss.post(url("pin", "keyed"), {"pin": "1"})["Location"] == url("change", "keyed")
+    assert listed(boss) == ["keyed", *(name for name in TOPICS if name != "keyed")]
+    assert listed(boss, sort="name")[:2] == ["keyed", "ranked"]
+    assert "Unpin" in text(boss.get(url("change", "keyed")))
+    boss.get(url("pin", "keyed"))
+    assert listed(boss)[0] == "keyed"
+    boss.post(url("pin", "keyed"), {"pin": ""})
+    assert listed(boss) == list(TOPICS) and "Unpin" not in text(boss.get(url("change", "keyed")))
+    assert boss.post(url("pin", "nosuch"), {"pin": "1"}).status_code == 404
+    # What a browser sends is only compared with names.
+    boss.cookies["rmq_pinned"] = ",".join(["<b>", *map(str, range(100)), "keyed"])
+    assert listed(boss) == list(TOPICS)
+
+
 @pytest.mark.parametrize("name", ["", "timed"])
 def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
     boss: Client, broker: Broker, name: str
@@ -1104,7 +1146,7 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
     message_id = "0.eyJhIjoxfQ"
     with override_settings(RMQ={"REDIS": address, "TOPICS": TOPICS}):
         for name, page in addresses(message_id).items():
-            if name in ("history", "send", "act", "outbox"):
+            if name in ("history", "send", "act", "outbox", "pin"):
                 continue  # they ask a database, or nobody
             began = time.monotonic()
             answer = client.get(page)

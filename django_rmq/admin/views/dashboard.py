@@ -1,13 +1,13 @@
-"""The dashboard: a page of topics, searched by part of their names, under the totals of all."""
+"""The dashboard: a page of topics, filtered and sorted, those first that the user has pinned, under the totals of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -16,6 +16,7 @@ from django_rmq.admin.dashboard_rows import (
     DashboardTotals,
     Link,
     PageAddresses,
+    is_late_topic,
     is_old_in_outbox,
     needs_attention,
     row_of,
@@ -23,13 +24,36 @@ from django_rmq.admin.dashboard_rows import (
 from django_rmq.admin.views.page import Pages, page
 from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Operations, Permission
+from django_rmq.operations import Operations, Permission, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
 
 TOPICS_SHOWN = 100
 """The number of topics on a page; the script that refreshes it fetches no more."""
 
 LONGEST_SEARCH = 100
+
+PINNED_COOKIE = "rmq_pinned"
+"""The cookie with the names of the topics that are first on a user's dashboard."""
+
+MOST_PINNED = 30
+
+COOKIE_SECONDS = 365 * 86_400
+
+_FILTERS: dict[str, Callable[[TopicStats], bool]] = {
+    "": lambda one: True,
+    "dead": lambda one: one.dead > 0,
+    "late": is_late_topic,
+    "paused": lambda one: one.is_paused or one.is_partly_paused,
+}
+"""Name of a filter of topics → whether a topic is shown."""
+
+_ORDERS: dict[str, Callable[[TopicStats], Any]] = {
+    "name": lambda one: one.topic.name,
+    "dead": lambda one: -one.dead,
+    "age": lambda one: -max(one.age_ms or 0, one.undrained_ms or 0),
+    "due": lambda one: -one.due,
+}
+"""Name of an order of topics → its key. Without one, topics have the order of the settings."""
 
 
 @page(Permission.VIEW)
@@ -45,11 +69,39 @@ def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     return pages.fragment(request, "topic/_dashboard_live.html", _dashboard(pages, request))
 
 
+@page(Permission.VIEW)
+def pin_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Put a topic among the first of this user's dashboard, or back to its place."""
+    _operations, topic = pages.asked(request, object_id)
+    response: HttpResponse = HttpResponseRedirect(pages.places(topic.name).topic)
+    if request.method != "POST":
+        return response
+    names = [name for name in pinned(request) if name != topic.name]
+    if request.POST.get("pin"):
+        names = [*names, topic.name][-MOST_PINNED:]
+    response.set_cookie(
+        PINNED_COOKIE,
+        ",".join(names),
+        max_age=COOKIE_SECONDS,
+        path=pages.url("changelist"),
+        secure=request.is_secure(),
+        httponly=True,
+        samesite="Lax",
+    )
+    return response
+
+
+def pinned(request: HttpRequest) -> list[str]:
+    """Return the names of the topics that the user has pinned, as the browser sent them."""
+    return [name for name in request.COOKIES.get(PINNED_COOKIE, "").split(",") if name][:MOST_PINNED]
+
+
 def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
     operations = pages.operations(request)
     content = dashboard(
         operations,
         request.GET,
+        pinned(request),
         pages.url("dashboard_live"),
         lambda name: pages.url("change", quote(name)),
     )
@@ -94,11 +146,12 @@ def _schedules_link(operations: Operations, url: str) -> Link:
 
 
 def dashboard(
-    operations: Operations, query: QueryDict, live: str, url: Callable[[str], str]
+    operations: Operations, query: QueryDict, pinned: Collection[str], live: str, url: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return the content of the dashboard for ``query`` (``q``: part of a name, ``p``: the page).
+    """Return the content of the dashboard for ``query``.
 
-    ``live`` is the address of the figures alone, ``url`` the address of a topic.
+    ``q``: part of a name; ``show``: dead, late or paused; ``sort``: name, dead, age or due; ``p``: the page. ``pinned``: the
+    topics that are first. ``live`` is the address of the figures alone, ``url`` the address of a topic.
     """
     names = list(operations.config.topics)
     wanted = query.get("q", "").strip()[:LONGEST_SEARCH]
@@ -107,34 +160,67 @@ def dashboard(
     seen = operations.shared_survey(matching if len(matching) <= TOPICS_SHOWN else None)
     chosen = frozenset(matching)
     found = [one for one in seen.topics if one.topic.name in chosen]
-    pages = max(1, -(-len(found) // TOPICS_SHOWN))
+    show, sort = query.get("show", ""), query.get("sort", "")
+    show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
+    listed = _listed(found, pinned, show, sort)
+    pages = max(1, -(-len(listed) // TOPICS_SHOWN))
     asked = query.get("p", "1")
     at = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
-    shown = {one.topic for one in found[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
+    shown = {one.topic: None for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = charts.recent(operations, found, shown)
     rows = [
         row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "") for one in found
     ]
+    by_topic = {row.topic: row for row in rows}
+    given = {"q": wanted, "show": show, "sort": sort}
     return {
         "overview": True,
-        "rows": [row for row in rows if row.topic in shown],
+        "rows": [by_topic[topic] for topic in shown],
+        "pinned": pinned,
+        "show": show,
+        "sort": sort,
+        "filters": _filters(found, given),
+        "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
         "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
-        "topics": len(found),
+        "topics": len(listed),
         "page": at,
         "pages": pages,
-        "previous": _query(wanted, at - 1) if at > 1 else "",
-        "next": _query(wanted, at + 1) if at < pages else "",
-        "urls": PageAddresses(live=live + _query(wanted, at)),
+        "previous": _query(given, at - 1) if at > 1 else "",
+        "next": _query(given, at + 1) if at < pages else "",
+        "urls": PageAddresses(live=live + _query(given, at)),
     }
 
 
-def _query(wanted: str, page: int) -> str:
-    given = ({"q": wanted} if wanted else {}) | ({"p": str(page)} if page > 1 else {})
-    return f"?{urlencode(given)}" if given else "?"
+def _listed(found: Sequence[TopicStats], pinned: Collection[str], show: str, sort: str) -> list[TopicStats]:
+    """Return the topics that a filter shows, in an order, those first that are pinned."""
+    listed = [one for one in found if _FILTERS[show](one)]
+    if sort:
+        listed.sort(key=_ORDERS[sort])
+    return sorted(listed, key=lambda one: one.topic.name not in pinned)
 
 
-__all__ = ["TOPICS_SHOWN", "changelist_view", "live_view"]
+def _filters(found: Sequence[TopicStats], given: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the ways to the topics that each filter shows, with their numbers."""
+    labels = {"": _("All"), "dead": _("With dead"), "late": _("Late"), "paused": _("Paused")}
+    return [
+        {
+            "label": labels[name],
+            "count": sum(map(is_shown, found)),
+            "url": _query({**given, "show": name}),
+            "is_current": name == given["show"],
+        }
+        for name, is_shown in _FILTERS.items()
+    ]
+
+
+def _query(given: Mapping[str, str], page: int = 1) -> str:
+    """Return the query string of a page of the dashboard."""
+    all_given = {name: value for name, value in given.items() if value}
+    return f"?{urlencode(all_given | ({'p': str(page)} if page > 1 else {}))}"
+
+
+__all__ = ["TOPICS_SHOWN", "changelist_view", "live_view", "pin_view", "pinned"]

@@ -161,6 +161,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             log=self.url("history", quoted),
             claims=self.url("claims", quoted),
             causes=self.url("topic_causes", quoted),
+            pin=self.url("pin", quoted),
         )
 
     # --- answers

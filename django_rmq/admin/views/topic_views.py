@@ -14,6 +14,7 @@ from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardRow, Tab, row_of
 from django_rmq.admin.labels import PLAIN_STATES, STATES
 from django_rmq.admin.views import message_views
+from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.page import Pages, back_of, number, page
 from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.core.model.topic import Topic
@@ -128,6 +129,7 @@ def change_view(
     """Show a topic: the list of one state, or its slots, or its history."""
     operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
+    context["is_pinned"] = topic.name in pinned(request)
     if context["tab"] in STATES:
         context |= message_views.panel(pages, request, operations, topic, context["tab"])
     return pages.render(request, "topic/change_form.html", {**context, **(extra_context or {})}, topic)

@@ -1,7 +1,8 @@
 """The OpenAPI description of the API, if drf-spectacular (extra ``openapi``) is installed.
 
-Views describe their input and output with ``documented``; the statuses that any view may return are added
-here.
+Views describe their input and output with ``documented``; the statuses that any view may return are added here. Each topic whose
+BODY is a type has a component. A type's schema is JSON Schema, which OpenAPI 3.1 takes as it is. For OpenAPI 3.0, what it does
+not have is rewritten or left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,91 @@ from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
 
 from django_rmq.conf import get_config
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations.sends import body_schema
+
+_Schema = dict[str, Any]
+
+_DATA = ("const", "default", "enum", "examples")
+"""Keywords whose values are no schemas."""
+_LATER = ("$schema", "contentEncoding", "contentMediaType", "patternProperties", "propertyNames")
+"""Keywords that OpenAPI 3.0 does not have."""
+
+
+def components(topics: Mapping[str, Topic], *, is_3_0: bool) -> dict[str, _Schema]:
+    """Return name → schema: for each topic with a type `Body_` and its name, and what that refers to."""
+    found: dict[str, _Schema] = {}
+    for name, topic in topics.items():
+        schema = body_schema(topic)
+        if schema is None:
+            continue
+        key = f"Body_{name}"
+        parts = {f"{key}_{part}": each for part, each in schema.pop("$defs", {}).items()}
+        for part, each in {key: schema, **parts}.items():
+            before = _walked(each, _before_3_1) if is_3_0 else each
+            found[part] = _walked(before, lambda one, key=key: _moved(one, key))  # type: ignore[misc]
+    return found
+
+
+def one_of_them(names: list[str]) -> _Schema:
+    """Return the schema of a field that is a body of any topic, ``names`` being the components of typed ones."""
+    refs: list[_Schema] = [{"$ref": f"#/components/schemas/{name}"} for name in names]
+    other = {"description": "The body of another topic"}
+    return {"anyOf": [*refs, other], "description": "Of a topic whose BODY is a type: Body_ and its name"}
+
+
+def _walked(schema: Any, change: Callable[[_Schema], _Schema]) -> Any:
+    """Return ``schema`` with ``change`` applied to all schemas in it, from within, and to itself."""
+    if isinstance(schema, list):
+        return [_walked(each, change) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: _Schema = {}
+    for name, value in schema.items():
+        if name == "properties":
+            found[name] = {field: _walked(each, change) for field, each in value.items()}
+        else:
+            found[name] = value if name in _DATA else _walked(value, change)
+    return change(found)
+
+
+def _moved(schema: _Schema, key: str) -> _Schema:
+    """Return a schema that refers to components instead of the definitions that came with it."""
+    place = f"#/components/schemas/{key}_"
+    if "$ref" in schema:
+        schema["$ref"] = schema["$ref"].replace("#/$defs/", place)
+    if "mapping" in schema and "propertyName" in schema:
+        schema["mapping"] = {tag: ref.replace("#/$defs/", place) for tag, ref in schema["mapping"].items()}
+    return schema
+
+
+def _before_3_1(schema: _Schema) -> _Schema:
+    found = {name: value for name, value in schema.items() if name not in _LATER}
+    if "const" in found:
+        found["enum"] = [found.pop("const")]
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if exclusive in found:
+            found[bound], found[exclusive] = found[exclusive], True
+    if "prefixItems" in found:
+        found["items"] = {"anyOf": found.pop("prefixItems")}
+    if "examples" in found:
+        found["example"] = found.pop("examples")[0]
+    if found.get("type") == "null":
+        del found["type"]
+        found["nullable"] = True
+    return _nullable(found) if "anyOf" in found else found
+
+
+def _nullable(found: _Schema) -> _Schema:
+    """Return a choice without null; it may be null if that was one."""
+    others = [each for each in found["anyOf"] if each != {"nullable": True}]
+    if len(others) < len(found["anyOf"]):
+        found |= {"nullable": True, "anyOf": others}
+        if len(others) == 1 and "$ref" not in others[0]:
+            del found["anyOf"]
+            found = {**others[0], **found}
+    return found
+
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
@@ -93,15 +179,13 @@ def _typed(registry: Any) -> dict[str, Any]:
     from drf_spectacular.plumbing import ResolvedComponent
     from drf_spectacular.settings import spectacular_settings
 
-    from django_rmq.api import typed_schemas
-
     topics = get_config().topics
-    found = typed_schemas.components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
+    found = components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
     for name, schema in found.items():
         component: Any = ResolvedComponent
         registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
     names = [f"Body_{name}" for name in topics if f"Body_{name}" in found]
-    return typed_schemas.one_of_them(names) if names else {}
+    return one_of_them(names) if names else {}
 
 
 def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,6 +290,3 @@ def _examples(requests: Mapping[str, Any], answers: Mapping[str, Any], status: i
         for title, value in answers.items()
     ]
     return taken + answered
-
-
-__all__ = ["documented", "shaped", "view_schema"]

@@ -12,15 +12,14 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage
 
+from django_rmq import schedules, typed_bodies
 from django_rmq.checks.check_messages import AppError, AppWarning, read_project, sentence
 from django_rmq.conf import Config, did_you_mean
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.outbox.database_access import ask_each
-from django_rmq.schedules import registry, schedule_requirements
 from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import is_installed
-from django_rmq.typed_bodies import typed_body_requirements
 from django_rmq.worker import listener_registry, once_requirements
 
 
@@ -32,7 +31,7 @@ def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
     return [
         AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
         for topic in config.topics.values()
-        for problem in typed_body_requirements.problems(topic)
+        for problem in typed_bodies.problems(topic)
     ]
 
 
@@ -42,13 +41,13 @@ def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     if config is None:
         return []
     try:
-        schedules = registry.schedules()
+        declared = schedules.declared_schedules()
     except ConfigurationError as error:
         return [AppError(sentence(error), id="django_rmq.E074")]
     return [
         AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
-        for schedule in schedules.values()
-        for problem in schedule_requirements.problems(config, schedule)
+        for schedule in declared.values()
+        for problem in schedules.problems(config, schedule)
     ]
 
 

@@ -40,7 +40,7 @@ from django_rmq.core.model.limits import (
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.durations import duration_text
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.typed_bodies.declared_body import DeclaredBody
+from django_rmq.typed_bodies import DeclaredBody
 
 
 def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:

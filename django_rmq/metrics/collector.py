@@ -1,4 +1,7 @@
-"""Collects the metrics for Prometheus, and limits how often Redis is queried for them."""
+"""Collects the metrics for Prometheus, and limits how often Redis is queried for them.
+
+The metrics of the outbox are read from the databases of the project, so they exist without Redis, too.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,108 @@ from prometheus_client.registry import Collector
 
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import RmqError
-from django_rmq.metrics import outbox_metrics as kept
-from django_rmq.metrics import schedule_metrics as scheduled
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    ScheduleStats,
-    TopicMetrics,
-    Waiting,
-)
+from django_rmq.operations import Actor, Operations, ScheduleStats, TopicMetrics, Waiting
 from django_rmq.operations.topic_metrics import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
+
+OUTBOX_STATES = ("waiting", "refused")
+"""The states of messages in the outbox: for the relay or their sender, and left out by the relay."""
+
+OUTBOX_SECONDS = 2.0
+"""Maximum seconds for which a scrape waits for the databases."""
+
+
+def read_outbox(operations: Operations) -> list[Waiting]:
+    """Return what is in the outbox of each topic that has one, or had. Empty also if a database does not answer.
+
+    What only some of the databases have is not reported: too small a number would end an alert.
+    """
+    kept = [name for name, topic in operations.config.topics.items() if topic.outbox]
+    if not kept:
+        return []
+    waits, problems = operations.outbox_as_known(seconds=OUTBOX_SECONDS)
+    if problems:
+        logger.warning("Metrics of the outbox are missing: %s", "; ".join(problems))
+        return []
+    found = {one.topic: one for one in waits}
+    return [found.get(name) or Waiting(name) for name in dict.fromkeys([*kept, *found])]
+
+
+def outbox_families(found: list[Waiting]) -> Iterable[Metric]:
+    """Return the metrics of what is in the outbox."""
+    messages = GaugeMetricFamily(
+        "rmq_outbox_messages",
+        "Messages in the outbox by state: waiting (for the relay or their sender), refused (left out by the relay).",
+        labels=("topic", "state"),
+    )
+    oldest = GaugeMetricFamily(
+        "rmq_outbox_oldest_seconds",
+        "Time since the oldest message that waits in the outbox was sent; 0 if none waits.",
+        labels=("topic",),
+    )
+    for one in found:
+        for state, count in zip(OUTBOX_STATES, (one.messages, one.refused), strict=True):
+            messages.add_metric((one.topic, state), count)
+        oldest.add_metric((one.topic,), (one.oldest_ms or 0) / 1000)
+    yield messages
+    yield oldest
+
+
+SCHEDULE_LABELS = ("schedule", "topic")
+
+
+def read_schedules(operations: Operations) -> list[ScheduleStats]:
+    """Return the schedules of the topics of the settings. Empty also if they cannot be read."""
+    try:
+        return operations.schedules(operations.config.topics)
+    except RmqError as error:
+        logger.warning("Metrics of schedules cannot be read: %s", error)
+        return []
+
+
+def schedule_families(found: list[ScheduleStats]) -> Iterable[Metric]:
+    """Return the metrics of schedules."""
+    following = GaugeMetricFamily(
+        "rmq_schedule_next_timestamp_seconds",
+        "When the schedule runs next; none for one that is paused.",
+        labels=SCHEDULE_LABELS,
+    )
+    last = GaugeMetricFamily(
+        "rmq_schedule_last_timestamp_seconds",
+        "When the schedule was due last; none before its first run.",
+        labels=SCHEDULE_LABELS,
+    )
+    late = GaugeMetricFamily(
+        "rmq_schedule_lateness_seconds",
+        "How much later than its time the latest tick of the schedule came into the queue, or is overdue.",
+        labels=SCHEDULE_LABELS,
+    )
+    paused = GaugeMetricFamily(
+        "rmq_schedule_paused", "1 if the schedule is paused, else 0.", labels=SCHEDULE_LABELS
+    )
+    missing = GaugeMetricFamily(
+        "rmq_schedule_missing",
+        "1 if the schedule is declared and Redis does not know it, else 0.",
+        labels=SCHEDULE_LABELS,
+    )
+    died = GaugeMetricFamily(
+        "rmq_schedule_last_run_dead",
+        "1 if the latest run of the schedule that has ended is dead, else 0.",
+        labels=SCHEDULE_LABELS,
+    )
+    for one in found:
+        labels = (one.name, one.topic)
+        missing.add_metric(labels, int(one.is_missing))
+        if one.is_missing:
+            continue
+        died.add_metric(labels, int(one.outcome == "dead"))
+        for family, ms in ((following, one.next_ms), (last, one.last_ms), (late, one.late_ms)):
+            if ms is not None:
+                family.add_metric(labels, ms / 1000)
+        paused.add_metric(labels, int(one.is_paused))
+    yield from (following, last, late, paused, missing, died)
+
 
 CACHE_SECONDS = 1.0
 """Maximum age of an answer in seconds; more frequent scrapes get the same values."""
@@ -95,7 +188,7 @@ class RmqCollector(Collector):
         found = looked.measured
         yield GaugeMetricFamily("rmq_up", "1 if Redis answered, else 0.", value=int(found is not None))
         if looked.outbox:
-            yield from kept.families(looked.outbox)
+            yield from outbox_families(looked.outbox)
         if found is None:
             return
         yield GaugeMetricFamily(
@@ -107,7 +200,7 @@ class RmqCollector(Collector):
         if looked.workers is not None:
             yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
         if looked.schedules:
-            yield from scheduled.families(looked.schedules)
+            yield from schedule_families(looked.schedules)
         yield from _depths(found)
         yield from _slots(found)
         yield from _serving(found)
@@ -135,10 +228,10 @@ class RmqCollector(Collector):
                     logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
-        schedules = scheduled.schedules(_operations()) if measured is not None else []
+        schedules = read_schedules(_operations()) if measured is not None else []
         servers = _read_servers() if measured is not None else []
         now = time.monotonic()
-        outbox = kept.waiting(_operations())
+        outbox = read_outbox(_operations())
         return _Measurement(
             config, now + CACHE_SECONDS, measured, workers, outbox, schedules, servers, now - began
         )
@@ -339,6 +432,3 @@ def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return upper edges in seconds, each with the number of values up to it."""
     edges = [*(str(edge / 1000) for edge in EDGES_MS), "+Inf"]
     return [(edge, float(reached)) for edge, reached in zip(edges, accumulate(counts), strict=True)]
-
-
-__all__ = ["RmqCollector"]

@@ -52,35 +52,35 @@ def observe_send(topic: Topic, *, waits: bool) -> AbstractContextManager[SendObs
     """Observe a call that sends to ``topic``. ``waits``: its messages wait for a commit, and are written after it."""
     if not get_config().uses_telemetry:
         return _UNOBSERVED_SEND
-    from django_rmq.observability.telemetry import spans
+    from django_rmq.observability import telemetry
 
-    return spans.observed_send(topic, waits)
+    return telemetry.observed_send(topic, waits)
 
 
 def observe_commit(created: Sequence[Created]) -> AbstractContextManager[CommitObservation]:
     """Observe how a commit sends the messages of its transaction."""
     if not created or not get_config().uses_telemetry:
         return _UNOBSERVED_COMMIT
-    from django_rmq.observability.telemetry import spans
+    from django_rmq.observability import telemetry
 
-    return spans.observed_commit(created)
+    return telemetry.observed_commit(created)
 
 
 def creation_context() -> object:
     """Return the context of the call that creates messages, or None if it is not traced."""
     if not get_config().tracing:
         return None
-    from django_rmq.observability.telemetry import spans
+    from django_rmq.observability import telemetry
 
-    return spans.current_context()
+    return telemetry.current_context()
 
 
 def count_sent(topic: str, messages: int, error: BaseException | None = None) -> None:
     """Count messages that were written to Redis, or could not be because of ``error``."""
     if messages and get_config().metrics.opentelemetry:
-        from django_rmq.observability.telemetry import instruments
+        from django_rmq.observability import telemetry
 
-        instruments.count_sent(topic, messages, error)
+        telemetry.add_sent(topic, messages, error)
 
 
 def announce_sent(topic: str, results: Sequence[SendResult]) -> None:

@@ -47,7 +47,7 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.sends import charge
-from django_rmq.schedules import registry, schedule_requirements
+from django_rmq.schedules import declared_schedules, timing_problems
 
 RUNS = 5
 """The number of latest runs of a schedule whose states are read, until one has ended."""
@@ -159,7 +159,7 @@ def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, An
         for field in EDITABLE
         if getattr(changed, field) != getattr(record.declared, field) and getattr(changed, field) is not None
     }
-    for problem in schedule_requirements.of_timing(changed):
+    for problem in timing_problems(changed):
         raise InvalidRequest(problem.message)
     text = json.dumps(override, sort_keys=True) if override else ""
     return _set_override(context, record, text, changed)
@@ -251,7 +251,7 @@ def _record(context: OperationContext, name: str, names: Collection[str] | None 
 
 def _declared() -> Mapping[str, Schedule]:
     try:
-        return registry.schedules()
+        return declared_schedules()
     except ConfigurationError:
         return {}  # A system check reports two schedules of one name.
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
+from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic

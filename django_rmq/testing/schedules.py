@@ -27,11 +27,11 @@ def start_schedules() -> None:
     From then on ``drain()`` sends the ticks that are due by the clock of the test, and runs their listeners.
     Raises ``ConfigurationError`` for a schedule that cannot run.
     """
-    from django_rmq.schedules import schedule_runner
+    from django_rmq import schedules
     from django_rmq.worker import listener_registry
 
     listener_registry.autodiscover()
-    schedule_runner.declare()
+    schedules.declare()
 
 
 def schedule_state(name: str) -> ScheduleState:
@@ -52,10 +52,10 @@ def schedule_state(name: str) -> ScheduleState:
 
 def send_ticks(broker: Broker) -> None:
     """Send the ticks that are due; on a server that is left to its workers."""
-    from django_rmq.schedules import schedule_runner
+    from django_rmq import schedules
 
     if broker.in_memory:
-        schedule_runner.stepper("worker").settle()
+        schedules.stepper("worker").settle()
 
 
 def _instant(ms: int | None) -> datetime | None:

@@ -20,12 +20,12 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS
 
+from django_rmq import schedules as scheduled
 from django_rmq.conf import Config, get_config
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import Message
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.schedules import registry as scheduled
 from django_rmq.tasks import execution as tasks
 from django_rmq.tasks import task_modules
 from django_rmq.worker.once import OnceListener

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from django_rmq import connections
+from django_rmq import connections, schedules
+from django_rmq import typed_bodies as validating
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.core.log.safe_logger import safe_logger
@@ -13,9 +14,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.outbox.database_access import ask_each
-from django_rmq.schedules import schedule_runner
 from django_rmq.tasks import task_modules
-from django_rmq.typed_bodies import typed_body_requirements as validating
 from django_rmq.worker import listener_registry, once_requirements
 
 logger = safe_logger("django_rmq.consumer")
@@ -101,7 +100,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     _check_bodies(readable)
     _check_once(readable)
     register_topics(broker, readable)
-    schedule_runner.declare()
+    schedules.declare()
     return readable
 
 

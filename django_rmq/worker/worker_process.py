@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from django.db import connections as databases
 
-from django_rmq import connections
+from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
@@ -52,7 +52,6 @@ from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.outbox.database_access import threads_of_duties
-from django_rmq.schedules import schedule_runner
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty
@@ -321,7 +320,7 @@ class WorkerProcess:
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
-            *schedule_runner.duties(),
+            *schedules.duties(),
             self._keep_definitions,
             ReportDuty(
                 broker,

@@ -63,10 +63,9 @@ def work(url: str, prefix: str) -> NoReturn:
     """Be a worker: its consumer and its schedules live by the clock in Redis, its membership by the real one."""
     import redis
 
-    from django_rmq import connections, listener
+    from django_rmq import connections, listener, schedules
     from django_rmq.conf import get_config
     from django_rmq.core.schedules.stepper import Stepper
-    from django_rmq.schedules import schedule_runner
     from django_rmq.worker.startup import check_start, chosen_topics
     from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
     from tests.brokers import set_clock
@@ -110,7 +109,7 @@ def work(url: str, prefix: str) -> NoReturn:
             return min(super().step_each(records, now_ms, also), 0.02)
 
     made: Any = lambda: Hasty(stepping, get_config().topics)  # noqa: E731
-    schedule_runner.stepper = made
+    schedules.stepper = made
     worker = WorkerProcess(check_start(chosen_topics()), ProcessOptions(threads=2))
     worker.run()
     os._exit(0)

@@ -23,9 +23,9 @@ from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations import Actor, Permission, send_quotas
+from django_rmq.operations import Actor, Permission, sends
 from django_rmq.operations.consumption import LongPollLimiter, seats
-from django_rmq.operations.send_quotas import SendCharge
+from django_rmq.operations.sends import SendCharge
 from django_rmq.testing import Clock
 from tests.brokers import OracleBroker
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
@@ -86,16 +86,16 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
     broker, actor = OracleBroker("m:", Clock()), Actor("somebody", "rest")
     messages, size = SendCharge("messages", 3, 10, 3600.0), SendCharge("bytes", 600, 1_000, 3600.0)
-    send_quotas.spend(broker, actor, [messages, size])
+    sends.spend(broker, actor, [messages, size])
     for _ in range(9):
         with pytest.raises(TooManySends, match="the limit of 1000 bytes in 3600 s is reached: send 600 more"):
-            send_quotas.spend(broker, actor, [messages, size])
-    send_quotas.spend(broker, actor, [messages._replace(wanted=7)])
+            sends.spend(broker, actor, [messages, size])
+    sends.spend(broker, actor, [messages._replace(wanted=7)])
     with pytest.raises(TooManySends, match="messages"):
-        send_quotas.spend(broker, actor, [messages._replace(wanted=1)])
-    send_quotas.spend(broker, actor, [])
+        sends.spend(broker, actor, [messages._replace(wanted=1)])
+    sends.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
-        send_quotas.spend(broker, actor, [size._replace(wanted=1_001)])
+        sends.spend(broker, actor, [size._replace(wanted=1_001)])
 
 
 RUNS = "schedules/often/run/"

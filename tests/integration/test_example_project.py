@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils import timezone
 from PIL import Image
 
+from django_rmq import schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.model.body_codec import decode_body, encode_json
@@ -21,7 +22,6 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.exceptions import Reject
-from django_rmq.schedules import schedule_runner
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project import settings as shop
 from example_project.demo.accounts import Accounts
@@ -515,7 +515,7 @@ def test_the_report_of_the_night_counts_the_orders_of_the_day_before_however_oft
 
 @pytest.mark.django_db
 def test_the_schedule_of_the_shop_brings_the_report(clock: Clock) -> None:
-    schedule_runner.declare()
+    schedules.declare()
     (member,) = waiting("reports")
     assert re.fullmatch(rb"daily-report@\d{4}-\d\d-\d\dT0[12]:00:00Z", member)
     due = datetime.fromisoformat(member.decode().partition("@")[2])

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.core.commands.script_call import Call
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call
 from django_rmq.core.consumer import acks
 from django_rmq.core.consumer.progress import SharedProgress, settle
 from django_rmq.core.model.keys import SlotKeys, slot_keys

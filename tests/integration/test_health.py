@@ -25,7 +25,6 @@ from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.metrics import collector
-from django_rmq.metrics import outbox_metrics as metrics_of_outbox
 from django_rmq.operations import Actor, Operations, health, outbox, stats
 from django_rmq.operations.health import (
     CHECKS,
@@ -393,7 +392,7 @@ def test_a_database_that_hangs_leaves_out_the_metrics_of_the_outbox_only(
         goes_on.wait(60)
         return [Waiting("work", 3)]
 
-    monkeypatch.setattr(metrics_of_outbox, "SECONDS", 0.05)
+    monkeypatch.setattr(collector, "OUTBOX_SECONDS", 0.05)
     monkeypatch.setattr(collector, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})

@@ -20,7 +20,7 @@ from django_rmq.core.monitoring.history import (
     Minute,
     TimesCount,
 )
-from django_rmq.core.monitoring.history import sampler as sampler_of_history
+from django_rmq.core.monitoring.history import minute_record as sampler_of_history
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.brokers import Broker, ClusterBroker, OracleBroker

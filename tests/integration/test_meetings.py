@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import Message, cancel_message, connections, listener, message_status, send_message
+from django_rmq import Message, cancel_message, connections, listener, message_status, schedules, send_message
 from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, claims, fetch, inspect, operate, registry
 from django_rmq.core.commands import (
@@ -28,7 +28,6 @@ from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
 from django_rmq.operations import audit
 from django_rmq.operations import topics as retirement
-from django_rmq.schedules import schedule_runner
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.workers import Worker, eventually, live, send
@@ -64,15 +63,15 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
         return [record.schedule.topic for record in broker().run(registry.read_schedules())]
 
     with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
-        schedule_runner.declare()
+        schedules.declare()
         for slot in range(2):
             broker().run(operate.purge(get_config().topic("reports"), slot, "store"))
     left = {"s": {"TOPIC": "others", "EVERY": 600}} if moved else {}
     with configured(left, reports={**TIMED, "TYPE": kind}, others=TIMED):
         call_command("rmqtopics", "--apply")
         clock.advance(700)
-        schedule_runner.declare()
-        (begin,) = schedule_runner.duties()
+        schedules.declare()
+        (begin,) = schedules.duties()
         assert next(begin()) >= 0
         if moved:
             assert topics() == ["others"]
@@ -88,7 +87,7 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
 def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
     both = {"a": {"TOPIC": "lost", "EVERY": 10}, "b": {"TOPIC": "found", "EVERY": 10}}
     with configured(both, lost=TIMED, found=TIMED):
-        schedule_runner.declare()
+        schedules.declare()
         real = InMemoryBroker.run
 
         def run(self: InMemoryBroker, call: Any) -> Any:

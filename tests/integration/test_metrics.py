@@ -34,7 +34,7 @@ from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import EDGES_MS, TimesCount
-from django_rmq.metrics import RmqCollector, collector, outbox_metrics
+from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.scrape_page import metrics
 from django_rmq.operations import stats
 from django_rmq.testing import Clock
@@ -556,7 +556,7 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
     for expression in (*queries, *expressions):
         assert named(expression) and named(expression) <= told, expression
         assert expression.count("(") == expression.count(")")
-        states = outbox_metrics.STATES if "rmq_outbox" in expression else collector.STATES
+        states = collector.OUTBOX_STATES if "rmq_outbox" in expression else collector.STATES
         for labels in re.findall(r"\{([^}]*)\}", expression):
             assert set(re.findall(r"(\w+)[!=]", labels)) <= {"topic", "state", "reason"}
             assert set(re.findall(r'state="(\w+)"', labels)) <= set(states)

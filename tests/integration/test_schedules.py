@@ -21,7 +21,8 @@ from django.test import Client, override_settings
 from django.urls import reverse
 from rich.console import Console
 
-from django_rmq import Message, UnknownSchedule, listener, schedule
+from django_rmq import Message, UnknownSchedule, listener, schedule, schedules
+from django_rmq import schedules as schedule_duty
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.commands import ack, fetch
@@ -45,8 +46,6 @@ from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
 from django_rmq.operations.authorization import Permission
-from django_rmq.schedules import registry
-from django_rmq.schedules import schedule_runner as schedule_duty
 from django_rmq.testing import (
     Clock,
     ScheduleState,
@@ -155,12 +154,12 @@ def test_a_decorator_declares_a_schedule_beside_its_listener(broker: OracleBroke
 
     assert count.__name__ == "count"
     with override_settings(TIME_ZONE="Asia/Tokyo"):
-        assert registry.schedules()["hourly"].timezone == "Asia/Tokyo"
+        assert schedules.declared_schedules()["hourly"].timezone == "Asia/Tokyo"
         schedule_duty.declare()
     assert waiting(broker, "merged") == {"hourly@2026-03-28T13:00:00Z": "2026-03-28T13:00:00Z"}
     with isolated():
-        assert set(registry.schedules()) == {"nightly"}
-    assert set(registry.schedules()) == {"nightly", "hourly"}
+        assert set(schedules.declared_schedules()) == {"nightly"}
+    assert set(schedules.declared_schedules()) == {"nightly", "hourly"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
 
 
 def test_a_cron_expression_without_cronsim_is_reported() -> None:
-    with mock.patch("django_rmq.schedules.schedule_requirements.find_spec", return_value=None):
+    with mock.patch("django_rmq.schedules.find_spec", return_value=None):
         (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
         assert (found.id, found.hint) == ("django_rmq.E073", 'pip install "django-redis-rmq[schedules]".')
         with settings(hourly={"TOPIC": "reports", "EVERY": 3600}):
@@ -376,7 +375,7 @@ class Version:
     def __init__(self, broker: OracleBroker, clock: Clock, *, starts: bool = True, **scheduled: Any) -> None:
         self.broker, self.clock = broker, clock
         with settings(**scheduled):
-            declared, topics = registry.schedules(), get_config().topics
+            declared, topics = schedules.declared_schedules(), get_config().topics
             self.steps = schedule_duty.stepper()
         made = Declarations(broker, declared, topics, clock=lambda: clock() / 1e6)
         self.declarations = made
@@ -1119,7 +1118,7 @@ def test_a_schedule_above_a_listener_sends_to_its_topic() -> None:
     def report(message: Message[Any]) -> None:
         raise AssertionError("nothing is delivered in this test")
 
-    assert registry.schedules()["weekly"].topic == "reports"
+    assert schedules.declared_schedules()["weekly"].topic == "reports"
     assert "weekly" not in get_config().topics
 
 
@@ -1168,7 +1167,7 @@ def test_a_function_that_listens_twice_says_to_which_topic_its_schedule_sends() 
     with pytest.raises(ConfigurationError, match="pass topic="):
         schedule("weekly", every=60)(report)
     schedule("weekly", every=60, topic="merged")(report)
-    assert registry.schedules()["weekly"].topic == "merged"
+    assert schedules.declared_schedules()["weekly"].topic == "merged"
 
 
 def test_the_topic_of_a_schedule_goes_with_it() -> None:

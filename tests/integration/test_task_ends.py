@@ -17,7 +17,7 @@ from django_rmq import cancel_message, connections, send_message
 from django_rmq.conf import get_config
 from django_rmq.core import resharding
 from django_rmq.core.commands import ack, fetch, inspect, operate
-from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
+from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import Message

@@ -31,10 +31,10 @@ from django_rmq import (
     send_message,
     send_messages,
 )
+from django_rmq import schedules as scheduling
 from django_rmq.conf import get_config
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.schedules import schedule_requirements as scheduling
 from django_rmq.testing import (
     Clock,
     adrain,

@@ -14,7 +14,7 @@ from drf_spectacular.validation import validate_schema
 from jsonschema import Draft202012Validator
 
 from django_rmq import connections
-from django_rmq.api.typed_schemas import components
+from django_rmq.api.schema import components
 from django_rmq.conf import get_config
 from tests.brokers import OracleBroker, direct
 from tests.integration.test_api import ALL, Program, kill, user_with

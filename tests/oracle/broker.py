@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from django_rmq.core.commands.script_call import Call, RedisCommand
-from django_rmq.core.commands.script_keys import Named
+from django_rmq.core.commands.script_call import Call, Named, RedisCommand
 from django_rmq.core.lua import SECOND
 from django_rmq.core.model.keys import events_channel, wake_channel, workers_channel
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand

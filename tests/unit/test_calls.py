@@ -10,8 +10,7 @@ from mypy import api
 
 from django_rmq.core import lua
 from django_rmq.core.commands import ack, inspect, registry, send
-from django_rmq.core.commands.script_call import Answer, signature
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import Answer, AtSlot, signature
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.brokers import Broker

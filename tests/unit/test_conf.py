@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_rmq import checks, conf
+from django_rmq import checks, conf, typed_bodies
+from django_rmq import schedules as of_schedules
+from django_rmq import typed_bodies as of_bodies
 from django_rmq.conf import (
     Config,
     SettingsProblem,
@@ -22,9 +24,6 @@ from django_rmq.conf import (
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.schedules import schedule_requirements as of_schedules
-from django_rmq.typed_bodies import declared_body
-from django_rmq.typed_bodies import typed_body_requirements as of_bodies
 from django_rmq.worker import once_requirements
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
@@ -72,14 +71,14 @@ def test_a_path_as_body_is_a_type_whose_bodies_are_json() -> None:
         }
     ).topic("prices")
     assert (topic.body, topic.slot_basis) == ("json", "shop")
-    assert topic.typed == declared_body.DeclaredBody(path, "tests.typed_bodies.upcast")
+    assert topic.typed == typed_bodies.DeclaredBody(path, "tests.typed_bodies.upcast")
 
 
 def test_a_type_of_all_topics_may_be_a_default() -> None:
     own = {"typed": {"TYPE": "fixed_time"}, "text": {"TYPE": "fixed_time", "BODY": "text"}}
     defaults = {"BODY": "tests.typed_bodies.Viewed", "UPCAST": "tests.typed_bodies.upcast"}
     found = config(TOPICS=own, TOPIC_DEFAULTS=defaults)
-    assert found.topic("typed").typed == declared_body.DeclaredBody(*defaults.values())
+    assert found.topic("typed").typed == typed_bodies.DeclaredBody(*defaults.values())
     assert (found.topic("text").body, found.topic("text").typed) == ("text", None)
 
 
@@ -170,6 +169,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "origin": True,
         "outbox": True,
         "outcome_retention_ms": 5_400_000,
+        "is_fifo": False,
     }
 
 
@@ -917,7 +917,7 @@ def test_every_check_is_documented_in_both_places() -> None:
     folders = [Path(str(module.__file__)).parent for module in (checks, conf)]
     files = [file for folder in folders for file in folder.glob("*.py")]
     files += [
-        Path(str(module.__file__)) for module in (once_requirements, of_schedules, of_bodies, declared_body)
+        Path(str(module.__file__)) for module in (once_requirements, of_schedules, of_bodies, typed_bodies)
     ]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EWI]\d{3})\"", source)) | {"E021", "E022"}

@@ -16,10 +16,10 @@ ADMITTED_CLASSES = {"Command", "Meta", "Migration", "Topic"}
 
 ADMITTED_MODULES = {"__init__", "urls"}
 
-PARTICIPLES = {"declaring", "failing", "listening", "message_tracking", "routing"}
+PARTICIPLES = {"declaring", "failing", "listening", "message_tracking", "resharding", "routing"}
 """Modules of Spark that programs import, and nouns that end like participles."""
 
-LARGE_PACKAGES = {"operations": 28, "spark": 24}
+LARGE_PACKAGES = {"operations": 27, "spark": 24}
 """Packages with more than 20 modules."""
 
 LARGE_FUNCTIONS = {
@@ -87,7 +87,7 @@ def test_few_modules_are_small_and_have_one_importer() -> None:
     users = importers()
     lengths = {name: tree.body[-1].end_lineno or 0 for name, tree in modules().items() if tree.body}
     small = {name for name, length in lengths.items() if length < 100 and len(users[name]) == 1}
-    assert len(small) <= 14, sorted(small)
+    assert len(small) <= 12, sorted(small)
 
 
 def test_a_large_function_has_a_reason() -> None:

@@ -18,7 +18,7 @@ from django_rmq.core.model.schedule import Schedule, instant_text
 from django_rmq.core.schedules import tick_times
 from django_rmq.core.schedules.tick_times import last_tick, next_instant, next_tick
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.schedules import schedule_requirements
+from django_rmq.schedules import timing_problems
 
 CRONS = [
     "0 3 * * *",
@@ -172,9 +172,9 @@ def test_an_image_without_time_zones_is_told_apart_from_a_wrong_name(without_tim
         tick_times.check("0 3 * * *", "Europe/Berlin")
     noon = ms("2026-05-05T12:00:00Z")
     assert next_tick(Schedule("a", "t", cron="0 3 * * *"), noon) == ms("2026-05-06T03:00:00Z")
-    (found,) = schedule_requirements.of_timing(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
+    (found,) = timing_problems(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
     assert (found.id, "tzdata" in found.message) == ("E071", True)
-    assert list(schedule_requirements.of_timing(Schedule("a", "t", every=60))) == []
+    assert list(timing_problems(Schedule("a", "t", every=60))) == []
 
 
 def test_a_wrong_name_of_a_time_zone_is_named() -> None:

@@ -15,21 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message
+from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message, typed_bodies
 from django_rmq.core.consumer.invoke import CallGroup, run
 from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import basis_of
 from django_rmq.core.producer.producer import _each
-from django_rmq.typed_bodies import typed_body_requirements
-from django_rmq.typed_bodies.declared_body import (
-    MOST_ERRORS,
-    DeclaredBody,
-    Unusable,
-    adapter_of,
-    place,
-)
+from django_rmq.typed_bodies import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
 from tests.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
 
 ROOT = Path(__file__).parents[2]
@@ -365,39 +358,39 @@ def test_a_type_that_cannot_be_used_says_why(path: str, check: str, why: str) ->
 
 @pytest.mark.parametrize("name", ["missing", "NOT_A_FUNCTION"])
 def test_an_upcast_that_is_no_function_is_a_problem(name: str) -> None:
-    (found,) = typed_body_requirements.problems(typed("Viewed", name))
+    (found,) = typed_bodies.problems(typed("Viewed", name))
     assert found.id == "E103"
 
 
 def test_options_that_do_not_fit_the_type_are_problems() -> None:
-    assert not list(typed_body_requirements.problems(typed("PriceChanged", "upcast", slot_basis="shop")))
-    (basis,) = typed_body_requirements.problems(typed("PriceChanged", slot_basis="store"))
+    assert not list(typed_bodies.problems(typed("PriceChanged", "upcast", slot_basis="shop")))
+    (basis,) = typed_bodies.problems(typed("PriceChanged", slot_basis="store"))
     assert basis.id == "E104"
     assert "It has: at, batch, extra, lines, note, reason, shop." in basis.message
-    (tags,) = typed_body_requirements.problems(typed("Tagged"))
+    (tags,) = typed_bodies.problems(typed("Tagged"))
     assert tags.id == "E104"
-    assert not list(typed_body_requirements.problems(typed("Tagged", identity="key")))
-    (secret,) = typed_body_requirements.problems(typed("Secretive", identity="key"))
+    assert not list(typed_bodies.problems(typed("Tagged", identity="key")))
+    (secret,) = typed_bodies.problems(typed("Secretive", identity="key"))
     assert secret.id == "E104"
     assert encode_body(typed("Tagged"), Tagged(tags=frozenset({"a"}))) == b'{"tags":["a"]}'
-    assert not list(typed_body_requirements.problems(Topic("plain", TopicType.FIXED_TIME)))
+    assert not list(typed_bodies.problems(Topic("plain", TopicType.FIXED_TIME)))
 
 
 def test_a_type_that_does_not_read_what_it_writes_is_a_problem() -> None:
-    (found,) = typed_body_requirements.problems(typed("Aliased", identity="key"))
+    (found,) = typed_bodies.problems(typed("Aliased", identity="key"))
     assert found.id == "E104"
     assert found.message.endswith(
         "does not read what it writes, so no body could be sent: hidden is required, and not written; "
         "optional is written as 'out' and read as 'optional'; renamed is written as 'renamed' and read as 'in'."
     )
-    (found,) = typed_body_requirements.problems(typed("Initialised"))
+    (found,) = typed_bodies.problems(typed("Initialised"))
     assert "start is required, and not written" in found.message
 
 
 @pytest.mark.parametrize(("name", "stored"), [("Renaming", b'{"value":7}'), ("ByName", b'{"value":7}')])
 def test_a_type_that_reads_its_own_names_is_none(name: str, stored: bytes) -> None:
     topic = typed(name)
-    assert not list(typed_body_requirements.problems(topic))
+    assert not list(typed_bodies.problems(topic))
     assert encode_body(topic, {"in": 7}) == stored
     assert message(topic, stored).body.value == 7
 

@@ -9,9 +9,8 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, RedisError
 
-from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.cluster.nodes import Node, Topology
 from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
-from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection, explain
 from django_rmq.core.redis.clients import translate

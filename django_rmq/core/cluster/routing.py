@@ -24,8 +24,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from django_rmq.core.cluster.nodes import Node
-from django_rmq.core.cluster.topology import Topology
+from django_rmq.core.cluster.nodes import Node, Topology
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.redis.broker import durability_commands, read_confirmed
 

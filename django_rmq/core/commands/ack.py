@@ -1,6 +1,7 @@
 """Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep.
 
-Each names the receipt of its delivery. A stale receipt changes nothing, so a call may be repeated after a lost reply.
+Each names the receipt of its delivery. A stale receipt changes nothing, so a call may be repeated after a lost reply. Here is
+also the ``DeliveryControl`` of messages, by which a listener extends its delivery and reports progress.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, form, word, words
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.script_call import AtSlot, Call, form, word, words
+from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, cut_error
 from django_rmq.core.model.topic import Topic
 
@@ -87,3 +89,24 @@ def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
 def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
     """Return messages whose back-off is over from Retry to Store; return their number."""
     return Call("promote", AtSlot(topic, slot), (limit,), int)
+
+
+class BrokerDeliveryControl:
+    """Extends deliveries and reports their progress, by calls of their own."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def extend(self, message: Message) -> bool:
+        """Restart the time-out, and note on the message if it was cancelled; return False if the delivery has ended."""
+        member = message.delivery.member
+        [word] = self._broker.run(extend(message.topic, message.slot, message.receipt, [member]))
+        if word == "cancelled":
+            message.stopped = "cancelled"
+        return word != "stale"
+
+    def report(self, message: Message, thousandths: int, text: bytes) -> bool:
+        """Note the progress; return False if the delivery has ended."""
+        member = message.delivery.member
+        call = progress(message.topic, message.slot, message.receipt, member, thousandths, text)
+        return self._broker.run(call) == "ok"

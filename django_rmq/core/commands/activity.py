@@ -9,8 +9,17 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, moment, same, word
-from django_rmq.core.commands.script_keys import AtSlots, Named, OfHistory
+from django_rmq.core.commands.script_call import (
+    AtSlots,
+    Call,
+    Named,
+    OfHistory,
+    OfKey,
+    RedisCommand,
+    moment,
+    same,
+    word,
+)
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import history_keys, times_key
 from django_rmq.core.model.replies import SAMPLED, TIMES, Sample, Times

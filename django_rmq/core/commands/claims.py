@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, form, words
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call, form, words
 from django_rmq.core.model.replies import Claimed, ClaimRead, Failure, cut_error
 from django_rmq.core.model.topic import Topic
 

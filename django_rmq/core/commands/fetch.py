@@ -10,8 +10,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, cursor, form, moment
-from django_rmq.core.commands.script_keys import AtSlot, AtSlots
+from django_rmq.core.commands.script_call import AtSlot, AtSlots, Call, cursor, form, moment
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic

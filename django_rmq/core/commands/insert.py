@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from django_rmq.core.commands.script_call import Call, Packed, RedisCommand
-from django_rmq.core.commands.script_keys import AtSlot, KeyPlace
+from django_rmq.core.commands.script_call import AtSlot, Call, KeyPlace, Packed, RedisCommand
 from django_rmq.core.model.topic import Topic, TopicType
 
 RECEIPT = (0, b"")

@@ -8,8 +8,19 @@ from typing import Any, TypeVar
 
 from django_rmq.core.commands import fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, cursor, moment, number, same, text
-from django_rmq.core.commands.script_keys import AtSlot, AtSlots, InState
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    AtSlots,
+    Call,
+    InState,
+    OfKey,
+    RedisCommand,
+    cursor,
+    moment,
+    number,
+    same,
+    text,
+)
 from django_rmq.core.model import keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import BATCH

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, form, moved, number, word, words
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call, form, moved, number, word, words
 from django_rmq.core.model.replies import RECORDS, OrphansReply, cut_error
 from django_rmq.core.model.topic import Topic
 

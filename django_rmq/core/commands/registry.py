@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, moved, number, text, word
-from django_rmq.core.commands.script_keys import AtSlot, Named, OfWorkers
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    Call,
+    Named,
+    OfKey,
+    OfWorkers,
+    RedisCommand,
+    moved,
+    number,
+    text,
+    word,
+)
 from django_rmq.core.model.keys import (
     answer_key,
     bucket_key,

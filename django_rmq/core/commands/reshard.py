@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, moment, word
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call, moment, word
 from django_rmq.core.model.replies import CopyReply, Handover, ReshardSurvey
 from django_rmq.core.model.topic import Topic
 

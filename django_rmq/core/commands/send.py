@@ -12,8 +12,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from django_rmq.core.commands.script_call import Call, Packed, moved
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call, Packed, moved
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
 

@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.delivery_control import BrokerDeliveryControl
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight

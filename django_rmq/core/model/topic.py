@@ -1,7 +1,8 @@
 """A topic: its type, its slots, and how its messages are identified, delivered and retried.
 
 The settings declare it, Redis registers the part of it that all processes must share (its definition), and everything else in
-the core takes it as a value.
+the core takes it as a value. ``BodyType`` is the interface by which it uses the type of its bodies, so that the core need not
+know pydantic.
 """
 
 from __future__ import annotations
@@ -10,9 +11,24 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-from django_rmq.core.model.body_type import BodyType
+
+class BodyType(Protocol):
+    """The type that a topic's BODY names. Each method raises ``ConfigurationError`` if it cannot be used."""
+
+    @property
+    def path(self) -> str:
+        """The path by which BODY names it."""
+
+    def plain(self, body: object) -> Any:
+        """Return an instance, or plain data, as the data to be stored as JSON. Raises ``InvalidBody``."""
+
+    def read(self, raw: bytes) -> Any:
+        """Return the instance from what is stored. Raises ``InvalidBody``."""
+
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the bodies that may be sent, or None if no schema can describe them."""
 
 
 class TopicType(StrEnum):

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Call, Packed, RedisCommand
-from django_rmq.core.commands.script_keys import AtSlot
+from django_rmq.core.commands.script_call import AtSlot, Call, Packed, RedisCommand
 from django_rmq.core.model.topic import Topic
 
 pack_command: Callable[[tuple[Any, ...]], bytes] | None

@@ -256,11 +256,11 @@ def history(topic: str, hours: int) -> None:
 
 def schedules() -> None:
     """Declare the schedules of the shop, as the start of a worker does."""
-    from django_rmq.schedules import schedule_runner
+    from django_rmq import schedules
     from django_rmq.worker.listener_registry import autodiscover
 
     autodiscover()
-    schedule_runner.declare()
+    schedules.declare()
 
 
 def product_sets(items: int, *, labelled: int) -> None:

@@ -19,8 +19,7 @@ from django_rmq import Message, Reject, TopicFull, connections, send_message, se
 from django_rmq.conf import get_config, values
 from django_rmq.core.consumer import Hooks
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
-from django_rmq.observability import announcements, telemetry
-from django_rmq.observability.telemetry import instruments, semantic_conventions
+from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock
 from example_project.demo.embedded_server import free_port
 from tests.brokers import OracleBroker
@@ -44,9 +43,9 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
-    instruments.instruments.cache_clear()
+    telemetry.instruments.cache_clear()
     yield reader
-    instruments.instruments.cache_clear()
+    telemetry.instruments.cache_clear()
 
 
 def recorded(reader: InMemoryMetricReader) -> Points:
@@ -155,7 +154,7 @@ def test_sends_that_fail_are_counted_with_their_error(reader: InMemoryMetricRead
     assert (attributes["server.address"], attributes["server.port"]) == ("127.0.0.1", port)
     ((_, durations),) = points[OPERATION]
     assert isinstance(durations, HistogramDataPoint) and durations.count == 4
-    assert tuple(durations.explicit_bounds) == instruments.EDGES
+    assert tuple(durations.explicit_bounds) == telemetry.EDGES
 
 
 def test_a_worker_records_what_it_processes_and_settles(
@@ -187,7 +186,7 @@ def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader)
         assert telemetry.around(get_config().topic("work"), print) is print
         assert not announcements.Reporter().wants("work")
     assert reader.get_metrics_data() is None
-    assert instruments.instruments.cache_info().currsize == 0
+    assert telemetry.instruments.cache_info().currsize == 0
 
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

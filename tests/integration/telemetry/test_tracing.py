@@ -29,8 +29,7 @@ from django_rmq.conf import get_config, values
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.observability import announcements, telemetry
-from django_rmq.observability.telemetry import semantic_conventions
+from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
 from example_project.demo.embedded_server import free_port

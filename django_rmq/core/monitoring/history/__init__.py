@@ -10,8 +10,7 @@ per 256 slots and minute. With more than 65,536 slots, every second (fourth, …
 scaled. Above 4,096 slots the reading is spread over the minute.
 """
 
-from .latency_counts import EDGES_MS, TimesCount
-from .minute_record import Depth
+from .minute_record import EDGES_MS, Depth, TimesCount, sampling
 from .queries import (
     LONGEST_GAP_MINUTES,
     HistoryTotals,
@@ -25,7 +24,6 @@ from .queries import (
     times,
     totals,
 )
-from .sampler import sampling
 
 __all__ = [
     "EDGES_MS",

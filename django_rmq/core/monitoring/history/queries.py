@@ -18,9 +18,9 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Sample, Times
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.monitoring.history.latency_counts import EDGES_MS
 from django_rmq.core.monitoring.history.minute_record import (
     COUNTED,
+    EDGES_MS,
     SLOTS_AT_ONCE,
     Depth,
     MinuteRecord,

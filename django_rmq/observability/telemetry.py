@@ -1,6 +1,23 @@
-"""The spans of sends, commits and calls of listeners, with their metrics, and the context that travels with messages.
+"""OpenTelemetry (extra ``otel``): spans, if ``RMQ["TRACING"]`` is on, and metrics, if ``RMQ["METRICS"]["OPENTELEMETRY"]`` is.
 
-Only this module makes spans. Without tracing, each use costs a check of the settings.
+Only the API is used: without an SDK set up by the project, nothing is recorded. Names and attributes are those
+of the semantic conventions for messaging (``semantic_conventions``).
+
+=============  ========  =======================================================================================
+span           kind      when
+=============  ========  =======================================================================================
+``send T``     producer  a call that sends, outside a transaction
+``create T``   producer  a call that sends, inside a transaction
+``send T``     client    the messages of a transaction at its commit, with links to their ``create`` spans
+``process T``  consumer  a call of a listener
+``commit T``   client    confirmed ends of deliveries of one slot, and ``rollback T``: those that failed
+=============  ========  =======================================================================================
+
+On topics with IDENTITY "key" the context of the first or second of these travels in the message's headers, as
+written by the propagators of the process (``traceparent``), and later spans link to it. They are not its
+children, because a message may be merged, wait for days, and be tried again. A topic whose body is the
+identity carries only bodies, and a trace in them would keep equal messages from merging, so its spans have no
+links.
 """
 
 from __future__ import annotations
@@ -10,7 +27,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rmq.conf import get_config
 from django_rmq.core.model import log_redaction
@@ -20,14 +38,117 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
-from django_rmq.observability import CommitObservation, Created, SendObservation, count_sent
-from django_rmq.observability.telemetry import semantic_conventions
-from django_rmq.observability.telemetry.instruments import note_operation, note_processing
+from django_rmq.observability import (
+    CommitObservation,
+    Created,
+    SendObservation,
+    count_sent,
+    semantic_conventions,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
     from django_rmq.core.consumer.invoke import Coroutine
+
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram, Meter
+
+    Attributes = dict[str, str | int]
+
+EDGES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""Bounds of the histograms in seconds, as the conventions advise."""
+
+
+class Instruments(NamedTuple):
+    """The instruments of this process."""
+
+    sent: Counter
+    consumed: Counter
+    operation: Histogram
+    process: Histogram
+    processed_before: Counter
+
+
+def _meter() -> Meter:
+    from opentelemetry import metrics
+
+    from django_rmq import __version__
+
+    return metrics.get_meter("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
+
+
+@cache
+def instruments() -> Instruments:
+    """Return the instruments. They find the project's SDK, whenever it is set up."""
+    meter = _meter()
+    return Instruments(
+        meter.create_counter(
+            semantic_conventions.SENT_MESSAGES,
+            "{message}",
+            "Number of messages producer attempted to send to the broker.",
+        ),
+        meter.create_counter(
+            semantic_conventions.CONSUMED_MESSAGES,
+            "{message}",
+            "Number of messages that were delivered to the application.",
+        ),
+        meter.create_histogram(
+            semantic_conventions.OPERATION_DURATION,
+            "s",
+            "Duration of messaging operation initiated by a producer or consumer client.",
+            explicit_bucket_boundaries_advisory=EDGES,
+        ),
+        meter.create_histogram(
+            semantic_conventions.PROCESS_DURATION,
+            "s",
+            "Duration of processing operation.",
+            explicit_bucket_boundaries_advisory=EDGES,
+        ),
+        meter.create_counter(
+            semantic_conventions.PROCESSED_BEFORE,
+            "{message}",
+            "Number of messages for which a listener with once was not called, because they were processed before.",
+        ),
+    )
+
+
+def with_error(attributes: Attributes, error: str | None) -> Attributes:
+    """Return ``attributes``, with the type of the error if there is one."""
+    return attributes if error is None else {**attributes, semantic_conventions.ERROR_TYPE: error}
+
+
+def _counted(attributes: Attributes) -> Attributes:
+    """Return the attributes of a counter, which has no type of operation."""
+    return {name: value for name, value in attributes.items() if name != semantic_conventions.OPERATION_TYPE}
+
+
+def add_sent(topic: str, messages: int, error: BaseException | None = None) -> None:
+    """Count messages that were written to Redis, or could not be because of ``error``."""
+    failure = None if error is None else semantic_conventions.error_type(error)
+    attributes = with_error(_counted(semantic_conventions.attributes(topic, "send")), failure)
+    instruments().sent.add(messages, attributes)
+
+
+def count_processed(topic: str, messages: int) -> None:
+    """Count messages that a listener with ``once`` had processed before."""
+    if get_config().metrics.opentelemetry:
+        instruments().processed_before.add(
+            messages, _counted(semantic_conventions.attributes(topic, "process"))
+        )
+
+
+def note_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
+    """Record how long a send, a commit or a rollback took."""
+    instruments().operation.record(seconds, with_error(attributes, error))
+
+
+def note_processing(attributes: Attributes, messages: int, seconds: float, error: str | None) -> None:
+    """Record a call of a listener."""
+    found = instruments()
+    found.consumed.add(messages, with_error(_counted(attributes), error))
+    found.process.record(seconds, with_error(attributes, error))
 
 
 logger = logging.getLogger("django_rmq.tracing")

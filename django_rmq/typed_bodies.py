@@ -1,7 +1,7 @@
-"""A type of bodies, as BODY and UPCAST name it: it validates bodies, and turns them into JSON and back.
+"""Typed bodies: a type, as BODY and UPCAST name it, validates bodies, and turns them into JSON and back.
 
-The type is imported at its first use, because the settings are read before the apps are. This is the only module that
-imports pydantic (extra ``typed``).
+The type is imported at its first use, because the settings are read before the apps are. This is the only module that imports
+pydantic (extra ``typed``). The system checks and the start of workers report each ``TypedBodyProblem``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin
 
 from django.utils.module_loading import import_string
 
 from django_rmq.core.model.body_codec import ExactNumber, encode_json, stored_number
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidBody, InvalidMessage
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
 
 MOST_ERRORS = 20
 """The number of errors of one body that are reported."""
@@ -291,4 +293,63 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-__all__ = ["DeclaredBody", "Unusable", "adapter_of", "function_of", "place"]
+class TypedBodyProblem(NamedTuple):
+    """A reason why a topic's bodies cannot have their type: an id of the system checks, a sentence and a hint."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+def problems(topic: Topic) -> Iterator[TypedBodyProblem]:
+    """Yield why the bodies of ``topic`` cannot have the type that BODY names, which is imported for it."""
+    typed = topic.typed
+    if not isinstance(typed, DeclaredBody):
+        return
+    place = f'RMQ["TOPICS"]["{topic.name}"]'
+    try:
+        typed.load()
+    except Unusable as error:
+        yield TypedBodyProblem(error.check, f"{place}: {error}.", error.hint)
+        return
+    unread = typed.unread_fields()
+    if unread:
+        yield TypedBodyProblem(
+            "E104",
+            f"{place}: its BODY does not read what it writes, so no body could be sent: {'; '.join(unread)}.",
+            "Give each field one alias for reading and writing, and a default if it is not written.",
+        )
+    stored = typed.schema("serialization")
+    if stored is not None:
+        yield from _of_options(place, topic, stored)
+
+
+def _of_options(place: str, topic: Topic, schema: Mapping[str, Any]) -> Iterator[TypedBodyProblem]:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    fields = schema.get("$defs", {}).get(name, schema).get("properties")
+    if topic.slot_basis is not None and fields is not None and topic.slot_basis not in fields:
+        yield TypedBodyProblem(
+            "E104",
+            f"{place} has SLOT_BASIS {topic.slot_basis!r}, and its BODY has no such field. It has: "
+            f"{', '.join(sorted(fields))}.",
+        )
+    if _has(schema, "writeOnly"):
+        yield TypedBodyProblem(
+            "E104",
+            f"{place}: its BODY contains a secret, which pydantic writes as asterisks: listeners would get these.",
+            "Use str, or give the field a serializer. Everything in a body can be read in Redis.",
+        )
+    if not topic.keyed and _has(schema, "uniqueItems"):
+        yield TypedBodyProblem(
+            "E104",
+            f'{place} has IDENTITY "body", and its BODY contains a set, whose order changes from process to process: '
+            "equal bodies would be different messages.",
+            'Use a list, or set IDENTITY "key".',
+        )
+
+
+def _has(schema: Any, keyword: str) -> bool:
+    """Return whether ``keyword`` is true anywhere in a schema."""
+    if isinstance(schema, Mapping):
+        return schema.get(keyword) is True or any(_has(each, keyword) for each in schema.values())
+    return isinstance(schema, list) and any(_has(each, keyword) for each in schema)

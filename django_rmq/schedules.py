@@ -1,0 +1,254 @@
+"""Schedules in Django: those of the settings and of ``@schedule``, what each needs, and the duty that keeps them in Redis.
+
+The registry of schedules lives in the memory of one process. The system checks and the start of workers report each
+``ScheduleProblem``. ``declare`` runs once when workers start, and the duty, which keeps each schedule one tick ahead, while they
+run. The steps themselves are those of ``core.schedules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from django_rmq import connections, observability
+from django_rmq.conf import Config, did_you_mean, get_config, set_schedule_topics
+from django_rmq.conf.problems import printable
+from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
+from django_rmq.conf.values import InvalidSetting
+from django_rmq.connections import Purpose
+from django_rmq.core.commands import registry as calls
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.consumer.background_jobs import Duty
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import basis_of
+from django_rmq.core.schedules import tick_times
+from django_rmq.core.schedules.declarations import Declarations
+from django_rmq.core.schedules.stepper import Stepper
+from django_rmq.core.topic_registration import register_topics
+from django_rmq.exceptions import CallerError, ConfigurationError, UnknownTopic
+
+_schedules: dict[str, Schedule] = {}
+"""By name. An empty time zone stands for TIME_ZONE."""
+
+
+def parsed(name: object, topic: str | None, options: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that a decorator declares. Without a ``topic`` it sends to the topic of its own name.
+
+    ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
+    """
+    given = {key: value for key, value in options.items() if value is not None or key == "BODY"}
+    return _parsed(name, {"TOPIC": name if topic is None else topic, **given})
+
+
+def register(found: Schedule) -> None:
+    """Register a schedule of a decorator. Raises ``ConfigurationError`` for a second one of its name."""
+    other = _schedules.get(found.name)
+    # A reload imports a module again, and registers the same schedule a second time.
+    if other is not None and other != found:
+        raise ConfigurationError(f'there are two schedules of the name "{found.name}"')
+    _schedules[found.name] = found
+    _set_topics()
+
+
+def _set_topics() -> None:
+    set_schedule_topics(one.topic for one in _schedules.values() if one.topic == one.name)
+
+
+def _parsed(name: object, given: dict[str, Any]) -> Schedule:
+    if not is_name(name):
+        raise ConfigurationError(f"@schedule needs a name, {NAME_WANTED}, got {name!r}")
+    values: dict[str, Any] = {"timezone": ""}
+    for key, value in given.items():
+        field, parse = SCHEDULE_KEYS[key]
+        try:
+            values[field] = parse(value)
+        except InvalidSetting as wanted:
+            raise ConfigurationError(
+                f'@schedule("{name}"): {field} must be {wanted}, got {printable(value)}'
+            ) from None
+    return Schedule(str(name), **values)
+
+
+def declared_schedules() -> dict[str, Schedule]:
+    """Return the declared schedules by name.
+
+    Raises ``ConfigurationError`` if the settings and a decorator declare different ones of the same name.
+    """
+    config = get_config()
+    found = dict(config.schedules)
+    for name, one in _schedules.items():
+        known = replace(one, timezone=one.timezone or config.time_zone)
+        if found.setdefault(name, known) != known:
+            raise ConfigurationError(
+                f'schedule "{name}" is declared in RMQ["SCHEDULES"] and by @schedule, with different options'
+            )
+    return found
+
+
+def declared() -> dict[str, Schedule]:
+    """Return what decorators have declared, by name."""
+    return dict(_schedules)
+
+
+def replace_declared(schedules: dict[str, Schedule]) -> None:
+    """For tests: replace what decorators have declared."""
+    _schedules.clear()
+    _schedules.update(schedules)
+    _set_topics()
+
+
+class ScheduleProblem(NamedTuple):
+    """A reason why a schedule cannot run: an id of the system checks, a sentence and a hint."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+def problems(config: Config, schedule: Schedule) -> Iterator[ScheduleProblem]:
+    """Yield why ``schedule`` cannot run as it is declared."""
+    place = _place(schedule)
+    topic = config.topics.get(schedule.topic)
+    if topic is None:
+        meant = did_you_mean(schedule.topic, config.topics)
+        yield ScheduleProblem(
+            "E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{meant}'
+        )
+    else:
+        yield from _of_topic(place, schedule, topic)
+    yield from timing_problems(schedule)
+
+
+def _place(schedule: Schedule) -> str:
+    return f'Schedule "{schedule.name}"'
+
+
+def timing_problems(schedule: Schedule) -> Iterator[ScheduleProblem]:
+    """Yield why the ticks of ``schedule`` cannot be computed."""
+    place = _place(schedule)
+    if not schedule.is_sound:
+        has = "both CRON and EVERY" if schedule.every is not None else "neither CRON nor EVERY"
+        yield ScheduleProblem("E072", f"{place} has {has}: it needs exactly one of them.")
+        return
+    try:
+        tick_times.zone(schedule.timezone)
+        if schedule.cron is None:
+            return
+        if find_spec("cronsim") is None:
+            hint = 'pip install "django-redis-rmq[schedules]".'
+            yield ScheduleProblem(
+                "E073", f"{place} has CRON, and the package cronsim is not installed.", hint
+            )
+            return
+        tick_times.check(schedule.cron, schedule.timezone)
+    except ConfigurationError as error:
+        yield ScheduleProblem("E071", f"{place}: {error}.")
+
+
+def _of_topic(place: str, schedule: Schedule, topic: Topic) -> Iterator[ScheduleProblem]:
+    if not topic.takes_instants:
+        yield ScheduleProblem(
+            "E072",
+            f'{place} sends to topic "{topic.name}", which has TYPE "{topic.type.value}" and therefore no due times.',
+            'Use a topic with TYPE "fixed_time".',
+        )
+    if not topic.keyed:
+        yield ScheduleProblem(
+            "E072",
+            f'{place} sends to topic "{topic.name}", which has IDENTITY "body": two ticks with equal bodies '
+            "would be one message.",
+            'Set IDENTITY "key". The key of a tick is its schedule and its instant.',
+        )
+    try:
+        encode_body(topic, schedule.body)
+        basis_of(topic, schedule.body, None)
+    except CallerError as error:
+        yield ScheduleProblem("E072", f'{place} has a BODY that topic "{topic.name}" cannot have: {error}.')
+
+
+logger = safe_logger("django_rmq.schedules")
+_complain = LogThrottle(logger)
+
+
+def declare() -> None:
+    """Make Redis' schedules those of this project, and take the steps that are due.
+
+    A schedule whose topic is not in the settings is left as it is in Redis. Raises ``ConfigurationError`` for
+    another one that cannot run, and ``ServerTrouble``.
+    """
+    declared = declared_schedules()
+    broker = connections.get_broker("worker")
+    # Redis may still hold schedules that the project no longer declares, so both have to be empty.
+    if not declared and not broker.run(calls.read_schedules()):
+        return
+    config = get_config()
+    chosen = {name: each for name, each in declared.items() if each.topic in config.topics}
+    for name in declared.keys() - chosen.keys():
+        _complain(name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings"))
+    found = [problem for each in chosen.values() for problem in problems(config, each)]
+    if found:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
+    for name in dict.fromkeys(each.topic for each in chosen.values()):
+        try:
+            connections.agree(config.topics[name])
+        except CallerError as error:
+            _complain(name, f"Schedules of topic {name} do not run: %s", error)
+    Declarations(broker, chosen, config.topics).start()
+    stepper().settle()
+
+
+def stepper(purpose: Purpose = "coordinator") -> Stepper:
+    """Return what takes the steps of schedules on the connections of ``purpose``."""
+    return Stepper(connections.get_broker(purpose), get_config().topics, _announce)
+
+
+def _announce(topic: str, result: SendResult) -> None:
+    observability.announce_sent(topic, [result])
+    observability.count_sent(topic, 1)
+
+
+def _register(broker: Broker, topics: Iterable[str]) -> None:
+    """Register the topics of schedules that Redis does not know."""
+    for name in topics:
+        try:
+            register_topics(broker, [get_config().topics[name]])
+        except CallerError as error:
+            _complain(name, f"Schedules of topic {name} do not run: %s", error)
+
+
+def duties() -> list[Duty]:
+    """Return the duty of a worker that keeps schedules. It ends at once in a project without schedules."""
+    broker = connections.get_broker("coordinator")
+    # The declarations outlive a step that fails, so they still know the declarations of other workers.
+    return [partial(_duty, broker, Declarations(broker, declared_schedules(), get_config().topics))]
+
+
+def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, None]:
+    """Keep the schedules in Redis those of the live workers, and take the steps that are due.
+
+    While nothing is due, with two requests each 5 s.
+    """
+    steps = stepper()
+    try:
+        while True:
+            now_ms, records = broker.now_ms(), broker.run(calls.read_schedules())
+            if declarations.reconcile(records, now_ms):
+                # A server that has lost the schedules may have lost the definitions of their topics as well.
+                _register(broker, declarations.topics)
+                yield 0.0
+            elif declarations.is_idle:
+                return
+            else:
+                yield steps.step_each(records, now_ms)
+    except GeneratorExit:
+        # The worker ends in good order and reports it, so that schedules that only it declared are removed soon.
+        declarations.end()
+        raise

@@ -1,1 +1,0 @@
-"""Typed bodies: the types that BODY names, by pydantic; and what their topics need."""

@@ -10,15 +10,18 @@ from tests.oracle.scores import is_due
 from tests.oracle.slot import Slot
 
 
-def next_due(slot: Slot, *, at_once: bool) -> int | None:
-    """Return the earliest time (ms) at which asking again can help. None: there is none."""
+def next_due(slot: Slot, *, at_once: bool, awaits_ends: bool = False) -> int | None:
+    """Return the earliest time (ms) at which asking again can help. None: there is none.
+
+    ``awaits_ends``: leave out the time-outs of deliveries, which end before.
+    """
     dues: list[float] = [slot.now_ms] if at_once else []
     if not slot.topic.is_priority:
         whole = math.floor if slot.topic.is_fifo else math.ceil
         dues += sorted(whole(min(s, NEVER)) for s in slot.store.values() if not is_due(slot, s))[:1]
     if slot.retry:
         dues.append(floor(min(slot.retry.values())))
-    if slot.prepare:
+    if slot.prepare and not awaits_ends:
         dues.append((floor(min(slot.prepare.values()) / 1000) + slot.timeout + 1) * 1000)
     dues += [ceil(ends) for ends in slot.claimants.values()]
     return bounded(min(dues), 0, NEVER) if dues else None

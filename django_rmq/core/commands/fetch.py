@@ -25,16 +25,23 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
     def parse(reply: list[Any]) -> Prepared:
         word = reply[0]
         if word == b"ok":
-            rows, lefts, envelopes = reply[3], reply[4], reply[5]
+            rows, lefts, envelopes = reply[4], reply[5], reply[6]
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
-            due, receipt, is_suspect = moment(reply[1]), int(reply[2]), reply[6:7] == [b"suspect"]
-            timeout = reply[7] if len(reply) > 7 else None
+            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), reply[7:8] == [b"suspect"]
+            timeout = reply[8] if len(reply) > 8 else None
             is_plain = not (lefts or envelopes)
             return Prepared(
-                "ok", due, receipt, deliveries, is_suspect=is_suspect, timeout=timeout, is_plain=is_plain
+                "ok",
+                due,
+                receipt,
+                deliveries,
+                is_suspect=is_suspect,
+                timeout=timeout,
+                is_plain=is_plain,
+                sleeping_until=moment(reply[2]),
             )
         if word == b"more":
             return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))

@@ -169,11 +169,14 @@ class AckQueue:
         pending.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
         pending.failures += report.failures
         pending.released += released
+        if report.failures or released:
+            batch.state.sleeping_until = None
         if self._watcher is not None and self._watcher.wants(batch.state.topic.name):
             pending.messages.update((each.delivery.member, each) for each in batch.messages)
 
     def release(self, state: SlotState, receipt: int, members: Iterable[bytes]) -> None:
         """Give back members that have not begun."""
+        state.sleeping_until = None
         self.pending[state, receipt].released += members
 
     def unsettled(self, topic: str) -> int:
@@ -184,9 +187,9 @@ class AckQueue:
             if state.topic.name == topic
         )
 
-    def concerns(self, state: SlotState) -> bool:
-        """Return whether something of a slot is to be sent, or is not confirmed yet."""
-        return any(state is other for other, _ in chain(self.pending, *self._under_way))
+    def unconfirmed(self) -> set[SlotState]:
+        """Return the slots of which something is to be sent, or is not confirmed yet."""
+        return {state for state, _ in chain(self.pending, *self._under_way)}
 
     def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
         """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""

@@ -161,7 +161,7 @@ class MailboxHandlers:
                 self._router.give_back_slot(paused)
         elif (state := self._table.get(item.topic, item.slot)) is not None:
             state.not_before = 0.0
-            self._schedule.ready(state)
+            self._schedule.wake(state)
 
     def _gained(self, item: Own) -> None:
         # A worker that is about to leave takes over nothing, because it would fence the worker that does.
@@ -229,7 +229,9 @@ class Dispatcher:
         self._capacity = capacity = Capacity(
             broker, owner, table, listeners, count, async_capacity, in_flight
         )
-        self._schedule = schedule = SlotSchedule(table, capacity.depth, options.poll_seconds)
+        self._schedule = schedule = SlotSchedule(
+            table, capacity.depth, options.poll_seconds, asks_always=options.burst
+        )
         slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
         self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher)
         self._router = router = BatchRouter(

@@ -380,9 +380,7 @@ class BatchRouter:
                 # The batch took longer than estimated, so the batches behind it were taken too early as
                 # well.
                 self.give_back_slot(state, drops=False)
-            # This goes into the round trip that settles the batch; after a prepare that finds nothing,
-            # senders wake this worker.
-            self._schedule.ready(state)
+            self._schedule.batch_ended(state)
             self._table.forget(state)
 
     def _ended(self, batch: Batch, state: SlotState) -> None:

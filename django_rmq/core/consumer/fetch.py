@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import add
 from typing import NamedTuple
 
@@ -423,6 +423,7 @@ class RoundTrips:
         trouble = self._acks.settled(round_trip.told, round_trip.parts)
         for state, answer in round_trip.asked.states.items():
             trouble = self._replies.prepared(state, answer.result(), round_trip.at) or trouble
+        self._replies.lull(state for state, _ in round_trip.told)
         if trouble is not None:
             raise trouble
 
@@ -467,6 +468,8 @@ class FetchReplies:
         self._shutdown = shutdown
         self._handed_out = handed_out
         self._on_moved = on_moved
+        self._empty: list[SlotState] = []
+        """Slots whose prepare has found nothing, of the round trip that is processed."""
 
     def lost(self, state: SlotState) -> None:
         """Record that the answer for a slot was lost."""
@@ -497,7 +500,7 @@ class FetchReplies:
         # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
         if state.again:
             state.again = False
-            self._schedule.ready(state)
+            self._schedule.wake(state)
         self._table.forget(state)
         return trouble
 
@@ -510,6 +513,7 @@ class FetchReplies:
         )
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._capacity.bytes.weigh(topic, deliveries)
+        state.sleeping_until = reply.sleeping_until
         if topic.serial:
             start(state, receipt, deliveries, at, total)
             self._schedule.look_at(state, reply.next_due)
@@ -527,8 +531,11 @@ class FetchReplies:
         for first in range(0, len(deliveries), share):
             part = deliveries[first : first + share]
             start(state, receipt, part, at, total * len(part) // len(deliveries))
-        # Senders wake this worker only after a prepare that finds nothing, and other threads are free.
-        self._schedule.ready(state)
+        if state.sleeping_until is None or self._schedule.asks_always:
+            # Senders wake this worker only after a prepare that leaves nothing, and other threads are free.
+            self._schedule.ready(state)
+        else:
+            self._schedule.look_at(state, reply.next_due)
 
     def _nothing(self, state: SlotState, reply: Prepared) -> None:
         """Continue with a slot whose prepare returned no messages."""
@@ -545,9 +552,15 @@ class FetchReplies:
             self._moved(state, reply.slots)
         else:
             self._schedule.look_at(state, reply.next_due)
-            # Keep as little as possible in memory for an empty slot.
-            if state.is_at_rest and not self._acks.concerns(state):
-                self._table.lull(state)
+            self._empty.append(state)
+
+    def lull(self, settled: Iterable[SlotState]) -> None:
+        """Let slots fall asleep in which nothing is left: as little as possible is kept in memory for each."""
+        asleep = (state for state in settled if state.sleeping_until is not None)
+        at_rest = {state for state in chain(self._empty, asleep) if state.is_at_rest}
+        self._empty.clear()
+        for state in at_rest - self._acks.unconfirmed() if at_rest else ():
+            self._table.lull(state)
 
     def _moved(self, state: SlotState, slots: int | None) -> None:
         if self._on_moved is not None and slots:

@@ -18,6 +18,7 @@ from typing import Any
 
 from django_rmq.core.commands import fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import Topic
 
 uptime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -68,6 +69,7 @@ class SlotState:
         "owned",
         "recalled",
         "shut_until",
+        "sleeping_until",
         "slot",
         "thread",
         "topic",
@@ -106,6 +108,8 @@ class SlotState:
         """The number of its valid entry in the heap; 0 if it has none."""
         self.not_before = 0.0
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
+        self.sleeping_until: int | None = None
+        """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
         self.shut_until = 0.0
         """Monotonic time until which a failing slot is left alone."""
         self.away = False
@@ -303,8 +307,17 @@ milliseconds."""
 class SlotSchedule:
     """The schedule of one worker: when to prepare which slot. ``depth`` returns how many batches of one may be in flight."""
 
-    def __init__(self, table: SlotTable, depth: Callable[[SlotState], int], poll_seconds: float) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        depth: Callable[[SlotState], int],
+        poll_seconds: float,
+        *,
+        asks_always: bool = False,
+    ) -> None:
         self.clock = ServerClock()
+        self.asks_always = asks_always
+        """Whether a slot is prepared after each batch: a burst ends when nothing can be taken, and waits for no wake-up."""
         self.waiting: dict[SlotState, None] = {}
         """Due slots, to be prepared as soon as their thread has room."""
         self.parked: defaultdict[str, dict[SlotState, None]] = defaultdict(dict)
@@ -323,6 +336,7 @@ class SlotSchedule:
         """
         state.due = 0.0
         state.entry = 0
+        state.sleeping_until = None
         if state.asked:
             # The prepare under way may have run before the message arrived, so the slot is asked once more after it.
             state.again = True
@@ -335,6 +349,22 @@ class SlotSchedule:
             self.look_at(state, self.clock.ms() + (rest - now) * 1000)
         else:
             self.waiting[state] = None
+
+    def wake(self, state: SlotState) -> None:
+        """Prepare ``state`` as soon as possible, or when the batch ends whose prepare has left nothing."""
+        if state.sleeping_until is not None and state.batches and state.topic.serial:
+            # Asked now, Redis would return one message. Until the batch ends there may be many.
+            state.sleeping_until = None
+        else:
+            self.ready(state)
+
+    def batch_ended(self, state: SlotState) -> None:
+        """Prepare ``state`` in the round trip that settles its batch, unless Redis wakes this worker if anything can be taken."""
+        until = state.sleeping_until
+        if until is None or self.asks_always:
+            self.ready(state)
+        elif not state.batches:
+            self.look_at(state, until if until < NEVER else None)
 
     def look_at(self, state: SlotState, due: float | None) -> None:
         """Check ``state`` when the server's clock shows ``due``, which is None if nothing is waiting."""

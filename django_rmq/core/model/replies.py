@@ -329,6 +329,11 @@ class Prepared(NamedTuple):
     """The shortest time-out in seconds, if messages have one of their own."""
     is_plain: bool = False
     """Whether none of the messages has failed, and none of the slot had a body of its own."""
+    sleeping_until: int | None = None
+    """If nothing else can be taken: the ms until which the caller is woken by whoever makes something available.
+
+    It then asks again when a delivery of the slot ends in another way than by success. None: it asks whenever one ends.
+    """
 
 
 class Acquired(NamedTuple):

@@ -1,7 +1,6 @@
 -- Move the chosen messages into Prepare, with their bodies.
 --
--- needs: store prepare inflight retry body prepare_body control
--- needs: owner receipt in_flight rests count text_of
+-- needs: store prepare inflight retry body prepare_body in_flight rests count
 
 -- `prepared` has score and member of each message, `flights` member and record, `bodies` member and envelope. `is_head`: the
 -- messages are the first entries of Store.
@@ -30,5 +29,4 @@ local function take(members, prepared, flights, bodies, is_head)
   -- A ZADD of another program has sent a resting message again: the resting retry is superseded.
   -- rule: stranger_leaves_a_retry
   if rests then count('dropped', redis.call('ZREM', retry, unpack(members))) end
-  redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt)) -- rule: owner_unknown
 end

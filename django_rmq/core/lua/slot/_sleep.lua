@@ -5,7 +5,9 @@
 
 local NEVER, GATE = 9007199254740991, 9007199254740992
 
--- Returns the earliest time at which another prepare can find something. `more`: something can be taken now.
+-- `more`: something can be taken now. Returns two values:
+--   the earliest time at which another prepare can find something,
+--   the same without the deliveries in flight, which end before they time out.
 local function next_due(more)
   local due = math.huge
   if more or behind then due = now_ms end
@@ -19,15 +21,16 @@ local function next_due(more)
   local head = rests and redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES') or {}
   -- rule: next_due_forgets_retries
   if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
-  head = in_flight > 0 and redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES') or {}
-  if head[1] then
-    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
-  end
   if claimed then -- rule: prepare_sleeps_past_a_lease
     head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
     due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) -- rule: next_due_beyond_all_instants
   end
-  return due
+  local waiting = due
+  head = in_flight > 0 and redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES') or {}
+  if head[1] then
+    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
+  end
+  return due, waiting
 end
 
 -- Answer `word` to the caller, which then sleeps until `due`. A script that makes something available before `sleep` wakes it.

@@ -39,8 +39,10 @@
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
---       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, suspect[, timeout]]}
---         no retries left: all have ARGV[8]; no envelopes: each member is its own body
+--       | {'ok', next due, sleeping until or empty, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}
+--          [, suspect[, timeout]]}
+--         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
+--         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- check: types but claim claims claim_body claim_failed inserting
@@ -157,6 +159,8 @@ end
 if taken > 0 then
 -- include: _delivery
   take(members, prepared, flights, bodies, is_head)
+  -- A copy of a message in flight can be taken when that ends, and no script announces it.
+  local sleeps = not (more or behind or claimed) and in_flight == 0 -- rule: sleeps_beside_what_can_be_taken
   in_flight = in_flight + taken
   count('prepared', taken)
   local at
@@ -164,13 +168,21 @@ if taken > 0 then
 -- include: _rate_limit
     at = spend(taken)
   end
+  local due, waiting = next_due(more and not at)
+  if at then due = math.min(due, at) end
+  local fields = { 'owner', owner, 'deliveries', text_of(receipt) } -- rule: owner_unknown
+  -- Whoever takes the last message that is due sleeps from now on, and need not ask again when it has ended it.
+  if sleeps then
+    sleeping_until = text_of(math.min(waiting, NEVER))
+    fields[#fields + 1], fields[#fields + 2] = 'sleeping_until', sleeping_until -- rule: takes_the_last_and_sleeps_unnoticed
+  end
+  redis.call('HSET', control, unpack(fields))
   note_undrained()
   keep_counts()
-  local due = at and math.min(next_due(false), at) or next_due(more)
   for i = #free, taken * 2 + 1, -1 do
     free[i] = nil
   end
-  return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
+  return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, free, plain and {} or lefts,
     #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end

@@ -104,6 +104,89 @@ def test_nobody_is_woken_who_does_not_sleep(
     assert ear.heard() == 0
 
 
+@kinds
+def test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a", b"b")
+    answer = slot.take()
+    assert answer.sleeping_until == NEVER == sleeping_until(slot)
+    slot.commit(answer.receipt, [b"a", b"b"])
+    assert ear.heard() == 0
+    slot.send(b"c")
+    slot.send(b"d")
+    assert ear.heard() == 1
+    assert sleeping_until(slot) is None
+
+
+@time_kinds
+def test_who_takes_the_last_message_that_is_due_sleeps_until_the_next_one(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+
+    def send(member: bytes, ms: int) -> None:
+        slot.send(member, score=ms if kind is TopicType.RANGE_MERGE else slot.now_ms + ms)
+
+    slot.send(b"a")
+    send(b"b", 90_000)
+    answer = slot.take()
+    assert answer.sleeping_until == slot.now_ms + 90_000 == sleeping_until(slot)
+    assert answer.next_due == (slot.now_ms // 1000 + 31) * 1000, "its own delivery times out before"
+    send(b"c", 90_001)
+    assert ear.heard() == 0
+    send(b"d", 60_000)
+    assert ear.heard() == 1
+
+
+@kinds
+def test_who_leaves_something_that_can_be_taken_does_not_sleep(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a", b"b")
+    answer = slot.take(1)
+    assert answer.sleeping_until is None is sleeping_until(slot)
+    slot.commit(answer.receipt, [answer.deliveries[0].member])
+    slot.send(b"c")
+    assert ear.heard() == 0
+
+
+@kinds
+def test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a")
+    first, _ = slot.take_one()
+    slot.send(b"a")
+    slot.send(b"b")
+    second = slot.take()
+    assert [each.member for each in second.deliveries] == [b"b"]
+    assert second.sleeping_until is None is sleeping_until(slot)
+    slot.commit(first, [b"a"])
+    assert ear.heard() == 0
+    assert slot.take_one()[1].member == b"a"
+
+
+@kinds
+def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    ear = listen(slot)
+    slot.send(b"a")
+    answer = slot.take()
+    assert answer.sleeping_until == NEVER
+    slot.fail(answer.receipt, b"a")
+    assert ear.heard() == 1
+
+
 @time_kinds
 def test_only_what_is_due_earlier_wakes(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]

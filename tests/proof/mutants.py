@@ -902,6 +902,16 @@ MUTANTS: dict[str, Mutant] = {
         "Who is left idle is noted, so that it can be woken.",
         "tests/contract/test_gate.py::test_while_one_owner_holds_anything_no_other_gets_anything[redis-range_merge]",
     ),
+    "takes_the_last_and_sleeps_unnoticed": Mutant(
+        GONE,
+        "Who takes the last message that is due is woken by the next one.",
+        "tests/contract/test_waking.py::test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one[redis-range_merge]",
+    ),
+    "sleeps_beside_what_can_be_taken": Mutant(
+        As("local sleeps = not (more or behind or claimed)"),
+        "Who takes beside a delivery asks again when that ends: a copy of its message may wait.",
+        "tests/contract/test_waking.py::test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait[redis-range_merge]",
+    ),
     "next_due_beyond_all_instants": Mutant(
         As("due = math.min(due, math.ceil(tonumber(head[2])))"),
         "A foreign lease is read as an instant that everybody can read.",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
@@ -258,3 +259,86 @@ def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     assert dispatcher._round_trips.under_way is None
     assert sum(prepared(broker, slot) for slot in range(TOPIC.slots)) == 0
     assert sum(broker.count(TOPIC, slot).store for slot in range(TOPIC.slots)) == COUNT
+
+
+LONE = Topic("lone", TopicType.FIFO, slots=1)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slot of each prepare."""
+    slots: list[int] = []
+    prepare = calls.prepare
+
+    def noted(topic: Topic, slot: int, *rest: Any) -> Any:
+        slots.append(slot)
+        return prepare(topic, slot, *rest)
+
+    monkeypatch.setattr(calls, "prepare", noted)
+    return slots
+
+
+def with_one_message_in_hand(broker: Broker, *, burst: bool = False) -> Dispatcher:
+    send(broker, LONE, [1])
+    options = WorkerOptions(threads=1, burst=burst)
+    made = Dispatcher(broker, [LONE], {LONE.name: Listener(LONE.name, lambda message: None)}, options)
+    made.own([(LONE.name, 0)])
+    made._mailbox.hear()
+    turn_until_idle(made)
+    return made
+
+
+def wake(dispatcher: Dispatcher) -> None:
+    dispatcher._mailbox.queue.put(Wake(LONE.name, 0))
+    dispatcher._mailbox.hear()
+    turn_until_idle(dispatcher)
+
+
+def end_the_batch(dispatcher: Dispatcher, *, is_released: bool = False) -> None:
+    (batch,) = dispatcher._in_flight.batches.values()
+    members = [message.delivery.member for message in batch.messages]
+    committed, released = ([], members) if is_released else (members, [])
+    dispatcher._router.finished(BatchReport(batch, committed, [], released, 0.001, True))
+    turn_until_idle(dispatcher)
+
+
+def test_a_slot_is_not_asked_again_when_its_last_message_has_succeeded(
+    broker: Broker, asked: list[int]
+) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    end_the_batch(dispatcher)
+    assert asked == [0]
+    assert broker.count(LONE, 0).prepare == 0
+    assert not dispatcher._table.awake, "nothing of the slot is kept but its epoch"
+    send(broker, LONE, [2])
+    wake(dispatcher)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 1
+
+
+def test_what_comes_while_the_last_message_runs_is_taken_when_that_ends(
+    broker: Broker, asked: list[int]
+) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    send(broker, LONE, [2])
+    wake(dispatcher)
+    send(broker, LONE, [3])
+    assert asked == [0]
+    end_the_batch(dispatcher)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 2
+
+
+def test_a_slot_is_asked_again_when_its_last_message_is_given_back(broker: Broker, asked: list[int]) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    end_the_batch(dispatcher, is_released=True)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 1
+
+
+def test_a_burst_asks_again_after_each_batch(broker: Broker, asked: list[int]) -> None:
+    dispatcher = with_one_message_in_hand(broker, burst=True)
+    send(broker, LONE, [2])
+    end_the_batch(dispatcher)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 1

@@ -500,7 +500,7 @@ class FetchReplies:
         # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
         if state.again:
             state.again = False
-            self._schedule.wake(state)
+            self._schedule.ready(state)
         self._table.forget(state)
         return trouble
 

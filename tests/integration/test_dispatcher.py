@@ -897,6 +897,7 @@ def test_another_slot_count_ends_the_worker_after_it_has_settled(broker: Any) ->
         assert begun.wait(LONG)
         for slot in range(4):
             broker.configure(replace(topic, slots=8), slot)
+            worker.dispatcher._mailbox.queue.put(Wake(topic.name, slot))
         go.set()
         with pytest.raises(SlotMoved, match="no longer has 4 slots"):
             worker.join()

@@ -908,7 +908,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_waking.py::test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one[redis-range_merge]",
     ),
     "sleeps_beside_what_can_be_taken": Mutant(
-        As("local sleeps = not (more or behind or claimed)"),
+        As("local sleeps = not (more or behind or claimed or suspect)"),
         "Who takes beside a delivery asks again when that ends: a copy of its message may wait.",
         "tests/contract/test_waking.py::test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait[redis-range_merge]",
     ),

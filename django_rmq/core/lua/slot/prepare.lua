@@ -159,8 +159,8 @@ end
 if taken > 0 then
 -- include: _delivery
   take(members, prepared, flights, bodies, is_head)
-  -- A copy of a message in flight can be taken when that ends, and no script announces it.
-  local sleeps = not (more or behind or claimed) and in_flight == 0 -- rule: sleeps_beside_what_can_be_taken
+  -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
+  local sleeps = not (more or behind or claimed or suspect) and in_flight == 0 -- rule: sleeps_beside_what_can_be_taken
   in_flight = in_flight + taken
   count('prepared', taken)
   local at

@@ -175,6 +175,19 @@ def test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait(
 
 
 @kinds
+def test_who_continues_behind_an_entry_does_not_sleep_because_others_may_wait_before_it(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"first", b"second", score=0 if kind is TopicType.RANGE_MERGE else None)
+    first = slot.zset("store")[b"first"]
+    answer = slot.take(after=(f"{first:.17g}", b"first"))
+    assert [each.member for each in answer.deliveries] == [b"second"]
+    assert answer.sleeping_until is None is sleeping_until(slot)
+    assert slot.take_one()[1].member == b"first"
+
+
+@kinds
 def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
 ) -> None:

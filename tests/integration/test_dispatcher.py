@@ -468,6 +468,38 @@ def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
         heard.wait(2)
 
 
+class Silence:
+    """A subscription to wake-ups whose connection is dead without an error."""
+
+    def get(self, timeout: float) -> list[tuple[str, int]]:
+        threading.Event().wait(timeout)
+        return []
+
+    def close(self) -> None:
+        """End the subscription."""
+
+
+def test_every_message_is_found_though_no_wake_up_arrives(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "wakeups", lambda topics: Silence())
+    heard, go, topic = Heard(), threading.Event(), replace(MERGE, slots=1)
+
+    def listen(message: Message) -> None:
+        heard(message)
+        assert go.wait(LONG)
+
+    with Worker(broker, topic, listen, poll_seconds=0.2):
+        send(broker, topic, [0])
+        heard.wait(1)
+        send(broker, topic, [1])
+        go.set()
+        for count in range(2, 6):
+            heard.wait(count)
+            send(broker, topic, [count])
+        heard.wait(6)
+
+
 def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> None:
     heard = Heard()
     for slot in range(MERGE.slots):

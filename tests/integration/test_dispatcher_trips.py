@@ -280,8 +280,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def with_one_message_in_hand(broker: Broker, *, burst: bool = False) -> Dispatcher:
     send(broker, LONE, [1])
-    options = WorkerOptions(threads=1, burst=burst)
+    options = WorkerOptions(threads=1, burst=burst, poll_seconds=3600)
     made = Dispatcher(broker, [LONE], {LONE.name: Listener(LONE.name, lambda message: None)}, options)
+    # However long this process stands still, what its threads do not begin stays in hand.
+    made._router._next_refresh = float("inf")
     made.own([(LONE.name, 0)])
     made._mailbox.hear()
     turn_until_idle(made)
@@ -340,5 +342,38 @@ def test_a_burst_asks_again_after_each_batch(broker: Broker, asked: list[int]) -
     dispatcher = with_one_message_in_hand(broker, burst=True)
     send(broker, LONE, [2])
     end_the_batch(dispatcher)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 1
+
+
+def test_a_slot_is_asked_again_when_a_fail_over_has_lost_what_it_delivered(
+    broker: Broker, asked: list[int]
+) -> None:
+    client: Any = broker.client
+    send(broker, LONE, [1])
+    before = {key: client.dump(key) for key in client.keys()}
+    dispatcher = with_one_message_in_hand(broker)
+    client.delete(*client.keys())
+    for key, value in before.items():
+        client.restore(key, 0, value)
+    end_the_batch(dispatcher)
+    assert asked == [0, 0]
+    assert len(in_hand(dispatcher)) == 1
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while the last one runs", "behind it"])
+def test_what_no_wake_up_has_announced_is_found_by_the_slow_poll(
+    broker: Broker, asked: list[int], runs: bool
+) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    if not runs:
+        end_the_batch(dispatcher)
+    send(broker, LONE, [2])
+    turn_until_idle(dispatcher)
+    assert asked == [0], "its wake-up is lost"
+    dispatcher._due_poll.due = 0.0
+    turn_until_idle(dispatcher)
+    if runs:
+        end_the_batch(dispatcher)  # a strict slot is asked when it ends
     assert asked == [0, 0]
     assert len(in_hand(dispatcher)) == 1

@@ -135,7 +135,7 @@ def prepare(
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
     sleeping = None
-    if is_alone and not (more or is_behind or traits[0]):
+    if is_alone and after is None and not (more or is_behind or traits[0]):
         waiting = next_due(slot, at_once=False, awaits_ends=True)
         sleeping = NEVER if waiting is None else waiting
         sleep_until(slot, sleeping)

@@ -893,7 +893,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_strangers.py::test_a_strangers_send_supersedes_the_resting_retry_when_it_is_taken[redis-body-range_merge]",
     ),
     "owner_unknown": Mutant(
-        As("redis.call('HSET', control, 'deliveries', text_of(receipt))"),
+        As("local fields = { 'deliveries', text_of(receipt) }"),
         "Taking sets the owner.",
         "tests/contract/test_configuring.py::test_a_paused_slot_hands_out_nothing_and_takes_everything_else[redis-range_merge]",
     ),
@@ -908,9 +908,14 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_waking.py::test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one[redis-range_merge]",
     ),
     "sleeps_beside_what_can_be_taken": Mutant(
-        As("local sleeps = not (more or behind or claimed or suspect)"),
+        As("local sleeps = saw_all and not (more or behind or claimed or suspect)"),
         "Who takes beside a delivery asks again when that ends: a copy of its message may wait.",
         "tests/contract/test_waking.py::test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait[redis-range_merge]",
+    ),
+    "sleeps_behind_a_cursor": Mutant(
+        As("local saw_all = true"),
+        "Who continues behind an entry asks again: what lies before it may be free by now.",
+        "tests/contract/test_waking.py::test_who_continues_behind_an_entry_does_not_sleep_because_others_may_wait_before_it[redis-range_merge]",
     ),
     "next_due_beyond_all_instants": Mutant(
         As("due = math.min(due, math.ceil(tonumber(head[2])))"),

@@ -208,6 +208,11 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What could not be committed as a whole is committed by name.",
         (WHOLE + "what_a_person_marks_meanwhile_ends_as_marked",),
     ),
+    "sleeps_over_what_a_fail_over_brings_back": PythonMutant(
+        GONE,
+        "A slot is asked again when an end was stale: a fail-over may have brought its message back.",
+        (TRIPS + "a_slot_is_asked_again_when_a_fail_over_has_lost_what_it_delivered",),
+    ),
     "starts_in_a_slot_that_is_shut": PythonMutant(
         If("False"),
         "Nothing begins in a slot that is shut for a listener that does not return.",

@@ -28,7 +28,7 @@ from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.limits import MAX_PRIORITY, NEVER
 from django_rmq.core.model.replies import (
     Area,
     Death,
@@ -142,6 +142,9 @@ class Lockstep(RuleBasedStateMachine):
         """The claim that was read last, and its rows."""
         self.failed_claimed: dict[bytes, str] = {}
         """What its query has failed of the claim there is: failed or rejected."""
+        self.asleep_until: int | None = None
+        """The ms until which the last consumer that asked need not ask again unless it is woken."""
+        self.heard: list[tuple[str, int]] = []
 
     @initialize(topic=topics)
     def declare(self, topic: Topic) -> None:
@@ -159,7 +162,8 @@ class Lockstep(RuleBasedStateMachine):
         while not heard or heard[-1][1] != -99:
             heard += self.wakeups[0].get(10)
         try:
-            self.require("INV-15", heard[:-1] == self.wakeups[1].get(), heard)
+            self.heard += self.wakeups[1].get()
+            self.require("INV-15", heard[:-1] == self.heard, heard, self.heard)
             # Nobody uses the topic any more: an empty slot leaves nothing behind, another one stays as it is.
             held = self.after
             answer = self.both(lambda b: b.retire(self.topic, 0))
@@ -503,6 +507,11 @@ class Lockstep(RuleBasedStateMachine):
         flying = set(self.promises.flying)
         answer: Prepared = self.both(lambda b: b.prepare(topic, 0, owner, epoch, limit, max_bytes, after))
         self.cursor = answer.cursor or self.cursor
+        if answer.status == "ok":
+            self.asleep_until = answer.sleeping_until
+        elif answer.status not in ("moved", "fenced"):
+            due = NEVER if answer.next_due is None else answer.next_due
+            self.asleep_until = due if answer.status == "empty" and after is None and due > self.now_ms else None
         if answer.status in ("moved", "fenced"):
             keys = self.before.keys() | self.after
             changed = {key for key in keys if self.before.get(key) != self.after.get(key)}
@@ -1192,6 +1201,7 @@ class Lockstep(RuleBasedStateMachine):
             if body and before:
                 older, newer_body = self.order_of(member, before), self.order_of(member, body)
                 self.require("INV-17", newer_body >= older, member, body)
+        self.everybody_is_woken_in_time()
         twice = store.keys() & retry.keys()
         self.require("INV-12", twice <= self.kept_by_strangers, twice)
         if self.topic.serial:
@@ -1214,6 +1224,25 @@ class Lockstep(RuleBasedStateMachine):
         outcomes, times = self.after.get(self.keys.outcomes, {}), self.zset("outcome_times")
         self.require("INV-24", outcomes.keys() == times.keys(), outcomes, times)
         self.require("INV-24", not (outcomes and self.topic.outcome_retention_ms is None), outcomes)
+
+    def everybody_is_woken_in_time(self) -> None:
+        """Require that nothing can be taken for which the last consumer that asked would sleep."""
+        news = self.wakeups[1].get()
+        self.heard += news
+        if (self.topic.name, 0) in news:
+            self.asleep_until = None
+        if self.asleep_until is None:
+            return
+        whole = math.floor if self.topic.is_fifo else math.ceil
+        busy = self.zset("prepare").keys() | self.zset("claim").keys() | self.kept_by_strangers
+        dues = [
+            0 if self.topic.is_priority else whole(score)
+            for member, score in self.zset("store").items()
+            if member not in busy
+        ]
+        rests = self.zset("retry")
+        dues += [math.floor(rests[member]) for member in rests.keys() - self.kept_by_strangers]
+        self.require("INV-28", min(dues, default=NEVER) >= self.asleep_until, dues, self.asleep_until)
 
 
 def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:

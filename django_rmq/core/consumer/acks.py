@@ -73,6 +73,13 @@ class SlotErrors:
         self._schedule.shut(state, REST_SECONDS)
         return None
 
+    def ask_again(self, state: SlotState) -> None:
+        """Prepare a slot in which a delivery had ended before its worker said so.
+
+        It timed out, or a fail-over has lost it. Its message may wait, and this worker was not woken for it.
+        """
+        self._schedule.ready(state)
+
     def _leave_node_alone(self, state: SlotState, error: NodeUnavailable) -> None:
         """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
@@ -263,6 +270,7 @@ class AckQueue:
                 self._tell(pending, verb, items, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
+                self._slot_errors.ask_again(state)  # rule: sleeps_over_what_a_fail_over_brings_back
         return trouble
 
     def _answered(self, told: Settlements) -> None:

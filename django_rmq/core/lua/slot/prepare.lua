@@ -159,8 +159,11 @@ end
 if taken > 0 then
 -- include: _delivery
   take(members, prepared, flights, bodies, is_head)
+  -- What lies before the cursor was in flight when the caller read it, and may be free by now.
+  local saw_all = after_score == '' -- rule: sleeps_behind_a_cursor
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
-  local sleeps = not (more or behind or claimed or suspect) and in_flight == 0 -- rule: sleeps_beside_what_can_be_taken
+  -- rule: sleeps_beside_what_can_be_taken
+  local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
   in_flight = in_flight + taken
   count('prepared', taken)
   local at

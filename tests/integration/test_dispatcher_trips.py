@@ -347,13 +347,13 @@ def test_a_burst_asks_again_after_each_batch(broker: Broker, asked: list[int]) -
 
 
 def test_a_slot_is_asked_again_when_a_fail_over_has_lost_what_it_delivered(
-    broker: Broker, asked: list[int]
+    broker: Broker, prefix: str, asked: list[int]
 ) -> None:
     client: Any = broker.client
     send(broker, LONE, [1])
-    before = {key: client.dump(key) for key in client.keys()}
+    before = {key: client.dump(key) for key in client.scan_iter(f"*{prefix}*")}
     dispatcher = with_one_message_in_hand(broker)
-    client.delete(*client.keys())
+    client.delete(*client.scan_iter(f"*{prefix}*"))
     for key, value in before.items():
         client.restore(key, 0, value)
     end_the_batch(dispatcher)

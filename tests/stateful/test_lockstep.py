@@ -511,7 +511,9 @@ class Lockstep(RuleBasedStateMachine):
             self.asleep_until = answer.sleeping_until
         elif answer.status not in ("moved", "fenced"):
             due = NEVER if answer.next_due is None else answer.next_due
-            self.asleep_until = due if answer.status == "empty" and after is None and due > self.now_ms else None
+            self.asleep_until = (
+                due if answer.status == "empty" and after is None and due > self.now_ms else None
+            )
         if answer.status in ("moved", "fenced"):
             keys = self.before.keys() | self.after
             changed = {key for key in keys if self.before.get(key) != self.after.get(key)}

@@ -330,7 +330,7 @@ class Prepared(NamedTuple):
     is_plain: bool = False
     """Whether none of the messages has failed, and none of the slot had a body of its own."""
     sleeping_until: int | None = None
-    """If nothing else can be taken: the ms until which the caller is woken by whoever makes something available.
+    """If nothing else can be taken: the ms until which the caller is woken by the script that makes something available.
 
     It then asks again when a delivery of the slot ends in another way than by success. None: it asks whenever one ends.
     """

@@ -174,7 +174,7 @@ if taken > 0 then
   local due, waiting = next_due(more and not at)
   if at then due = math.min(due, at) end
   local fields = { 'owner', owner, 'deliveries', text_of(receipt) } -- rule: owner_unknown
-  -- Whoever takes the last message that is due sleeps from now on, and need not ask again when it has ended it.
+  -- An owner that takes the last message that is due sleeps from now on, and need not ask again when it has ended it.
   if sleeps then
     sleeping_until = text_of(math.min(waiting, NEVER))
     fields[#fields + 1], fields[#fields + 2] = 'sleeping_until', sleeping_until -- rule: takes_the_last_and_sleeps_unnoticed

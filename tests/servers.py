@@ -507,6 +507,7 @@ class RedisCluster:
             for replica in self.replicas:
                 wait_for_link(replica)
             wait_until(self._is_whole, "the cluster being whole")
+            wait_until(self._carries_messages, "every node hearing every other one")
             self._stack = stack.pop_all()
         return self
 
@@ -520,6 +521,27 @@ class RedisCluster:
             known = cluster_nodes(node)
             if sum(b"slave" in line for line in known) != len(self.replicas):
                 return False
+        return True
+
+    def _carries_messages(self) -> bool:
+        """Whether each node hears what each of them publishes: a new link between two nodes may refuse its first message."""
+        ports = {b"%d" % node.port for node in self.nodes}
+        with ExitStack() as stack:
+            ears = []
+            for node in self.nodes:
+                client = stack.enter_context(redis.Redis(port=node.port, socket_timeout=60))
+                ears.append(stack.enter_context(client.pubsub(ignore_subscribe_messages=True)))
+                ears[-1].subscribe("ready")
+                ears[-1].get_message(timeout=60)
+            for node in self.nodes:
+                ask(node.port, "PUBLISH", "ready", node.port)
+            for ear in ears:
+                missing, end = set(ports), time.monotonic() + 1
+                while missing and time.monotonic() < end:
+                    message = ear.get_message(timeout=0.1)
+                    missing.discard(message["data"] if message else b"")
+                if missing:
+                    return False
         return True
 
     def owner(self, slot: int) -> RedisServer:

@@ -185,7 +185,7 @@ def main() -> int:
             )
             django.setup()
             from django_rmq.connections import get_broker
-            from django_rmq.spark.spark_session import open_session
+            from django_rmq.spark.java import open_session
             from django_rmq.worker import listener_registry
 
             listener_registry.add(TOPIC, count_flights, 1_000)

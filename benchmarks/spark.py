@@ -39,7 +39,7 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.spark.spark_session import open_session
+from django_rmq.spark.java import open_session
 from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
 
 CHUNK = 1_000

@@ -23,7 +23,6 @@ NEEDS_AN_EXTRA = (
     "django_rmq.api.metrics_view",
     "django_rmq.health_check",
     "django_rmq.metrics",
-    "django_rmq.pipelines",
     "django_rmq.pytest_plugin",
     "django_rmq.spark",
 )

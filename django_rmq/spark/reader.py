@@ -1,35 +1,355 @@
-"""Batch read: reads topics without changing anything.
+"""Batch read: reads topics without changing anything, as rows of Arrow.
 
 The driver counts and groups slots into tasks. A task pages by a cursor of (score, member), so that every
-entry that is present throughout is read exactly once, whatever changes meanwhile. If only members and scores
-are requested, ``row_pages`` reads them without scripts.
+entry that is present throughout is read exactly once, whatever changes meanwhile. Members and scores alone are
+read by rank, many per round trip, from Redis' answers into Arrow without an object for each row. The ranks of a
+sealed claim do not change. Others do, so each page begins with the row before it: if that row is not after what
+has been read, an earlier entry was removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyspark
+from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
-from django_rmq.core.model.replies import Counts
+from django_rmq.core.model.envelope import content_of, raw_body
+from django_rmq.core.model.limits import BATCH, is_retry, retries_left
+from django_rmq.core.model.replies import Counts, Death, Entry, FailureRecord
 from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
-from django_rmq.spark.row_pages import (
-    FIRST_PAGE,
-    SCRIPT_BYTES,
-    LiveRows,
-    entry_batch,
-    following,
-    narrow_batch,
-)
 from django_rmq.spark.source_options import SourceOptions
-from django_rmq.spark.versions import arrow_schema
+
+ARROW = {
+    "binary": pa.binary(),
+    "double": pa.float64(),
+    "int": pa.int32(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+"""Spark's name of a type -> the type of Arrow in which Spark expects its column."""
+
+
+def too_old(what: str, needed: str) -> ConfigurationError:
+    """Return the error about something that the installed PySpark lacks."""
+    return ConfigurationError(f"{what} need PySpark {needed}, this is {pyspark.__version__}")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the schema of Arrow for one of Spark. PySpark has a function for it, with other arguments in each version."""
+    return pa.schema([(field.name, ARROW[field.dataType.simpleString()]) for field in schema.fields])
+
+
+COLUMNS = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("score", DoubleType()),
+        StructField("topic", StringType()),
+        StructField("slot", IntegerType()),
+    ]
+)
+"""The columns of each frame that is read from a topic."""
+
+METADATA = StructType(
+    [
+        *COLUMNS.fields,
+        StructField("queue", StringType()),
+        StructField("due", TimestampType()),
+        StructField("retries", IntegerType()),
+        StructField("deadline", TimestampType()),
+        StructField("error", StringType()),
+        StructField("died_at", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("failures", IntegerType()),
+        StructField("scored", DoubleType()),
+        StructField("key", BinaryType()),
+        StructField("envelope", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
+    ]
+)
+"""The columns with ``includeMetadata``."""
+
+
+def entry_batch(
+    schema: pa.Schema, topic: Topic, slot: int, queue: str, entries: Sequence[Entry]
+) -> pa.RecordBatch:
+    """Return entries of a state as a batch; ``schema``: with the columns of ``includeMetadata``, or without them."""
+    n = len(entries)
+    deaths = [_death(entry) for entry in entries] if queue == "dead" else []
+    envelopes = (
+        [death.envelope if death else None for death in deaths]
+        if deaths
+        else [entry.envelope for entry in entries]
+    )
+    columns = [
+        pa.array(_bodies(topic, entries, envelopes), pa.binary()),
+        pa.array([entry.score for entry in entries], pa.float64()),
+        pa.array([topic.name] * n, pa.string()),
+        pa.array([slot] * n, pa.int32()),
+    ]
+    if len(schema) > len(columns):
+        rows = [_told(topic, queue, entry) for entry in entries]
+        known: Sequence[Death | FailureRecord | None] = deaths or [
+            _failure(queue, entry) for entry in entries
+        ]
+        columns += [
+            pa.array([queue] * n, pa.string()),
+            _instants([row[0] for row in rows]),
+            pa.array([row[1] for row in rows], pa.int32()),
+            _instants([row[2] for row in rows]),
+            pa.array([one and one.error.decode(errors="replace") for one in known], pa.string()),
+            _instants([entry.score if queue == "dead" else None for entry in entries]),
+            pa.array([one and _reason(one) for one in known], pa.string()),
+            pa.array([one and one.times for one in known], pa.int32()),
+            pa.array([_number(one.score) if isinstance(one, Death) else None for one in known], pa.float64()),
+            pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
+            pa.array(envelopes if topic.keyed else [None] * n, pa.binary()),
+            pa.array(map(_headers, repeat(topic), entries, envelopes), pa.map_(pa.string(), pa.string())),
+        ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _headers(topic: Topic, entry: Entry, envelope: bytes | None) -> list[tuple[str, str]] | None:
+    headers = content_of(topic, entry.member, envelope).headers
+    return None if headers is None else list(headers.items())
+
+
+def _death(entry: Entry) -> Death | None:
+    return Death.parse(entry.record) if entry.record else None
+
+
+def _failure(queue: str, entry: Entry) -> FailureRecord | None:
+    return FailureRecord.parse(entry.record) if entry.record and queue != "prepare" else None
+
+
+def _reason(known: Death | FailureRecord) -> str:
+    return known.reason if isinstance(known, Death) else known.kind
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:
+    if not topic.keyed:
+        return [entry.member for entry in entries]
+    return list(map(raw_body, repeat(topic), (entry.member for entry in entries), envelopes))
+
+
+def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
+    """Return when it is due (ms), the retries left to its delivery, and until when its delivery is valid (ms)."""
+    score = entry.score
+    if queue == "dead":
+        return None, None, None
+    own = content_of(topic, entry.member, entry.envelope).max_retries
+    failure = _failure(queue, entry)
+    left = retries_left(topic, queue, score, failure.times if failure else 0, own)
+    left = topic.retries_of(own) if left is None else left
+    if queue == "prepare":
+        return None, left, (score // 1000 + topic.timeout + 1) * 1000
+    if queue != "retry" and (topic.is_priority or is_retry(topic, score)):
+        return None, left, None
+    has_fraction = (queue == "retry" or topic.is_fifo) and math.isfinite(score)
+    return math.floor(score) if has_fraction else score, left, None
+
+
+def _instants(ms: Sequence[float | None]) -> Any:
+    # Foreign scores may be outside the range of a timestamp.
+    micros = [None if at is None or not 0 <= at <= 253_402_300_799_999 else int(at * 1000) for at in ms]
+    return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+FIRST_PAGE = 4
+"""The number of rows requested before their size is known: a MiB of the largest."""
+
+GROWTH = 16
+"""A page has at most this many times the rows of the one before it: the next ones may be larger."""
+
+MOST_ROWS = 5_000
+PAGE_BYTES = 2_097_152
+"""The approximate number of bytes in a page."""
+
+SCRIPT_BYTES = 524_288
+"""That number in a page from a script, which copies large messages more often than a command of Redis does."""
+
+PAGES = 4
+"""The number of pages requested in one round trip."""
+
+Rows = Sequence[bytes]
+"""Member, score, member, ... as Redis writes them, in the order of the set."""
+
+
+def fitting(rows: Rows, envelopes: Sequence[bytes | None] = (), most_bytes: int = PAGE_BYTES) -> int:
+    """Return how many rows like these make the next page; bodies of one topic have similar sizes."""
+    size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
+    n = len(rows) // 2
+    return max(1, min(MOST_ROWS, GROWTH * n, most_bytes * n // max(1, size)))
+
+
+def following(entries: Sequence[Entry]) -> int:
+    """Return how many entries to request next from a script, which reads members before it looks at their size."""
+    rows = [part for entry in entries for part in (entry.member, b"")]
+    return min(BATCH, fitting(rows, [entry.envelope for entry in entries], SCRIPT_BYTES))
+
+
+def narrow_batch(
+    schema: pa.Schema, topic: str, slot: int, members: Sequence[bytes], scores: Rows
+) -> pa.RecordBatch:
+    """Return the batch of value, score, topic and slot."""
+    n = len(members)
+    # Redis writes scores as text; Arrow parses them all at once.
+    if scores[0] == scores[-1]:
+        numbers = pa.repeat(pa.scalar(float(scores[0])), n)
+    else:
+        numbers = pa.array(scores, pa.binary()).cast(pa.string()).cast(pa.float64())
+    columns = [
+        pa.array(members, pa.binary()),
+        numbers,
+        pa.repeat(pa.scalar(topic, pa.string()), n),
+        pa.repeat(pa.scalar(slot, pa.int32()), n),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class RowPosition:
+    """How far a live set has been read: up to (score, member), or up to the score if there is no member."""
+
+    def __init__(self, score: float, member: bytes | None = None) -> None:
+        self.score = score
+        self.member = member
+
+    def passed(self, rows: Rows) -> int:
+        """Return how many of ``rows``, from the first on, are not after this place."""
+        for at in range(0, len(rows), 2):
+            score = float(rows[at + 1])
+            if score > self.score:
+                return at // 2
+            if score == self.score and self.member is not None and rows[at] > self.member:
+                return at // 2
+        return len(rows) // 2
+
+
+class LiveRows:
+    """Reads one state of one slot between two scores: every entry that is present throughout, exactly once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        patience: RetryPolicy,
+        topic: Topic,
+        slot: int,
+        state: str,
+        low: float = -math.inf,
+        high: float = math.inf,
+    ) -> None:
+        self._broker = broker
+        self._patience = patience
+        self._where = (topic, slot, state)
+        self._low = low
+        self._high = high
+        self._place: RowPosition | None = (
+            None if low == -math.inf else RowPosition(math.nextafter(low, -math.inf))
+        )
+        self._rank: int | None = 0
+        """The rank of the next row at the last read. None: unknown."""
+        if self._place is not None:
+            below = self._place.score
+            self._rank = patience(lambda: broker.run(inspect.between(*self._where, max_score=below)))
+        self._is_over = False
+
+    def pages(self) -> Iterator[Rows]:
+        """Yield rows until there are no more."""
+        size, pages = FIRST_PAGE, 1
+        while not self._is_over:
+            rows: Rows = ()
+            if self._rank is None:
+                rows = self._look_up()
+                yield rows
+            else:
+                for rows in self._trip(self._rank, size, pages):
+                    yield rows
+            if rows:
+                size, pages = fitting(rows), PAGES
+
+    def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
+        ranks = range(rank, rank + pages * size, size)
+        for first, rows in zip(ranks, self._patience(lambda: self._pages(ranks)), strict=True):
+            known = 0 if self._place is None else self._place.passed(rows)
+            if first and not known:
+                self._rank = None
+                return
+            self._rank = first + size
+            yield self._take(rows[2 * known :], is_last=len(rows) // 2 < size + (first > 0))
+            if self._is_over:
+                return
+
+    def _pages(self, ranks: range) -> list[Rows]:
+        """Return the pages that begin at ``ranks``, each with the row before it."""
+        calls = [inspect.rows(*self._where, max(0, first - 1), first + ranks.step - 1) for first in ranks]
+        return [*walk(self._broker, calls, len(calls))]
+
+    def _take(self, rows: Rows, *, is_last: bool) -> Rows:
+        end = len(rows)
+        while end and float(rows[end - 1]) > self._high:
+            end -= 2
+        self._is_over = is_last or end < len(rows)
+        if end:
+            self._place = RowPosition(float(rows[end - 1]), rows[end - 2])
+        return rows[:end]
+
+    def _look_up(self) -> Rows:
+        """Return the entries after the place with a script, which is atomic; find the rank again."""
+        after = None
+        if self._place is not None and self._place.member is not None:
+            after = (f"{self._place.score:.17g}", self._place.member)
+        page = self._patience(
+            lambda: self._broker.run(
+                inspect.peek(
+                    *self._where,
+                    after=after,
+                    limit=BATCH,
+                    min_score=self._low,
+                    max_score=self._high,
+                    max_bytes=SCRIPT_BYTES,
+                )
+            )
+        )
+        rows: list[Any] = []
+        for entry in page.entries:
+            rows += (entry.member, f"{entry.score:.17g}".encode())
+        found = self._take(rows, is_last=page.cursor is None)
+        if not self._is_over:
+            rank = self._patience(lambda: self._rank_of(found[-2]))
+            self._rank = None if rank is None else rank + 1
+        return found
+
+    def _rank_of(self, member: bytes) -> int | None:
+        return self._broker.run(inspect.rank(*self._where, member))
 
 
 class RowRange(NamedTuple):
@@ -130,3 +450,58 @@ class Reader(DataSourceReader):
 
 def _size(counts: Counts, queue: str) -> int:
     return counts.claimed if queue == "claim" else int(getattr(counts, queue))
+
+
+class PushdownReader(Reader):
+    """Reads the topics, slots, queues and scores that the filters of a query leave, and some more.
+
+    Spark refuses a reader with ``pushFilters`` unless ``spark.sql.python.filterPushdown.enabled`` is set, so this is an
+    option. Every filter is returned: Spark applies all of them to the rows that are read.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if not hasattr(datasource, "EqualTo"):
+            raise too_old("pushed filters", "4.1")
+        super().__init__(options, schema)
+        self._slots: set[Any] | None = None
+        """The slots that may have rows. None: all."""
+
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
+        for each in filters:
+            match each:
+                case datasource.EqualTo(("score",), value):
+                    self._between(value, value)
+                case datasource.GreaterThan(("score",), value) | datasource.GreaterThanOrEqual(
+                    ("score",), value
+                ):
+                    self._between(value, math.inf)
+                case datasource.LessThan(("score",), value) | datasource.LessThanOrEqual(("score",), value):
+                    self._between(-math.inf, value)
+                case datasource.EqualTo((column,), value):
+                    self._among(column, (value,))
+                case datasource.In((column,), values):
+                    self._among(column, values)
+        return filters
+
+    def _between(self, low: float, high: float) -> None:
+        self._low, self._high = max(self._low, float(low)), min(self._high, float(high))
+
+    def _among(self, column: str, values: Sequence[Any]) -> None:
+        if column == "topic":
+            self._topics = [topic for topic in self._topics if topic in values]
+        elif column == "queue":
+            self._queues = [queue for queue in self._queues if queue in values]
+        elif column == "slot":
+            self._slots = set(values) if self._slots is None else self._slots.intersection(values)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the tasks without the slots that have no such rows."""
+        found = super().partitions() if self._low <= self._high else []
+        if self._slots is None:
+            return found
+        pieces = [
+            [one for one in task.pieces if one.slot in self._slots]
+            for task in found
+            if isinstance(task, ReadTask)
+        ]
+        return [ReadTask(left) for left in pieces if left]

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from django_rmq.exceptions import OperationRefused
-from django_rmq.spark.body_columns import BATCH_COLUMNS, MALFORMED
 
+MALFORMED = "malformed"
+"""The column of the bodies that do not fit; NULL if the body was read."""
+
+BATCH_COLUMNS = ("query", "batch")
+"""The columns that identify a batch in files and tables: the query's id, which its checkpoint keeps, and the
+batch number."""
 QUERY, BATCH = BATCH_COLUMNS
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.row_pages import COLUMNS, METADATA
+from django_rmq.spark.reader import COLUMNS, METADATA
 from django_rmq.spark.source_options import (
     READ,
     STREAM,
@@ -21,8 +21,7 @@ from django_rmq.spark.source_options import (
 )
 
 if TYPE_CHECKING:
-    from django_rmq.spark.stream_writer import StreamWriter
-    from django_rmq.spark.writer import Writer
+    from django_rmq.spark.writer import StreamWriter, Writer
 
 
 class RmqDataSource(DataSource):
@@ -45,7 +44,7 @@ class RmqDataSource(DataSource):
         options = SourceOptions(dict(self.options), READ, "spark.read")
         _check(schema, options)
         if options.pushes_filters:
-            from django_rmq.spark.pushdown import PushdownReader
+            from django_rmq.spark.reader import PushdownReader
 
             return PushdownReader(options, schema)
         from django_rmq.spark.reader import Reader
@@ -65,7 +64,7 @@ class RmqDataSource(DataSource):
         return Writer(SourceOptions(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        from django_rmq.spark.stream_writer import StreamWriter
+        from django_rmq.spark.writer import StreamWriter
 
         return StreamWriter(
             SourceOptions(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite

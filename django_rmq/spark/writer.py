@@ -1,7 +1,8 @@
 """Write: rows become messages by the same rules as a send from Python.
 
 At least once: a task that is tried again sends again, and messages that still wait merge. Rows are sent as
-columns where they can be; fifo topics, and what has limits of its own, are built row by row.
+columns where they can be; fifo topics, and what has limits of its own, are built row by row. A stream write sends
+each batch as a batch write does.
 """
 
 from __future__ import annotations
@@ -21,17 +22,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark import TaskContext
+from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.body_codec import (
-    DEEPEST,
-    decode_json,
-    encode_decoded,
-    exact_json,
-)
+from django_rmq.core.model.body_codec import DEEPEST, decode_json, encode_decoded, exact_json
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.model.topic import Topic, TopicType
@@ -40,9 +37,8 @@ from django_rmq.core.producer.producer import Producer, takes_bodies
 from django_rmq.core.producer.validation import check_priority
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
-from django_rmq.spark.arrow_bulk_send import ArrowBulk, ArrowRows
+from django_rmq.spark.arrow_rows import ArrowBulk, ArrowRows, canonical_rows, canonical_texts
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
-from django_rmq.spark.canonical_json import canonical_rows, canonical_texts
 from django_rmq.spark.columns import (
     WriteColumns,
     check_taken,
@@ -52,7 +48,16 @@ from django_rmq.spark.columns import (
     taken_by,
     values,
 )
+from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import PAST_TIMES, SourceOptions
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+    # PySpark 4.0 does not have it; batch writes need none of it.
+    from pyspark.sql.datasource import (  # type: ignore[assignment]
+        DataSourceStreamWriter as DataSourceStreamArrowWriter,
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -517,4 +522,23 @@ class Writer(PartitionSend, DataSourceArrowWriter):
         self.tell_left_out(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: sent messages stay, and merge if they are sent again."""
+
+
+class StreamWriter(PartitionSend, DataSourceStreamArrowWriter):
+    """``df.writeStream``: each batch is sent at least once."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
+        if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+            raise too_old("stream writes", "4.1")
+        super().__init__(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Log what was left out. The messages are already sent."""
+        self.tell_left_out(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: sent messages stay, and merge if they are sent again."""

@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from django_rmq.exceptions import InvalidRequest
-from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.spark.pipelines import Context, Pipeline, register
 from example_project.product_sets.sets import CHANGES
 
 

@@ -13,7 +13,7 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.spark_session import check_installed
+from django_rmq.spark.java import check_installed
 from example_project.demo.accounts import TopicAccounts
 from example_project.demo.stage import Child, DemoFailed
 from example_project.product_sets.feeds import Feeds, FeedThread

@@ -30,7 +30,7 @@ OWNERS = {
     "django_rmq/api/metrics_view.py": "djangorestframework",
     "django_rmq/core/redis/clients.py": "redis",
     "django_rmq/core/redis/shared_connection.py": "redis",
-    "django_rmq/spark/spark_session.py": "pyspark",
+    "django_rmq/spark/java.py": "pyspark",
 }
 """File that reads a private attribute -> the distribution whose it is."""
 

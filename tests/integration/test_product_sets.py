@@ -17,7 +17,7 @@ from django_rmq.core.model.body_codec import decode_body
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox.relay import relay
-from django_rmq.pipelines import Context, pipelines
+from django_rmq.spark.pipelines import Context, pipelines
 from django_rmq.testing import clock_from_now, drain, memory_broker
 from example_project.prices.models import Grade, Product, Shop
 from example_project.product_sets.feeds import Feeds

@@ -23,8 +23,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.spark.java import find_java, prepare_environment
-from django_rmq.spark.spark_session import open_session
+from django_rmq.spark.java import find_java, open_session, prepare_environment
 from tests.brokers import Broker
 from tests.e2e.processes import environment_of
 from tests.servers import absent

@@ -64,7 +64,7 @@ def stream_read(spark: Any, options: dict[str, str], folder: Path) -> int:
 
 def said(error: Exception) -> str:
     """Return the sentence of an error that Spark passes on."""
-    from django_rmq.spark.spark_session import describe
+    from django_rmq.spark.java import describe
 
     return ": ".join(describe(error))
 

@@ -85,7 +85,7 @@ class Project:
         return int(json.loads(run("deaths", "old", "--json"))[0]["messages"])
 
     def keep(self) -> int:
-        from django_rmq.pipelines.archive import YOUNGEST_MS
+        from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 
         time.sleep(YOUNGEST_MS / 1000)
         run("archive", self.folder / "kept", "old", "--keep")
@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
     django.setup()
     import pyspark
 
-    from django_rmq.spark.spark_session import open_session
+    from django_rmq.spark.java import open_session
 
     open_session("piped", master="local[2]")
     project = Project(folder)

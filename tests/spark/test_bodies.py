@@ -31,7 +31,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("kind", ["string", "binary"])
 def test_a_body_that_does_not_fit_is_kept_as_it_is(spark: Any, kind: str) -> None:
-    from django_rmq.spark.body_columns import decoded
+    from django_rmq.spark.pipelines.consume import decoded
 
     bodies = [*FITTING, *MALFORMED]
     frame = spark.createDataFrame([(body, "t", 3) for body in bodies], "value string, topic string, slot int")
@@ -55,7 +55,7 @@ def test_a_body_that_does_not_fit_is_kept_as_it_is(spark: Any, kind: str) -> Non
     ],
 )
 def test_a_schema_names_columns_that_are_not_there_already(spark: Any, schema: str, said: str) -> None:
-    from django_rmq.spark.body_columns import decoded
+    from django_rmq.spark.pipelines.consume import decoded
 
     frame = spark.createDataFrame([("1", "t", 0)], "value string, topic string, slot int")
     with pytest.raises(InvalidRequest, match=said):

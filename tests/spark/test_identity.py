@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from django_rmq.exceptions import LostRace, ServerUnavailable
-from django_rmq.spark import lease
+from django_rmq.spark import claims
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, ShiftedClock, reader, redis_clock, rows, run_once
 from tests.workers import eventually
@@ -33,7 +33,7 @@ def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Que
     start = one.initialOffset()
     first = one.latestOffset(start, ReadMaxRows(40))
     assert (first == start) == (count == 0)
-    host, pid, *_ = lease.about_this_process().split(" ")
+    host, pid, *_ = claims.about_this_process().split(" ")
     said = f"another query has consumerId nightly of topic {topic.topic.name}: host {host}, process {pid}, since 2"
     with pytest.raises(LostRace, match=said):
         other.latestOffset(other.initialOffset(), ALL)
@@ -168,10 +168,10 @@ def test_a_driver_that_died_on_this_machine_keeps_no_name(
 ) -> None:
     process = a_process()
     assert process.stdin is not None
-    host, _, machine, _ = lease.about_this_process().split(" ")
-    about = f"{host} {process.pid} {machine} {lease._start_of(process.pid)}"
+    host, _, machine, _ = claims.about_this_process().split(" ")
+    about = f"{host} {process.pid} {machine} {claims._start_of(process.pid)}"
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "about_this_process", lambda: about)
+        patch.setattr(claims, "about_this_process", lambda: about)
         dead = reader(topic, consumerId="nightly")
         assert dead.latestOffset(begin := dead.initialOffset(), ALL) == begin
     other = reader(topic, consumerId="nightly")
@@ -194,10 +194,10 @@ def test_a_driver_that_died_on_this_machine_keeps_no_name(
     ],
 )
 def test_a_driver_is_dead_only_if_this_machine_knows_it(change: dict[int, str], dead: bool) -> None:
-    parts = lease.about_this_process().split(" ")
+    parts = claims.about_this_process().split(" ")
     about = " ".join(change.get(at, part) for at, part in enumerate(parts))
-    assert lease.is_dead(about) is dead
-    assert not lease.is_dead("") and not lease.is_dead("x")
+    assert claims.is_dead(about) is dead
+    assert not claims.is_dead("") and not claims.is_dead("x")
 
 
 def test_a_query_that_stops_while_redis_is_away_leaves_its_name_to_the_lease(

@@ -77,7 +77,7 @@ def test_a_local_session_begins_where_the_name_of_the_machine_has_no_address() -
     if subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
         absent("no process may have a host name of its own here: unshare --user --uts")
     code = (
-        "from django_rmq.spark.spark_session import close_session, open_session\n"
+        "from django_rmq.spark.java import close_session, open_session\n"
         "session = open_session('nameless', master='local[1]')\n"
         "print(session.range(3).count())\n"
         "close_session(session)\n"

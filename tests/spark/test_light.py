@@ -101,20 +101,29 @@ def test_the_module_that_spark_looks_for_can_always_be_imported(missing: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lacks", "module", "said"),
+    ("lacks", "needs", "said"),
     [
-        ("pyspark.sql.streaming.datasource", "stream_reader", "stream reads need PySpark 4.2, this is "),
-        ("pyspark.sql.streaming.datasource", "listening", "stream reads need PySpark 4.2, this is "),
         (
-            "pyspark.sql.datasource.DataSourceStreamArrowWriter",
-            "stream_writer",
+            "streaming.datasource",
+            "import django_rmq.spark.stream_reader",
+            "stream reads need PySpark 4.2, this is ",
+        ),
+        (
+            "streaming.datasource",
+            "import django_rmq.spark.listening",
+            "stream reads need PySpark 4.2, this is ",
+        ),
+        (
+            "datasource.DataSourceStreamArrowWriter",
+            "from django_rmq.spark import writer; writer.StreamWriter({}, None, overwrite=False)",
             "stream writes need PySpark 4.1",
         ),
     ],
 )
-def test_an_older_pyspark_is_named(lacks: str, module: str, said: str) -> None:
+def test_an_older_pyspark_is_named(lacks: str, needs: str, said: str) -> None:
+    lacks = f"pyspark.sql.{lacks}"
     owner, _, name = lacks.rpartition(".")
     forget = f"sys.modules[{lacks!r}] = None" if name.islower() else f"import {owner}; del {lacks}"
-    code = f"import sys, pyspark.sql.datasource; {forget}\nimport django_rmq.spark.{module}"
+    code = f"import sys, pyspark.sql.datasource; {forget}\n{needs}"
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert f"ConfigurationError: {said}" in ran.stderr

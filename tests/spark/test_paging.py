@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.model.topic import TopicType
-from django_rmq.spark import row_pages
+from django_rmq.spark import reader
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.row_pages import LiveRows, RowPosition
+from django_rmq.spark.reader import LiveRows, RowPosition
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
@@ -36,8 +36,8 @@ def read(topic: Queue, low: float = -math.inf, high: float = math.inf) -> list[b
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_pages, "FIRST_PAGE", 10)
-    monkeypatch.setattr(row_pages, "MOST_ROWS", 10)
+    monkeypatch.setattr(reader, "FIRST_PAGE", 10)
+    monkeypatch.setattr(reader, "MOST_ROWS", 10)
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 63, 64, 65, 400])

@@ -19,7 +19,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import broker_connection
-from django_rmq.spark.arrow_bulk_send import ArrowBulk, ArrowRows
+from django_rmq.spark.arrow_rows import ArrowBulk, ArrowRows
 from django_rmq.spark.broker_connection import RetryPolicy
 from tests.brokers import Broker
 from tests.servers import RedisServer, TcpProxy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from django_rmq.pipelines.ingest_parts import Pieces
+from django_rmq.spark.pipelines.ingest import Pieces
 from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic, waiting
 from tests.workers import eventually, total

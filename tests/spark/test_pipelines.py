@@ -133,7 +133,7 @@ def die_again(broker: Broker, member: bytes) -> None:
 @pytest.fixture
 def past(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let who has died just now be archived, too."""
-    monkeypatch.setattr("django_rmq.pipelines.archive.YOUNGEST_MS", 0)
+    monkeypatch.setattr("django_rmq.spark.pipelines.archive.YOUNGEST_MS", 0)
 
 
 def archived(spark: Any, path: Path) -> list[Any]:
@@ -209,7 +209,7 @@ def test_an_archive_that_was_killed_before_it_deleted_has_nothing_twice(
 def test_what_dies_again_while_it_is_archived_stays(
     run: Run, broker: Broker, tmp_path: Path, past: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_rmq.pipelines.archive import Archive
+    from django_rmq.spark.pipelines.archive import Archive
 
     send_messages("events", list(range(20)), priority=70)
     kill(broker, "events")

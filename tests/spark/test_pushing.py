@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
-from django_rmq.spark.pushdown import PushdownReader
-from django_rmq.spark.row_pages import METADATA
+from django_rmq.spark.reader import METADATA, PushdownReader
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import Queue
 
@@ -92,6 +91,9 @@ def test_a_query_has_the_same_rows_with_pushed_filters(spark: Any, filled: Queue
 
 
 def test_a_pyspark_without_filters_is_named() -> None:
-    code = "import pyspark.sql.datasource as source; del source.EqualTo; import django_rmq.spark.pushdown"
+    code = (
+        "import pyspark.sql.datasource as source; del source.EqualTo\n"
+        "from django_rmq.spark import reader; reader.PushdownReader({}, None)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert "ConfigurationError: pushed filters need PySpark 4.1, this is " in ran.stderr

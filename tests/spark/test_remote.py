@@ -13,8 +13,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_rmq.core.model.keys import slot_of
-from django_rmq.pipelines.archive import YOUNGEST_MS
 from django_rmq.spark.java import spark_jars
+from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
 from tests.spark.conftest import Start, end, topic

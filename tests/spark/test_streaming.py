@@ -19,11 +19,10 @@ from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.core.redis.broker import ServerConnection
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
-from django_rmq.spark.claim_reader import ClaimPart, split
 from django_rmq.spark.failing import fail_batch
-from django_rmq.spark.row_pages import COLUMNS, FIRST_PAGE, METADATA
+from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA
 from django_rmq.spark.source_options import STREAM, SourceOptions
-from django_rmq.spark.stream_reader import StreamReader
+from django_rmq.spark.stream_reader import ClaimPart, StreamReader, split
 from tests.spark.conftest import Queue
 from tests.workers import eventually
 

@@ -53,7 +53,7 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
         "from django.urls import get_resolver; get_resolver().url_patterns;"
         "from django_rmq.worker import listener_registry as registry; registry.autodiscover();"
         "import django_rmq.management.commands.runrmqconsumers;"
-        "print([name for name in sys.modules if name.startswith(('django_rmq.pipelines', 'django_rmq.spark', 'pyspark'))])"
+        "print([name for name in sys.modules if name.startswith(('django_rmq.spark', 'pyspark'))])"
     )
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "[]"
@@ -147,8 +147,8 @@ ALLOWED = {
     "core/consumer/async_executor.py": {"import_module": OURS},
     "core/redis/in_memory.py": {"eval": "a script of ours, for tests", "find_spec": OURS},
     "operations/message_view.py": {"import_string": THE_SETTINGS},
-    "pipelines/__init__.py": {"import_module": THE_PROJECT},
-    "pipelines/consume.py": {"import_string": "the command line names it"},
+    "spark/pipelines/__init__.py": {"import_module": THE_PROJECT},
+    "spark/pipelines/consume.py": {"import_string": "the command line names it"},
     "connections/coordinators.py": {"import_string": THE_SETTINGS},
     "schedules.py": {"find_spec": OURS},
     "conf/redis_settings.py": {"import_string": THE_SETTINGS},
@@ -159,7 +159,6 @@ ALLOWED = {
     "typed_bodies.py": {"import_string": THE_SETTINGS},
     "spark/broker_connection.py": {"import_module": "an option of the Spark job names it"},
     "spark/java.py": {"find_spec": OURS},
-    "spark/spark_session.py": {"find_spec": OURS},
 }
 """File -> what it uses to import by a name -> where the name comes from. It never comes from Redis."""
 

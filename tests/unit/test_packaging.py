@@ -30,14 +30,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_distribution_for_executors_is_what_the_core_and_spark_are(tmp_path: Path) -> None:
+def test_the_distribution_for_executors_is_what_the_core_and_spark_are_without_pipelines(
+    tmp_path: Path,
+) -> None:
     wheel = built(ROOT / "deploy/pyspark-rmq", tmp_path)
     top = ("__init__.py", "durations.py", "exceptions.py", "py.typed")
     expected = {f"django_rmq/{name}" for name in top} | {
         str(path.relative_to(ROOT))
         for folder in ("django_rmq/core", "django_rmq/spark", "pyspark_rmq")
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "pipelines"} & {*path.parts}
     }
     info = "pyspark_rmq-0.1.0.dist-info"
     assert {name for name in wheel.namelist() if not name.startswith(info)} == expected

@@ -11,8 +11,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.pipelines import BUILT_IN, Pipeline, pipelines, register
-from django_rmq.pipelines.pipeline_context import Context, connection_options
+from django_rmq.spark.pipelines import Context, Pipeline, connection_options, pipelines, register
 
 TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
 
@@ -24,7 +23,9 @@ def settings(**redis: Any) -> Any:
 def test_without_a_name_the_pipelines_are_listed() -> None:
     output = io.StringIO()
     call_command("runrmqpipeline", stdout=output)
-    assert set(BUILT_IN) <= {line.split()[0] for line in output.getvalue().splitlines()}
+    assert {"archive", "consume", "deaths", "ingest", "replay", "report"} <= {
+        line.split()[0] for line in output.getvalue().splitlines()
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,7 @@ def test_what_is_typed_wrongly_is_told(arguments: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_without_pyspark_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "django_rmq.spark.spark_session.find_spec", lambda name: None if name == missing else object()
-    )
+    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(CommandError, match=rf"Spark needs {missing}.*pip install") as caught:
         call_command("runrmqpipeline", "report")
     assert caught.value.returncode == 2
@@ -58,9 +57,7 @@ def test_without_pyspark_it_says_what_to_install(missing: str, monkeypatch: pyte
 def test_without_the_client_of_a_connect_server_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "django_rmq.spark.spark_session.find_spec", lambda name: None if name == "grpc" else object()
-    )
+    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: None if name == "grpc" else object())
     with pytest.raises(CommandError, match=r"needs grpc.*django-redis-rmq\[connect\]") as caught:
         call_command("runrmqpipeline", "report", "--remote", "sc://127.0.0.1:1")
     assert caught.value.returncode == 2
@@ -68,7 +65,7 @@ def test_without_the_client_of_a_connect_server_it_says_what_to_install(
 
 def test_without_a_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_rmq.spark.java.find_java", lambda: None)
-    monkeypatch.setattr("django_rmq.spark.spark_session.find_spec", lambda name: object())
+    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: object())
     with pytest.raises(CommandError, match="Spark needs Java 17") as caught:
         call_command("runrmqpipeline", "report")
     assert caught.value.returncode == 2

@@ -41,9 +41,9 @@ from django_rmq.core.model import keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.metrics import RmqCollector
 from django_rmq.models import Topic
-from django_rmq.pipelines import pipelines as registered
 from django_rmq.spark.columns import OPTION_COLUMNS
-from django_rmq.spark.row_pages import METADATA
+from django_rmq.spark.pipelines import pipelines as registered
+from django_rmq.spark.reader import METADATA
 from django_rmq.spark.source_options import READ, STREAM, WRITE
 from django_rmq.testing import clock_from_now, memory_broker
 
@@ -51,7 +51,17 @@ SNAPSHOT = Path(__file__).with_name("snapshot.txt")
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 PUBLIC: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("admin", "exceptions", "health_check", "metrics", "operations", "pipelines", "tasks", "testing"), ()
+        (
+            "admin",
+            "exceptions",
+            "health_check",
+            "metrics",
+            "operations",
+            "spark.pipelines",
+            "tasks",
+            "testing",
+        ),
+        (),
     ),
     "pytest_plugin": ("Rmq",),
     "spark.declaring": ("declare",),

@@ -1,4 +1,4 @@
-"""``deaths``: counts dead messages, or those of an archive, by cause, hour, worker and more."""
+"""``report`` counts what topics contain, ``deaths`` the dead messages by cause, hour, worker and more."""
 
 from __future__ import annotations
 
@@ -12,13 +12,132 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model import status
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.pipelines.archive import archive_of, archived_columns
+from django_rmq.spark.pipelines import Context, Pipeline, register
+from django_rmq.spark.pipelines.archive import archive_of, archived_columns
+
+QUEUES = ("store", "prepare", "claim", "retry", "dead")
+DUE = (
+    (-3600, "late > 1 h"),
+    (-60, "late > 1 min"),
+    (0, "due"),
+    (60, "in 1 min"),
+    (3600, "in 1 h"),
+    (86_400, "in 1 d"),
+)
+"""Upper bounds (seconds from now) of the classes of waiting messages, and their names."""
+DUE_LATER = "later"
+NO_TIME = "no time"
+DEAD = ((60, "< 1 min"), (3600, "< 1 h"), (86_400, "< 1 d"), (604_800, "< 7 d"))
+DEAD_LONGER = "longer"
+ERRORS = 10
+"""The number of error classes that are named."""
+
+
+@register
+class Report(Pipeline):
+    """Report the contents of topics: backlog, due times, age of dead messages, slot skew, error classes, merge ratio.
+
+    Reads every message once and changes nothing. As text or as JSON.
+    """
+
+    name = "report"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, context: Context, **options: Any) -> None:
+        names = options["topics"] or list(get_config().topics)
+        topics = [context.topic(name) for name in names]
+        found = {topic.name: _empty(topic) for topic in topics}
+        frame = context.read(*names, queues=",".join(QUEUES), includeMetadata=True)
+        with context.watching():
+            _count(frame, context.broker.now_ms(), found)
+        for topic in topics:
+            _finish(context, topic, found[topic.name])
+        if options["json"]:
+            context.show(json.dumps(found, indent=2))
+        else:
+            for name, one in found.items():
+                context.show("\n".join(_lines(name, one)))
+
+
+def _empty(topic: Topic) -> dict[str, Any]:
+    return {
+        "type": topic.type.value,
+        "slots": topic.slots,
+        "backlog": dict.fromkeys(QUEUES, 0),
+        "due": dict.fromkeys([*(name for _, name in DUE), DUE_LATER, NO_TIME], 0),
+        "dead": dict.fromkeys([*(name for _, name in DEAD), DEAD_LONGER], 0),
+        "depths": [0] * topic.slots,
+        "errors": {},
+    }
+
+
+def _count(frame: Any, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
+    """Count in one pass; bodies stay in the tasks."""
+    small = frame.selectExpr(
+        *("topic", "slot", "queue"),
+        f"case when queue = 'store' then {_classes(f'(unix_millis(due) - {now_ms}) / 1000', DUE, DUE_LATER)} end as due",
+        f"case when queue = 'dead' then {_classes(f'({now_ms} - score) / 1000', DEAD, DEAD_LONGER)} end as age",
+        # The class of an error is the text before the first colon of its first line.
+        "trim(substring_index(substring_index(error, '\\n', 1), ':', 1)) as error",
+    )
+    for row in small.groupBy(*small.columns).count().collect():
+        one, count = found[row.topic], row["count"]
+        one["backlog"][row.queue] += count
+        if row.queue == "store":
+            one["due"][row.due or NO_TIME] += count
+        if row.queue == "dead":
+            one["dead"][row.age] += count
+        else:
+            one["depths"][row.slot] += count
+        if row.error:
+            one["errors"][row.error] = one["errors"].get(row.error, 0) + count
+
+
+def _classes(value: str, bounds: Sequence[tuple[int, str]], beyond: str) -> str:
+    cases = " ".join(f"when {value} <= {bound} then '{name}'" for bound, name in bounds)
+    return f"case when {value} is null then null {cases} else '{beyond}' end"
+
+
+def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
+    mean = sum(one["depths"]) / topic.slots
+    one["skew"] = round(max(one["depths"]) / mean, 3) if mean else None
+    most = sorted(one["errors"].items(), key=lambda pair: (-pair[1], pair[0]))
+    one["errors"] = dict(most[:ERRORS])
+    sent = merged = 0
+    for first in range(0, topic.slots, 1_000):
+        calls = [inspect.audit(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
+        for ledger in run_all(context.broker, calls):
+            if isinstance(ledger, RmqError):
+                raise ledger
+            sent += ledger["sent"]
+            merged += ledger["merged"] + ledger["replaced"]
+    one["sent"] = sent
+    one["merge_ratio"] = round(merged / sent, 4) if sent else None
+
+
+def _lines(name: str, one: dict[str, Any]) -> list[str]:
+    """Return the report of one topic in readable form."""
+    backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
+    found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
+    for title, counts in (("waiting", one["due"]), ("dead for", one["dead"]), ("errors", one["errors"])):
+        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        if told:
+            found.append(f"  {title}: {told}")
+    if one["skew"] is not None:
+        found.append(f"  deepest slot: {one['skew']:g} times the mean")
+    if one["merge_ratio"] is not None:
+        found.append(f"  merged: {one['merge_ratio']:.1%} of {one['sent']} sends")
+    return found
+
 
 # The class of an error is the text before the first colon of its first line.
 CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
-COLUMNS = {
+DEATH_COLUMNS = {
     "topic": "topic",
     "cause": f"concat_ws(' ', reason, {CLASS})",
     "hour": "date_format(died_at, 'yyyy-MM-dd HH:00')",
@@ -29,7 +148,7 @@ WORKER = "worker"
 UNKNOWN = "unknown"
 MOST_LOOKED_UP = 200_000
 """The largest number of messages of which the workers are looked up, one by one."""
-STEP = 1_000
+LOOK_UP_STEP = 1_000
 
 
 @register
@@ -49,7 +168,7 @@ class Deaths(Pipeline):
             "--by",
             default="topic,cause",
             metavar="NAMES",
-            help=f"what to group by, of {', '.join([*COLUMNS, WORKER])} (default: %(default)s)",
+            help=f"what to group by, of {', '.join([*DEATH_COLUMNS, WORKER])} (default: %(default)s)",
         )
         parser.add_argument(
             "--where",
@@ -62,7 +181,7 @@ class Deaths(Pipeline):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: Context, **options: Any) -> None:
-        by = _columns_of(options["by"], (*COLUMNS, WORKER))
+        by = _columns_of(options["by"], (*DEATH_COLUMNS, WORKER))
         if WORKER in by and options["archive"]:
             raise InvalidRequest(
                 "an archive does not have the workers of its messages: leave out --by worker"
@@ -88,14 +207,14 @@ def _dead(context: Context, options: dict[str, Any]) -> Any:
 
 
 def _counted(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
-    grouped = dead.selectExpr(*(f"{COLUMNS[name]} as {name}" for name in by)).groupBy(*by).count()
+    grouped = dead.selectExpr(*(f"{DEATH_COLUMNS[name]} as {name}" for name in by)).groupBy(*by).count()
     with context.watching():
         return Counter({tuple(row)[:-1]: row["count"] for row in grouped.collect()})
 
 
 def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
     """Count messages by what their topics have kept of their ends, which is looked up here."""
-    chosen = [f"{COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
+    chosen = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
     rows = dead.selectExpr("topic", "slot", "member", *chosen)
     with context.watching():
         found = rows.limit(MOST_LOOKED_UP + 1).collect()
@@ -105,8 +224,8 @@ def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any,
         )
     topics = {name: context.topic(name) for name in {row.topic for row in found}}
     counted: Counter[tuple[Any, ...]] = Counter()
-    for first in range(0, len(found), STEP):
-        step = found[first : first + STEP]
+    for first in range(0, len(found), LOOK_UP_STEP):
+        step = found[first : first + LOOK_UP_STEP]
         members = [bytes(row.member) for row in step]
         calls = [
             inspect.status(topics[row.topic], row.slot, member)
@@ -142,6 +261,3 @@ def _show(context: Context, names: Sequence[str], rows: Sequence[Sequence[Any]],
         context.show(
             "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in cells)
         )
-
-
-__all__ = ["Deaths"]

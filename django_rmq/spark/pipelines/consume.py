@@ -10,9 +10,8 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
-from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.spark.body_columns import KEY_TEXT, decoded
-from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
+from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
+from django_rmq.spark.sinks import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
 
 METADATA = (
     *("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"),
@@ -148,6 +147,42 @@ def _function(path: str) -> Callable[[Any, int, str], object]:
         ) from error
     function: Callable[[Any, int, str], object] = found
     return function
+
+
+def decoded(frame: Any, schema: str) -> Any:
+    """Return ``value`` of a frame as the columns of ``schema`` (DDL, like ``sku string, n int``), and ``malformed``.
+
+    A body fits if it is a JSON object with at least one of the columns, and each of its values can be read as
+    its column's type. Other values are left out; a missing column is NULL. Raises ``InvalidRequest`` for a
+    schema that is not a list of columns, or names an existing column. ``malformed`` is also counted: the
+    progress of a query has ``observedMetrics`` of that name, with ``bodies``.
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    text = frame["value"].cast("string")
+    quoted = schema.replace("\\", "\\\\").replace("'", "\\'")
+    wanted = frame.selectExpr(f"from_json(cast(value as string), '{quoted}') as body").schema["body"].dataType
+    if not isinstance(wanted, StructType) or not wanted.fields:
+        raise InvalidRequest(f"a schema is a list of columns, as 'sku string, n int', not {schema!r}")
+    kept = [name for name in frame.columns if name != "value"]
+    taken = {name.lower() for name in (*kept, MALFORMED, *BATCH_COLUMNS)} & {
+        name.lower() for name in wanted.fieldNames()
+    }
+    if taken:
+        raise InvalidRequest(
+            f"the schema cannot have a column {', '.join(sorted(taken))}: the result has one of that name"
+        )
+    whole = StructType([*wanted.fields, StructField(MALFORMED, StringType())])
+    body = sql.from_json(text, whole, {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE"})
+    has_one = sql.arrays_overlap(
+        sql.json_object_keys(text), sql.array(*(sql.lit(name) for name in wanted.fieldNames()))
+    )
+    read = frame.select(*kept, "value", body.alias("body"), has_one.alias("has_one"))
+    fits = sql.coalesce(read[f"body.{MALFORMED}"].isNull() & read["has_one"], sql.lit(False))
+    columns = [read["body"].getField(name).alias(name) for name in wanted.fieldNames()]
+    result = read.select(*columns, *kept, sql.when(~fits, read["value"]).alias(MALFORMED))
+    return result.observe(MALFORMED, sql.count(MALFORMED).alias("bodies"))
 
 
 __all__ = ["Consume"]

@@ -1,4 +1,4 @@
-"""``archive``: moves dead messages to Parquet files."""
+"""``archive`` moves dead messages to Parquet files; ``replay`` sends dead or archived messages again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 from uuid import uuid4
 
 from django_rmq.conf import get_config
-from django_rmq.exceptions import OperationRefused
+from django_rmq.exceptions import LostRace, OperationRefused
 from django_rmq.operations.authorization import record
-from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.spark.body_columns import KEY_TEXT
-from django_rmq.spark.spark_session import stored_files
+from django_rmq.spark.java import stored_files
+from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
 
 YOUNGEST_MS = 1_000
 """Messages that died within this many ms stay, so that one time of death stands for one death."""
@@ -49,11 +48,11 @@ class Archive(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import row_actions
+        from django_rmq.spark import failing
 
         if not (options["keep"] or options["dry_run"]):
             # Before the files are written.
-            row_actions.check_version()
+            failing.check_version()
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
@@ -97,13 +96,13 @@ class Archive(Pipeline):
             return int(archive_of(context, path).where(f"run = '{run}'").count())
 
     def _delete(self, context: Context, found: Any, topic: str, dates: list[str], path: str) -> None:
-        from django_rmq.spark import row_actions
+        from django_rmq.spark import failing
 
         # A message that is not in the files is not deleted, whatever happened to them.
         safe = archive_of(context, path)
         safe = safe.where((safe.topic == topic) & safe.date.isin(dates)).select(*KEY).distinct()
         chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
-        outcomes = tally(context, row_actions.discard(chosen, context.options(topic)))
+        outcomes = tally(context, failing.discard(chosen, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {told(outcomes)}")
 
@@ -133,7 +132,7 @@ def archive_of(context: Context, path: str) -> Any:
 
 
 def tally(context: Context, outcomes: Any) -> dict[str, int]:
-    """Run a frame of ``row_actions``; return outcome → number of messages."""
+    """Run a frame of ``failing``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}
@@ -144,4 +143,63 @@ def told(outcomes: dict[str, int]) -> str:
     return ", ".join(f"{count} {word}" for word, count in outcomes.items()) or "nothing to do"
 
 
-__all__ = ["Archive", "archive_of", "archived_columns", "tally", "told"]
+@register
+class Replay(Pipeline):
+    """Send dead messages again, from Dead or from an archive, selected by an SQL predicate.
+
+    Each gets its full number of retries. From Dead it does the same as `rmqreplay`. An archive is not
+    changed: if it is replayed twice, messages that still wait merge and the others are sent twice.
+    """
+
+    name = "replay"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument("--archive", metavar="PATH", help="replay from an archive instead of Dead")
+        parser.add_argument(
+            "--where",
+            metavar="SQL",
+            help="a condition on body, key, error, reason, failures, died_at, slot and date: \"error like 'shop.%%'\"",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
+
+    def run(self, context: Context, **options: Any) -> None:
+        from django_rmq.spark import failing
+
+        if not options["dry_run"]:
+            failing.check_version()
+        topic = context.topic(options["topic"])
+        if options["archive"]:
+            found = archive_of(context, options["archive"])
+            if found is None:
+                raise OperationRefused(f"{options['archive']} does not hold an archive")
+            found = found.where(found.topic == topic.name)
+        else:
+            dead = context.read(topic.name, queues="dead", includeMetadata=True)
+            found = archived_columns(dead, {topic.name: topic.slots})
+        found = found.withColumn("body", found.value.cast("string"))
+        if options["where"]:
+            found = found.where(options["where"])
+        if options["dry_run"]:
+            with context.watching():
+                context.say(f"{found.count()} messages would be replayed")
+            return
+        outcomes = self._replay(context, topic.name, found, from_archive=bool(options["archive"]))
+        record(context.actor, "replay", topic.name, outcomes, "archive" if options["archive"] else "dead")
+        context.say(f"{topic.name}: {told(outcomes)}")
+        if outcomes.get("unplaced"):
+            raise LostRace(
+                f"{outcomes['unplaced']} messages were sent with slot_basis=, which is not stored, and "
+                "the topic now has more slots: their slots are unknown"
+            )
+
+    def _replay(self, context: Context, topic: str, found: Any, *, from_archive: bool) -> dict[str, int]:
+        from django_rmq.spark import failing
+
+        options = context.options(topic)
+        if not from_archive:
+            return tally(context, failing.replay(found, options))
+        # If one message died several times, the last death counts.
+        deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
+        last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
+        return tally(context, failing.revive(last.select("slot", "member", "death.*"), options))

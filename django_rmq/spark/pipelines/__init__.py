@@ -1,16 +1,43 @@
-"""The context of a pipeline: a Spark session, the topics of the settings, and the handling of SIGTERM."""
+"""Pipelines on Spark: what ``manage.py runrmqpipeline NAME`` runs.
+
+A pipeline is a class with a ``name``, its own arguments and ``run``. Apps define theirs in a module
+``pipelines``, which only that command imports, so web processes and workers never start a Spark session.
+
+    @register
+    class Prices(Pipeline):
+        \"\"\"Send the prices of yesterday's file.\"\"\"
+
+        name = "prices"
+
+        def add_arguments(self, parser):
+            parser.add_argument("file")
+
+        def run(self, context, **options):
+            frame = context.spark.read.parquet(options["file"])
+            context.write(frame.selectExpr("to_json(struct(*)) as value"), "price-changes")
+
+``Context`` gives it the session and the topics as the settings describe them. Code in tasks must not need
+Django: functions for executors are in ``django_rmq.spark``.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+from django.apps import apps
+from django.utils.module_loading import module_has_submodule
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -19,7 +46,10 @@ from django_rmq.core.model import redis_url
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
-from django_rmq.spark.body_columns import MALFORMED
+from django_rmq.spark.sinks import MALFORMED
+
+KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
+"""The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
 
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 2.0
@@ -98,7 +128,7 @@ class Context:
     @cached_property
     def spark(self) -> Any:
         """The session, which starts when it is first used. Raises ``ConfigurationError``."""
-        from django_rmq.spark.spark_session import is_begun, open_session
+        from django_rmq.spark.java import is_begun, open_session
 
         self._borrowed = is_begun()
         return open_session(f"rmq-{self.name}", master=self.master, remote=self.remote, conf=self.conf)
@@ -260,7 +290,7 @@ class Context:
         """End the session, if one was begun here."""
         session = self.__dict__.pop("spark", None)
         if session is not None and not self._borrowed:
-            from django_rmq.spark.spark_session import close_session
+            from django_rmq.spark.java import close_session
 
             close_session(session)
 
@@ -329,4 +359,74 @@ def _texts(options: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-__all__ = ["Context", "Stopped", "connection_options"]
+MODULE = "pipelines"
+"""The name of the modules in which apps define their pipelines."""
+
+BUILT_IN = ("archive", "consume", "ingest", "topic_reports")
+"""The modules of the built-in pipelines."""
+
+
+class Pipeline(ABC):
+    """A Spark job. The first line of its docstring is shown in lists, all of it as help."""
+
+    name: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:  # noqa: B027 - a pipeline may have none
+        """Add arguments to those of all pipelines. ``type="duration"`` reads seconds from 90, 15m or 7d."""
+
+    @abstractmethod
+    def run(self, context: Context, **options: Any) -> None:
+        """Run the pipeline; ``options`` are its own arguments.
+
+        Raises ``RmqError``, or errors of Spark.
+        """
+
+
+Class = TypeVar("Class", bound=type[Pipeline])
+_pipelines: dict[str, type[Pipeline]] = {}
+
+
+def register(pipeline: Class) -> Class:
+    """Register a class for ``runrmqpipeline``; a decorator. Raises ``ConfigurationError`` for a name that is taken."""
+    name: object = getattr(pipeline, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"pipeline {pipeline.__qualname__} has no name")
+    other = _pipelines.get(name)
+    if other is not None and _place(other) != _place(pipeline):
+        raise ConfigurationError(
+            f'two pipelines have the name "{name}": {_place(other)} and {_place(pipeline)}'
+        )
+    _pipelines[name] = pipeline
+    return pipeline
+
+
+def pipelines() -> dict[str, type[Pipeline]]:
+    """Return all pipelines by name: the built-in ones, and those of the installed apps.
+
+    Raises ``ConfigurationError`` for a module of an app that cannot be imported.
+    """
+    for module in BUILT_IN:
+        import_module(f"{__name__}.{module}")
+    for app in apps.get_app_configs():
+        if app.module is None or app.name == "django_rmq" or not module_has_submodule(app.module, MODULE):
+            continue
+        module = f"{app.name}.{MODULE}"
+        try:
+            import_module(module)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"{module} cannot be imported: {error}") from error
+    return dict(sorted(_pipelines.items()))
+
+
+def summary(pipeline: type[Pipeline]) -> str:
+    """Return the description of a pipeline in one line."""
+    return (inspect.getdoc(pipeline) or "").partition("\n")[0]
+
+
+def _place(pipeline: type[Pipeline]) -> str:
+    return f"{pipeline.__module__}.{pipeline.__qualname__}"
+
+
+__all__ = ["Context", "Pipeline", "pipelines", "register", "summary"]

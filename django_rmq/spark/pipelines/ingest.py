@@ -1,0 +1,400 @@
+"""``ingest``: sends rows of files or of a database table as messages of a topic, with a checkpoint in pieces.
+
+``checkpoint/messages/piece=…`` holds the messages, ``checkpoint/plan`` the size of each piece, and
+``checkpoint/sent`` the pieces that were sent. Which piece a message is in depends on nothing but the message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.spark.broker_connection import RetryPolicy
+from django_rmq.spark.java import stored_files
+from django_rmq.spark.pipelines import PROGRESS_SECONDS, Context, Pipeline, register
+from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
+
+PIECE_SECONDS = 2.0
+"""The time that a piece takes at the rate for which it was made."""
+PIECE = 50_000
+"""The number of messages of a piece, without a rate."""
+MOST_PIECES = 4_096
+"""The largest number of pieces: each is a folder."""
+SHARE = 4
+"""A piece is at most this part of ``--max-backlog``, so that the topic is never empty for want of a piece."""
+LOOK_SECONDS = 0.5
+"""Seconds between two counts of a backlog that is too large."""
+SECRET = re.compile(r"secret|password|token|access\.?key", re.IGNORECASE)
+
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How Spark writes bodies: its own format of times has milliseconds only."""
+
+
+class Pieces:
+    """The pieces of one ingest. ``arguments`` choose its messages, ``sending`` are the options of a write."""
+
+    def __init__(
+        self, context: Context, topic: Topic, arguments: Mapping[str, Any], sending: Mapping[str, str]
+    ) -> None:
+        self._context = context
+        self._topic = topic
+        self._arguments = fingerprint(topic.name, arguments)
+        self._sending = sending
+        self._folder = (context.checkpoint or "").rstrip("/")
+
+    def planned(self) -> dict[int, int] | None:
+        """Return the number of messages of each piece. None: nothing is stored yet.
+
+        Raises ``InvalidRequest`` if the checkpoint belongs to other arguments.
+        """
+        plan = stored_files(self._context.spark, f"{self._folder}/plan")
+        rows = [] if plan is None else plan.collect()
+        if not rows:
+            return None
+        if rows[0].arguments != self._arguments:
+            raise InvalidRequest(
+                f"{self._folder} belongs to an ingest with other arguments: give those, or another --checkpoint"
+            )
+        return {row.piece: row.messages for row in rows}
+
+    def store(self, messages: Any, count: int, *, rate: float | None, max_backlog: int | None) -> None:
+        """Store ``count`` messages in pieces; what a killed run had stored is replaced."""
+        size = _size(rate, max_backlog)
+        pieces = min(MOST_PIECES, max(1, math.ceil(count / size)))
+        names = ", ".join(messages.columns)
+        with self._context.watching():
+            piece = f"pmod(xxhash64({names}), {pieces}) as piece"
+            shared = messages.selectExpr("*", piece).repartition("piece")
+            shared.write.partitionBy("piece").mode("overwrite").parquet(f"{self._folder}/messages")
+            stored = self._context.spark.read.parquet(f"{self._folder}/messages").groupBy("piece").count()
+            plan = stored.selectExpr(
+                *("cast(piece as bigint) as piece", "count as messages"),
+                f"'{self._arguments}' as arguments",
+            )
+            plan.coalesce(1).write.mode("overwrite").parquet(f"{self._folder}/plan")
+
+    def sent(self) -> set[int]:
+        """Return the pieces that were sent."""
+        found = stored_files(self._context.spark, f"{self._folder}/sent")
+        return set() if found is None else {row.piece for row in found.collect()}
+
+    def send(self, planned: Mapping[int, int], *, rate: float | None, max_backlog: int | None) -> None:
+        """Send the pieces that are left: at most ``rate`` messages per second, and while there is room."""
+        context, done, total = self._context, self.sent(), sum(planned.values())
+        sent = sum(count for piece, count in planned.items() if piece in done)
+        if sent:
+            context.say(f"{sent} of {total} messages were sent before")
+        start = told = time.monotonic()
+        before, due = sent, start
+        for piece in sorted(set(planned) - done):
+            count = planned[piece]
+            if max_backlog is not None:
+                self._wait_for_room(count, max_backlog)
+            context.wait(due - time.monotonic())
+            due = time.monotonic() + (count / rate if rate else 0.0)
+            self._send(piece)
+            sent += count
+            now = time.monotonic()
+            if now - told >= PROGRESS_SECONDS or sent == total:
+                told = now
+                pace = (sent - before) / (now - start)
+                context.say(
+                    f"{sent} of {total} messages sent, {pace:.0f}/s, {(total - sent) / pace:.0f} s left"
+                )
+
+    def _send(self, piece: int) -> None:
+        # A stop that is requested meanwhile does not cancel this: a piece is short, and would be sent again.
+        context = self._context
+        messages = context.spark.read.parquet(f"{self._folder}/messages/piece={piece}")
+        messages.write.format("rmq").options(**self._sending).mode("append").save()
+        record = context.spark.range(piece, piece + 1, 1, 1).selectExpr("id as piece")
+        record.write.mode("append").parquet(f"{self._folder}/sent")
+
+    def _wait_for_room(self, count: int, most: int) -> None:
+        """Return when ``count`` more messages exceed the largest backlog no more, or nothing waits."""
+        look = RetryPolicy(PATIENCE, f"topic {self._topic.name}")
+        told = float("-inf")
+        while (waiting := look(self._waiting)) and waiting + count > most:
+            if time.monotonic() - told >= 10 * PROGRESS_SECONDS:
+                told = time.monotonic()
+                self._context.say(f"Waiting: {waiting} messages wait in {self._topic.name}")
+            self._context.wait(LOOK_SECONDS)
+
+    def _waiting(self) -> int:
+        """Return how many messages wait for a consumer, or rest until they are tried again."""
+        # It may have been re-slotted meanwhile.
+        topic, found = self._context.topic(self._topic.name), 0
+        for first in range(0, topic.slots, 1_000):
+            calls = [inspect.count(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
+            for counts in run_all(self._context.broker, calls):
+                if isinstance(counts, RmqError):
+                    raise counts
+                found += counts.store + counts.retry
+        return found
+
+
+def _size(rate: float | None, max_backlog: int | None) -> int:
+    """Return how many messages a piece has."""
+    size = PIECE if rate is None else math.ceil(rate * PIECE_SECONDS)
+    return size if max_backlog is None else min(size, max(1, max_backlog // SHARE))
+
+
+def fingerprint(topic: str, arguments: Mapping[str, Any]) -> str:
+    """Return what distinguishes one ingest from another, without the secrets in it."""
+    kept = {
+        name: [one for one in value if not SECRET.search(one.partition("=")[0])]
+        if isinstance(value, list)
+        else value
+        for name, value in arguments.items()
+    }
+    return hashlib.sha256(json.dumps([topic, kept], sort_keys=True).encode()).hexdigest()
+
+
+FORMATS = ("csv", "json", "parquet", "jdbc")
+SHOWN = 10
+OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
+CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", "merge", "limit")
+"""The arguments that choose the messages; those of an ingest that goes on must be the same."""
+
+
+@register
+class Ingest(Pipeline):
+    """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
+
+    A row becomes the JSON object of its columns: decimals are text, timestamps have microseconds. Equal messages
+    are merged before they are sent. If rows are sent again after a failure, messages that still wait merge too.
+    With --checkpoint the messages are first stored there in pieces: an ingest that was stopped or killed goes on
+    with the first piece that was not sent.
+    """
+
+    name = "ingest"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument("source", help="files or a folder; with --format jdbc the URL of the database")
+        parser.add_argument("--format", choices=FORMATS, help="default: by the file extension of SOURCE")
+        parser.add_argument(
+            "--option",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="an option of Spark's reader, such as dbtable=orders; may be repeated",
+        )
+        parser.add_argument("--where", metavar="SQL", help="only rows for which this is true")
+        parser.add_argument(
+            "--select",
+            action="append",
+            default=[],
+            metavar="SQL",
+            help="columns of the body, such as 'id as item'",
+        )
+        parser.add_argument("--value", metavar="SQL", help="the whole body, instead of an object of columns")
+        for name in OPTIONS:
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar="SQL", help=f"the {name} of a message")
+        parser.add_argument(
+            "--no-merge", dest="merge", action="store_false", help="send equal rows one by one"
+        )
+        parser.add_argument("--limit", type=int, metavar="N", help="at most N rows")
+        parser.add_argument(
+            "--rate", type=float, metavar="N", help="send at most N messages per second; needs --checkpoint"
+        )
+        parser.add_argument(
+            "--max-backlog",
+            type=int,
+            metavar="N",
+            help="wait while more than N messages would wait in the topic; needs --checkpoint",
+        )
+        parser.add_argument(
+            "--past-times", choices=PAST_TIMES, help="what to do with a --fixed-time that has passed"
+        )
+        parser.add_argument(
+            "--bad",
+            metavar="PATH",
+            help="leave out rows that cannot be sent, and store them in this folder, with the reasons",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
+
+    def run(self, context: Context, **options: Any) -> None:
+        topic = context.topic(options["topic"])
+        given = {name: options[name] for name in OPTIONS if options[name] is not None}
+        _check(topic, given, options)
+        _check_pace(context, topic, options)
+        if context.checkpoint is None or options["dry_run"]:
+            self._send(context, topic, given, options)
+            return
+        pace = {"rate": options["rate"], "max_backlog": options["max_backlog"]}
+        more = {"pastTimes": options["past_times"], "badRows": options["bad"]}
+        sending = context.sending_options(topic.name, **more)
+        pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING}, sending)
+        planned = pieces.planned()
+        if planned is None:
+            with context.kept(_chosen(context, topic, given, options)) as kept:
+                with context.watching():
+                    count = kept.count()
+                context.say(f"{count} messages are stored in {context.checkpoint}")
+                if count:
+                    pieces.store(kept, count, **pace)
+            planned = pieces.planned() or {}
+        left_out = _LeftOut(context, options["bad"])
+        pieces.send(planned, **pace)
+        context.say(left_out.told(sum(planned.values()), topic))
+
+    def _send(self, context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+        """Send all at once, or only show it."""
+        with context.watching():
+            read = _rows(context, options).count()
+        with context.kept(_chosen(context, topic, given, options)) as kept:
+            with context.watching():
+                sent = kept.count()
+            equal = "equal keys" if topic.keyed else "equal bodies"
+            context.say(f"{read} rows, {sent} messages after merging {equal}")
+            if options["dry_run"]:
+                for row in kept.limit(SHOWN).collect():
+                    context.say(str(row.asDict()))
+                context.say(f"nothing was sent to {topic.name}")
+                return
+            left_out = _LeftOut(context, options["bad"])
+            context.write(kept, topic.name, pastTimes=options["past_times"], badRows=options["bad"])
+            context.say(left_out.told(sent, topic))
+
+
+class _LeftOut:
+    """The rows that ``--bad`` leaves out from now on."""
+
+    def __init__(self, context: Context, path: str | None) -> None:
+        self._context, self._path = context, path
+        self._before = self._count()
+
+    def told(self, messages: int, topic: Topic) -> str:
+        """Return what became of ``messages``."""
+        left = self._count() - self._before
+        more = f"; {left} could not be sent and are in {self._path}" if left else ""
+        return f"{messages - left} messages sent to {topic.name}{more}"
+
+    def _count(self) -> int:
+        found = None if self._path is None else stored_files(self._context.spark, self._path)
+        return 0 if found is None else int(found.count())
+
+
+def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+    needed = "key" if topic.keyed and not topic.is_fifo else None
+    if topic.is_priority and topic.default_priority is None:
+        needed = "priority"
+    if topic.type == "fixed_time":
+        needed = "fixed_time"
+    if needed and needed not in given:
+        raise InvalidRequest(
+            f"topic {topic.name} is {topic.type.value}{', with IDENTITY key' if topic.keyed else ''}: "
+            f"--{needed.replace('_', '-')} is missing, an SQL expression over the rows"
+        )
+    if options["value"] and options["select"]:
+        raise InvalidRequest("use --value or --select, not both")
+
+
+def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None:
+    given = [name for name in ("rate", "max_backlog") if options[name] is not None]
+    for name in given:
+        flag = f"--{name.replace('_', '-')}"
+        if not options[name] > 0:
+            raise InvalidRequest(f"{flag} must be greater than 0, got {options[name]}")
+        if context.checkpoint is None:
+            raise InvalidRequest(
+                f"{flag} needs --checkpoint: a folder for the messages and the record of what was sent"
+            )
+    if context.checkpoint is not None and topic.is_fifo:
+        raise InvalidRequest(
+            f"topic {topic.name} is fifo: --checkpoint sends in pieces, which would change the order of the rows"
+        )
+
+
+def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> Any:
+    """Return the messages, equal ones once."""
+    messages = encoded(_rows(context, options), given, value=options["value"], select=options["select"])
+    return _merged(messages, topic) if options["merge"] else messages
+
+
+def _rows(context: Context, options: dict[str, Any]) -> Any:
+    source = options["source"]
+    chosen = options["format"] or next(
+        (name for name in FORMATS if source.rstrip("/").lower().removesuffix(".gz").endswith(f".{name}")),
+        None,
+    )
+    if chosen is None:
+        raise InvalidRequest(f"the format of {source} is unknown: use --format {', '.join(FORMATS)}")
+    reader = context.spark.read.format(chosen)
+    if chosen == "csv":
+        reader = reader.options(header="true")
+    for one in options["option"]:
+        key, found, value = one.partition("=")
+        if not found:
+            raise InvalidRequest(f"--option {one!r} must be key=value")
+        reader = reader.option(key, value)
+    rows = reader.option("url", source).load() if chosen == "jdbc" else reader.load(source)
+    if options["where"]:
+        rows = rows.where(options["where"])
+    return rows.limit(options["limit"]) if options["limit"] else rows
+
+
+def _merged(messages: Any, topic: Topic) -> Any:
+    """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
+    if topic.is_fifo:
+        return messages
+    if topic.keyed:
+        return messages.dropDuplicates(["key"])
+    if "priority" in messages.columns:
+        # Of equal bodies, the more urgent one is kept.
+        others = [name for name in messages.columns if name not in ("value", "priority")]
+        grouped = messages.groupBy("value", *others)
+        return grouped.agg({"priority": "max"}).withColumnRenamed("max(priority)", "priority")
+    return messages.dropDuplicates(["value"])
+
+
+def encoded(rows: Any, options: Mapping[str, str], *, value: str | None, select: Sequence[str]) -> Any:
+    """Return ``value``, a body for each row, and ``options``, all of which are SQL over the rows.
+
+    Without ``value`` a body is the JSON object of the columns ``select``, or of all. Decimals are text: a JSON
+    number would be read as a float. Raises ``InvalidRequest`` if two columns have one name.
+    """
+    from pyspark.sql import functions as sql
+
+    others = [sql.expr(text).alias(name) for name, text in options.items()]
+    if value is not None:
+        return rows.select(sql.expr(value).cast("string").alias("value"), *others)
+    body = sql.expr(f"struct({', '.join(select) or '*'})")
+    kind = rows.select(body.alias("body")).schema["body"].dataType
+    if len(set(kind.names)) < len(kind.names):
+        raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
+    exact = body.cast(_with_text(kind))
+    # In the order of a body that is stored, so that a task has nothing to reorder.
+    columns = [exact.getField(name).alias(name) for name in sorted(kind.names)]
+    return rows.select(sql.to_json(sql.struct(*columns), JSON_OPTIONS).alias("value"), *others)
+
+
+def _with_text(kind: Any) -> Any:
+    """Return a type of Spark with text in place of decimals."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.DecimalType):
+        return types.StringType()
+    if isinstance(kind, types.ArrayType):
+        return types.ArrayType(_with_text(kind.elementType), kind.containsNull)
+    if isinstance(kind, types.MapType):
+        return types.MapType(kind.keyType, _with_text(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, types.StructType):
+        fields = [types.StructField(field.name, _with_text(field.dataType), field.nullable) for field in kind]
+        return types.StructType(fields)
+    return kind

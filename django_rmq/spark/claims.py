@@ -120,6 +120,22 @@ class DriverIdentity:
             if self._held is not None and not self._has_left:
                 self._ask(*self._held, starts=False)
 
+    def report_loss(self, number: int) -> bool:
+        """Note that the loss of a claim is reported; return whether no driver of the same checkpoint has noted it before.
+
+        Without the name, or without Redis, nothing is noted, and the answer is True.
+        """
+        with self._lock:
+            if self._held is None:
+                return True
+            consumer, checkpoint = self._held
+        claim = f"{number} {checkpoint}"
+        with suppress(RmqError):
+            if self._broker.run(registry.reported_loss(self._topic, consumer)) == claim:
+                return False
+            self._broker.run(registry.report_loss(self._topic, consumer, claim))
+        return True
+
     def leave(self) -> None:
         """Leave the name to the next query, at the end of this one."""
         with self._lock:
@@ -171,9 +187,11 @@ class Lease:
             self._held.pop(slot, None)
 
     def warn(self, number: int, why: str) -> None:
-        """Warn about a loss: once for each claim, however many slots it concerns and however often it is found."""
+        """Warn about a loss: once for each claim, however many slots it concerns, and however many drivers find it."""
+        # A driver that repeats a batch finds its loss before it has the name of the consumer, and notes it later.
+        is_first = self.identity.report_loss(number)
         with self._lock:
-            if number <= self._said:
+            if number <= self._said or not is_first:
                 return
             self._said = number
             self.lost += 1

@@ -419,6 +419,36 @@ def test_a_batch_that_was_failed_rests_and_dies_when_its_retries_are_used(queue:
     assert (topic.total("claim_returned"), topic.total("acked"), topic.total("died")) == (3_000, 0, 1_500)
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_loss_is_reported_by_one_driver(
+    queue: MakeQueue, caplog: pytest.LogCaptureFixture, is_repeated: bool
+) -> None:
+    topic = queue(slots=2, backoff=BackOff(3_600_000, 3_600_000))
+    options = {"consumerId": "loader"}
+    source = reader(topic, **options)
+    start = source.initialOffset()
+    lost: list[int] = []
+    for batch in range(2):
+        topic.send([f"{batch} {n}" for n in range(20)])
+        end = source.latestOffset(start, ALL)
+        assert end["rows"] == 20
+        assert fail_batch({**topic.options, **options}) == 20
+        for run in range(3):
+            caplog.clear()
+            source = reader(topic, **options)
+            if is_repeated and not run:
+                # Spark had not recorded the batch, and repeats it.
+                assert rows(source, start, end) == {}
+            assert source.latestOffset(end, ALL) == end
+            lost.append((source.reportLatestOffset() or {})["lostClaims"])
+            warned = [
+                record for record in caplog.records if f"Claim {end['claim']} of" in record.getMessage()
+            ]
+            assert len(warned) == lost[-1]
+        start = end
+    assert lost == [1, 0, 0, 1, 0, 0]
+
+
 def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
     topic = queue(slots=2)
     topic.send(list(range(10)))

@@ -315,6 +315,10 @@ def test_a_driver_has_a_consumers_name_until_its_lease_ends(redis_client: redis.
     assert broker.leave_consumer(TOPIC, "nightly") == "left"
     assert broker.leave_consumer(TOPIC, "another") == "absent"
     assert broker.driver_of_consumer(TOPIC, "another") is None
+    assert broker.reported_loss(TOPIC, "nightly") == broker.reported_loss(TOPIC, "another") == ""
+    broker.report_loss(TOPIC, "nightly", "7 f")
+    assert hold("D", "f", starts=True) is None
+    assert broker.reported_loss(TOPIC, "nightly") == "7 f"
     assert which or 80_000_000 < redis_client.pttl(key) <= 86_402_000
 
 

@@ -311,6 +311,20 @@ def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
     return RedisCommand("HMGET", _name(topic, consumer), fields, _driver)
 
 
+def reported_loss(topic: Topic, consumer: str) -> Call[str]:
+    """Return what ``report_loss`` has noted last under the name of a consumer, or an empty text."""
+    return RedisCommand("HMGET", _name(topic, consumer), ("reported",), _reported)
+
+
+def _reported(reply: list[bytes | None]) -> str:
+    return text(reply[0] or b"")
+
+
+def report_loss(topic: Topic, consumer: str, claim: str) -> Call[int]:
+    """Note under the name of a consumer, which a driver holds, that the loss of ``claim`` is reported."""
+    return RedisCommand("HSET", _name(topic, consumer), ("reported", claim), int)
+
+
 def count_consumers(topic: Topic, slot: int) -> Call[int]:
     """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
     return RedisCommand("HLEN", AtSlot(topic, slot), (), int)

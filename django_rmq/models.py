@@ -36,6 +36,7 @@ class Topic(models.Model):
             ("delete_messages", "Can delete messages, and put them into Dead"),
             ("pause_topic", "Can pause and resume topics"),
             ("purge_topic", "Can purge topics"),
+            ("control_workers", "Can quiet, resume and stop workers"),
         ]
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from django_rmq.api import requests
 from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.core.model.worker_report import WorkerReport
+from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
 from django_rmq.operations import Permission, RunningMessages, SlotsStats, TopicCounters, TopicStats
 from django_rmq.operations.sends import body_schema
 from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
@@ -232,6 +232,9 @@ class WorkerReportAnswer(ResponseSerializer):
     taken = serializers.IntegerField(help_text="How many of its threads run a listener")
     messages = serializers.IntegerField(help_text="The number of messages that it holds")
     running = serializers.IntegerField(help_text="The number of messages whose listeners run")
+    state = serializers.CharField(
+        help_text="working, quiet or stopping; empty if its version takes no requests"
+    )
 
 
 class WorkerAnswer(ResponseSerializer):
@@ -270,6 +273,13 @@ class WorkersAnswer(ResponseSerializer):
     unserved = serializers.ListField(
         child=serializers.CharField(), help_text="Topics with a listener that no worker serves"
     )
+
+
+class AskedWorkerAnswer(ResponseSerializer):
+    """A worker that was asked for something. It obeys with its next report, within five seconds."""
+
+    worker = serializers.CharField()
+    asked = serializers.ChoiceField(["quiet", "resume", "stop"])
 
 
 class RunningMessageAnswer(ResponseSerializer):
@@ -349,6 +359,7 @@ def worker_report(report: WorkerReport) -> dict[str, Any]:
         "taken": report.taken,
         "messages": report.messages,
         "running": report.running,
+        "state": report.state,
     }
 
 
@@ -429,6 +440,51 @@ class WorkersView(RmqView):
                 "unserved": [name for name in found.unserved if name in known],
             }
         )
+
+
+class _AskWorkerView(RmqView):
+    """Asks one worker for something."""
+
+    needs = {"POST": Permission.CONTROL_WORKERS}
+    asked: WorkerRequest
+
+    def ask(self, worker: str) -> Response:
+        """Ask the worker, and answer with its id."""
+        found = self.operations.ask_worker(worker, self.asked, self.known())
+        return Response({"worker": found, "asked": self.asked}, status=202)
+
+
+class QuietWorkerView(_AskWorkerView):
+    """``workers/{worker}/quiet/``."""
+
+    asked = "quiet"
+
+    @documented("quiet_worker", answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, request: Request, worker: str) -> Response:
+        """Ask a worker to take no more messages and go on with those that run; other workers get its slots."""
+        return self.ask(worker)
+
+
+class ResumeWorkerView(_AskWorkerView):
+    """``workers/{worker}/resume/``."""
+
+    asked = "resume"
+
+    @documented("resume_worker", answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, request: Request, worker: str) -> Response:
+        """Ask a quiet worker to take messages again."""
+        return self.ask(worker)
+
+
+class StopWorkerView(_AskWorkerView):
+    """``workers/{worker}/stop/``."""
+
+    asked = "stop"
+
+    @documented("stop_worker", answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, request: Request, worker: str) -> Response:
+        """Ask the command of a worker to end with all its processes, as SIGTERM does: running listeners may finish."""
+        return self.ask(worker)
 
 
 class RunningView(RmqView):

@@ -17,6 +17,7 @@ app_name = "rmq_api"
 
 TOPIC = "topics/<str:topic>/"
 SCHEDULE = "schedules/<str:name>/"
+WORKER = "workers/<str:worker>/"
 MESSAGE = f"{TOPIC}messages/<str:id>/"
 
 ROUTES: dict[str, tuple[str, type[RmqView]]] = {
@@ -43,6 +44,9 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "resume_schedule": (f"{SCHEDULE}resume/", schedules.ResumeScheduleView),
     "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
     "workers": ("workers/", topics.WorkersView),
+    "quiet_worker": (f"{WORKER}quiet/", topics.QuietWorkerView),
+    "resume_worker": (f"{WORKER}resume/", topics.ResumeWorkerView),
+    "stop_worker": (f"{WORKER}stop/", topics.StopWorkerView),
     "running": ("running/", topics.RunningView),
     "causes": ("causes/", messages.CausesView),
     "slots": ("slots/", topics.SlotsView),

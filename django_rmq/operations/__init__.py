@@ -57,6 +57,8 @@ from django_rmq.operations.wait_reasons import Hold
 from django_rmq.operations.worker_overview import (
     RunningMessages,
     WorkerOverview,
+    ask_worker,
+    live_worker,
     running_messages,
     worker_overview,
 )
@@ -75,6 +77,7 @@ class Operations(OperationContext):
     shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
     worker_overview, running_messages = worker_overview, running_messages
+    ask_worker, live_worker = ask_worker, live_worker
     history, last_minutes, events = reports.history, reports.last_minutes, reports.events
     servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded

@@ -38,6 +38,7 @@ class Permission(StrEnum):
     DELETE = "delete_messages"
     PAUSE = "pause_topic"
     PURGE = "purge_topic"
+    CONTROL_WORKERS = "control_workers"
 
     @property
     def full_name(self) -> str:
@@ -93,18 +94,18 @@ def record(
     entry: bool = True,
     trace: Trace | None = None,
 ) -> None:
-    """Record that ``actor`` performed an action on ``topic``, and the outcomes.
+    """Record that ``actor`` performed an action on ``topic`` (empty: on a worker), and the outcomes.
 
     ``entry`` False: without a LogEntry, for actions that programs do many times a second. ``trace``: add the outcomes
     to the LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is
     logged and not raised, because the action itself has been done.
     """
     logger.info(
-        "%s by %s (%s) on topic %s",
+        "%s by %s (%s)%s",
         _sentence(act, note, outcomes),
         _one_line(actor.name),
         actor.via,
-        topic,
+        f" on topic {topic}" if topic else "",
         extra={
             "rmq_event": "audit",
             "rmq_act": act,
@@ -151,7 +152,7 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
         user_id=actor.user.pk,
         content_type_id=ContentType.objects.get_for_model(Topic, for_concrete_model=False).pk,
         object_id=topic,
-        object_repr=topic,
+        object_repr=topic or "workers",
         action_flag=CHANGE,
         change_message=message,
     )

@@ -1,7 +1,7 @@
 """All workers at one instant: those that live, those that vanished in the last hour, and the messages that they run.
 
 Redis knows who lives, and which slots each worker has. What a worker is and does, it reports itself every few seconds;
-older workers, and consumers over REST or in Spark, report nothing.
+older workers, and consumers over REST or in Spark, report nothing. A worker reads what people ask of it with each report.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django_rmq.core.commands import registry
 from django_rmq.core.commands.registry import read_reports, roster
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_report import RunningCall, WorkerReport
+from django_rmq.core.model.worker_report import RunningCall, WorkerReport, WorkerRequest
 from django_rmq.core.monitoring import history
-from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+from django_rmq.exceptions import OperationRefused, RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
@@ -25,8 +26,18 @@ from django_rmq.worker.worker_reports import FORGET_MS
 MOST_VANISHED = 100
 """The maximum number of vanished workers that are returned: those that vanished last."""
 
+SHORTEST_ID = 8
+"""The number of characters of an id that name a worker; pages and commands show as many."""
+
 MOST_RUNNING = 200
 """The maximum number of running messages that are listed: those that have run longest."""
+
+
+STOPPING_MS = 15_000
+"""Milliseconds after its last report after which a worker that was stopping counts as vanished."""
+
+REQUEST_MS = 60_000
+"""Milliseconds for which Redis keeps a request to a worker, which reads it with its next report."""
 
 
 class ReportedWorker(NamedTuple):
@@ -92,7 +103,10 @@ def worker_overview(context: OperationContext) -> WorkerOverview:
     vanished = [
         VanishedWorker(worker, report)
         for worker, report in reports.items()
-        if worker not in live and report.at_ms >= now_ms - FORGET_MS
+        # A worker leaves the others when it begins to stop, and reports until its listeners have returned.
+        if worker not in live
+        and report.at_ms >= now_ms - FORGET_MS
+        and not (report.state == "stopping" and report.at_ms >= now_ms - STOPPING_MS)
     ]
     running = [
         RunningMessage(call, topics[call.topic], worker, report)
@@ -113,6 +127,66 @@ def worker_overview(context: OperationContext) -> WorkerOverview:
         sorted(running, key=lambda one: one.call.since_ms),
         sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
     )
+
+
+def live_worker(
+    context: OperationContext, worker: str, names: Collection[str] | None = None
+) -> ReportedWorker:
+    """Return a live worker that takes requests, by its id or the first eight or more characters of it.
+
+    ``names``: the topics that the actor may know of; the worker must serve no other. Raises ``OperationRefused``.
+    """
+    context.actor.require(Permission.VIEW, Permission.CONTROL_WORKERS)
+    found = [
+        one
+        for one in worker_overview(context).workers
+        if one.stats.member.worker.id == worker
+        or (len(worker) >= SHORTEST_ID and one.stats.member.worker.id.startswith(worker))
+    ]
+    if len(found) != 1:
+        which = "more than one live worker" if found else "no live worker"
+        raise OperationRefused(f"{which} has the id {worker[:100]!r}")
+    (one,) = found
+    served = {topic.name for topic in one.stats.member.worker.topics}
+    if names is not None and not served.issubset(names):
+        raise OperationRefused(f"worker {worker[:8]} also serves topics that you may not see")
+    if one.report is None or not one.report.state:
+        raise OperationRefused(f"worker {worker[:8]} takes no requests: it has not reported yet, or is older")
+    return one
+
+
+def processes_of(overview: WorkerOverview, report: WorkerReport) -> list[ReportedWorker]:
+    """Return the live workers whose command is the one of this report."""
+    return [
+        one
+        for one in overview.workers
+        if one.report and (one.report.host, one.report.parent) == (report.host, report.parent)
+    ]
+
+
+def ask_worker(
+    context: OperationContext, worker: str, request: WorkerRequest, names: Collection[str] | None = None
+) -> str:
+    """Ask a live worker to be quiet, to resume or to stop; return its id.
+
+    It obeys with its next report, within five seconds. Raises the errors of ``live_worker``.
+    """
+    one = live_worker(context, worker, names)
+    member = one.stats.member.worker
+    pipeline = context.broker.pipeline()
+    # The time makes a repeated request another one.
+    asked = pipeline.add(registry.ask_worker(member.id, f"{request} {context.broker.now_ms()}"))
+    kept = pipeline.add(registry.end_requests(REQUEST_MS))
+    pipeline.execute()
+    asked.get()
+    kept.get()
+    context.record(
+        request,
+        "",
+        {"asked": 1},
+        f"worker {member.id}, process {member.pid} on {' '.join(member.host.split())}",
+    )
+    return member.id
 
 
 class UsualTimes(NamedTuple):
@@ -177,6 +251,9 @@ __all__ = [
     "UsualTimes",
     "VanishedWorker",
     "WorkerOverview",
+    "ask_worker",
+    "live_worker",
+    "processes_of",
     "running_messages",
     "worker_overview",
 ]

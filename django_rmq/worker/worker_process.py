@@ -45,6 +45,7 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.log.worker_name import name_worker
 from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
@@ -254,6 +255,9 @@ class WorkerProcess:
         self._is_stuck = False
         """Whether it has had no capacity for a topic for long."""
         self._wants_successor = False
+        self._is_stopping = False
+        self._is_quiet = False
+        self._publishing = threading.Lock()
         self._leaving: threading.Thread | None = None
         self._reporter = announcements.Reporter()
         self._threads = threads = options.threads or config.consumer.threads
@@ -329,6 +333,9 @@ class WorkerProcess:
                 self._config.code_version,
                 self.dispatcher.batches,
                 memory_mib,
+                self._state,
+                self.obey,
+                self._parent or 0,
             ),
         ]
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
@@ -404,11 +411,35 @@ class WorkerProcess:
         """Publish which slots this worker serves, if topics were re-slotted."""
         try:
             if self._load_slots():
-                self.coordinator.announce(topics=self._served)
+                self._publish()
                 logger.info("The slot count of a topic has changed", extra={"rmq_event": "moved"})
         except RmqError:
             # The next check tries again.
             self._moved = True
+
+    def obey(self, request: WorkerRequest) -> None:
+        """Do what a person has asked of this worker. Any thread may call it."""
+        if request == "stop":
+            self._is_stopping = True
+            if self._notes is not None and self._parent is not None:
+                self._notes.ask_for_stop()
+            else:
+                self.stop()
+            return
+        with self._publishing:
+            self._is_quiet = request == "quiet"
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish the topics that this worker serves: none while it is quiet, so that others get its slots."""
+        # Two threads publish, and what the last one publishes has to be what holds.
+        with self._publishing:
+            self.coordinator.announce(topics=[] if self._is_quiet else self._served)
+
+    def _state(self) -> str:
+        if self._is_stopping or self._wants_successor:
+            return "stopping"
+        return "quiet" if self._is_quiet else "working"
 
     def _leave(self) -> None:
         """Let other workers take the slots while this one settles its deliveries."""

@@ -3,6 +3,8 @@
 A report is one field of a hash in Redis. A worker that leaves deletes its own, so a report without a live worker is that of
 a process that vanished. Reports are only shown: no other worker depends on them, and a report that cannot be written is
 skipped. They contain sealed ids, and nothing of the messages themselves.
+
+With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, or to stop.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ import platform
 import random
 import time
 from collections.abc import Callable, Generator, Iterable
+from typing import get_args
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
+from django_rmq.core.commands.registry import delete_reports, read_reports, read_request, write_report
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slots import uptime
-from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, WorkerRequest
 from django_rmq.exceptions import RmqError
 from django_rmq.opaque_ids import sealed_id
+
+logger = safe_logger("django_rmq.consumer")
 
 REPORT_SECONDS = 5.0
 """Seconds between two reports of a worker."""
@@ -33,6 +39,13 @@ CLEANING_SECONDS = 600.0
 
 CLOCK_SECONDS = 60.0
 """Seconds after which a worker reads the clock of Redis again."""
+
+
+_MEANINGS: dict[WorkerRequest, str] = {
+    "quiet": "take no more messages",
+    "resume": "take messages again",
+    "stop": "end, with all processes of its command",
+}
 
 
 def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
@@ -69,6 +82,9 @@ class ReportDuty:
         code: str,
         batches: Callable[[], list[Batch]],
         memory_mib: Callable[[], float],
+        state: Callable[[], str] = lambda: "working",
+        obey: Callable[[WorkerRequest], None] = lambda request: None,
+        parent: int = 0,
     ) -> None:
         self._broker = broker
         self._worker = worker
@@ -76,10 +92,15 @@ class ReportDuty:
         self._code = code
         self._batches = batches
         self._memory_mib = memory_mib
+        self._state = state
+        self._obey = obey
+        self._parent = parent
+        self._obeyed = ""
+        """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
 
     def __call__(self) -> Generator[float, None, None]:
         """Write a report, and yield the seconds until the next one. A worker that ends deletes its report."""
-        clock_ms, read_at = 0, float("-inf")
+        clock_ms, read_at, is_changed = 0, float("-inf"), False
         cleaning = time.monotonic() + random.uniform(0.0, 2 * CLEANING_SECONDS)
         try:
             while True:
@@ -88,13 +109,38 @@ class ReportDuty:
                     if time.monotonic() - read_at > CLOCK_SECONDS:
                         clock_ms, read_at = self._broker.now_ms(), time.monotonic()
                     now_ms = clock_ms + round((time.monotonic() - read_at) * 1000)
-                    self._broker.run(write_report(self._worker, self.report(now_ms)))
+                    is_changed = self._exchange(now_ms)
                     if time.monotonic() >= cleaning:
                         cleaning = time.monotonic() + random.uniform(0.0, 2 * CLEANING_SECONDS)
                         self.forget(now_ms)
-                yield REPORT_SECONDS
+                # Who has asked sees soon that the worker obeys.
+                yield 0.0 if is_changed else REPORT_SECONDS
+                is_changed = False
         finally:
             self._broker.run(delete_reports(self._worker))
+
+    def _exchange(self, now_ms: int) -> bool:
+        """Write a report and read the last request, in one round trip; obey it, and return whether it is a new one."""
+        pipeline = self._broker.pipeline()
+        written = pipeline.add(write_report(self._worker, self.report(now_ms)))
+        asked = pipeline.add(read_request(self._worker))
+        pipeline.execute()
+        written.get()
+        request = asked.get()
+        if not request or request == self._obeyed:
+            return False
+        self._obeyed = request
+        kind = request.partition(" ")[0]
+        for known in get_args(WorkerRequest):
+            if kind == known:
+                logger.info(
+                    "A person has asked this worker to %s",
+                    _MEANINGS[known],
+                    extra={"rmq_event": "asked", "rmq_request": known},
+                )
+                self._obey(known)
+                return True
+        return False
 
     def report(self, now_ms: int) -> WorkerReport:
         """Return what this worker is at this moment."""
@@ -121,6 +167,8 @@ class ReportDuty:
             messages=sum(len(one.messages) - one.reported for one in batches),
             running=len(calls),
             calls=tuple(calls[:MOST_CALLS]),
+            state=self._state(),
+            parent=self._parent,
         )
 
     def forget(self, now_ms: int) -> None:

@@ -34,11 +34,12 @@ import redis
 import yaml
 
 from django_rmq.api import urls
-from django_rmq.core.commands.registry import change_schedule
+from django_rmq.core.commands.registry import change_schedule, delete_reports, write_report
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.worker_report import WorkerReport
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
 from example_project.demo.embedded_redis import NoRedisServer
@@ -354,8 +355,27 @@ class Project:
         found.start()
         try:
             assert found.wait_settled(30)
+            broker = RedisBroker(client, "")
+            report = WorkerReport(
+                at_ms=broker.now_ms(),
+                host=worker.host,
+                pid=worker.pid,
+                version="0.1.0",
+                python="3.11.7",
+                code="",
+                load=0.4,
+                memory_mib=61.5,
+                threads=8,
+                taken=0,
+                messages=0,
+                running=0,
+                calls=(),
+                state="working",
+            )
+            broker.run(write_report(worker.id, report))
             yield
         finally:
+            RedisBroker(client, "").run(delete_reports(worker.id))
             found.stop()
             client.close()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from django_rmq.core.commands.registry import ask_worker, read_reports, roster
+from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from example_project.demo.embedded_server import free_port
 from tests.brokers import Broker
@@ -25,6 +27,62 @@ WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
 BRIEF = replace(ONE_SLOT, name="brief", max_retries=1, backoff=BackOff(0, 0))
 LATER = replace(WORK, name="later")
+
+
+# --- what a person asks of it
+
+
+def ask_all(broker: Broker, request: str, count: int) -> None:
+    """Ask each live worker, as the page of workers does."""
+    eventually(lambda: len(broker.run(read_reports())) == count, "reports")
+    for worker in broker.run(read_reports()):
+        broker.run(ask_worker(worker, f"{request} {broker.now_ms()}"))
+
+
+def are_all(broker: Broker, state: str) -> bool:
+    return {one.state for one in broker.run(read_reports()).values()} == {state}
+
+
+def topics_served(broker: Broker) -> set[str]:
+    members = members_of_roster(broker.run(roster()))
+    assert members
+    return {topic.name for member in members for topic in member.worker.topics}
+
+
+def test_a_quiet_worker_ends_what_runs_and_gives_its_slots_away_until_it_resumes(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named("first", do="wait"))
+    worker = start("work", "--processes", "2", "-t", "2")
+    happened.wait("begun", 1)
+    ask_all(broker, "quiet", 2)
+    eventually(lambda: are_all(broker, "quiet") and not topics_served(broker), "being quiet")
+    happened.go()
+    happened.wait("done", 1)
+    assert len(worker.children) == 2
+    send(broker, WORK, named("second"))
+    ask_all(broker, "resume", 2)
+    happened.wait("done", 2)
+    eventually(lambda: are_all(broker, "working") and topics_served(broker) == {"work"}, "working")
+    worker.signal()
+    assert worker.wait(LONG) == 0
+
+
+def test_a_stop_of_its_workers_ends_the_command_as_one_sigterm_does(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named("running", do="wait"))
+    worker = start("work", "--processes", "2", "-t", "2")
+    happened.wait("begun", 1)
+    # A second SIGTERM would end the processes at once, and two stops do not.
+    ask_all(broker, "stop", 2)
+    eventually(lambda: "was asked to stop the command" in worker.output, "the parent")
+    happened.go()
+    assert worker.wait(LONG) == 0
+    assert happened.lines("done") == ["running"]
+    assert "Stopping immediately" not in worker.output and "Traceback" not in worker.output
+    assert broker.run(read_reports()) == {}
+    assert live(broker, WORK) == 0
 
 
 # --- signals

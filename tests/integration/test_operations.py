@@ -21,6 +21,9 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.core.commands import registry
+from django_rmq.core.coordination import Worker as WorkerRecord
+from django_rmq.core.coordination.assignment_plan import write_record
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.message import Message, message_id
@@ -52,6 +55,7 @@ from django_rmq.operations.health import HealthThresholds as HealthLimits
 from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.sending import Send
 from tests.brokers import Broker, OracleBroker
+from tests.integration.test_worker_reports import REPORT
 from tests.servers import RedisServer
 from tests.workers import LONG, broker_on, client_of
 
@@ -1186,6 +1190,18 @@ def send_once(operations: Operations) -> None:
         attempt.done({"results": []})
 
 
+CONTROL = {Permission.VIEW, Permission.CONTROL_WORKERS}
+
+
+def joined(operations: Operations) -> str:
+    """Let a worker live that takes requests, and return its id."""
+    worker = WorkerRecord("0123456789", "alpha", 41, 1.0, 4, ())
+    operations.broker.run(registry.beat(worker.id, "t", 600_000, record=write_record("t", worker)))
+    at_ms = operations.broker.now_ms()
+    operations.broker.run(registry.write_report(worker.id, replace(REPORT, at_ms=at_ms, state="working")))
+    return worker.id
+
+
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "survey": ({Permission.VIEW}, lambda o: o.survey()),
@@ -1195,6 +1211,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
     "worker_overview": ({Permission.VIEW}, lambda o: o.worker_overview()),
     "running_messages": ({Permission.VIEW}, lambda o: o.running_messages()),
+    "live_worker": (CONTROL, lambda o: o.live_worker(joined(o))),
+    "ask_worker": (CONTROL, lambda o: o.ask_worker(joined(o), "quiet")),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
     "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),

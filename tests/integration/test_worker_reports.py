@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import math
 import threading
@@ -12,6 +14,8 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -22,13 +26,16 @@ from django_rmq.core.commands.registry import delete_reports, read_reports, writ
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_plan import write_record
-from django_rmq.core.model.keys import reports_key, times_key
+from django_rmq.core.model.keys import reports_key, times_key, worker_requests_key
 from django_rmq.core.model.replies import LATENESS_BUCKETS
 from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, decode
+from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import Actor, Operations
-from django_rmq.worker import worker_reports
+from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
+from django_rmq.worker import listener_registry, worker_reports
+from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, ReportDuty
-from tests.workers import LONG, Worker, send
+from tests.workers import LONG, Heard, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
 REPORT = WorkerReport(
@@ -185,7 +192,7 @@ def test_a_report_that_cannot_be_written_is_skipped(shop: Any, monkeypatch: pyte
     duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
     steps = duty()
     with monkeypatch.context() as patch:
-        patch.setattr(type(shop), "run", lambda *_: (_ for _ in ()).throw(ServerUnavailable("away")))
+        patch.setattr(type(shop), "pipeline", lambda *_: (_ for _ in ()).throw(ServerUnavailable("away")))
         next(steps)
     next(steps)
     assert list(shop.run(read_reports())) == ["w"]
@@ -201,6 +208,189 @@ def test_reports_of_workers_that_vanished_long_ago_are_deleted(shop: Any) -> Non
     assert list(shop.run(read_reports())) == ["young"]
     shop.run(delete_reports("young"))
     duty.forget(now_ms)
+
+
+# --- what people ask of a worker
+
+
+def ask(worker: str, request: Any, names: Any = None) -> str:
+    return Operations(Actor("tester", "test")).ask_worker(worker, request, names)
+
+
+def test_a_worker_obeys_each_request_once_and_reports_its_new_state_at_once(shop: Any) -> None:
+    obeyed: list[str] = []
+    states = {"quiet": "quiet", "resume": "working"}
+    duty = ReportDuty(
+        shop,
+        "w" * 32,
+        1,
+        "",
+        list,
+        lambda: 1.0,
+        state=lambda: states[obeyed[-1]] if obeyed else "working",
+        obey=obeyed.append,
+        parent=7,
+    )
+    join(shop, "w" * 32, "timed")
+    with closing(duty()) as steps:
+        assert next(steps) == worker_reports.REPORT_SECONDS and obeyed == []
+        for request in ("quiet", "resume", "quiet"):
+            assert ask("w" * 8, request) == "w" * 32
+            assert next(steps) == 0.0, "the next report follows at once"
+            assert next(steps) == worker_reports.REPORT_SECONDS
+            (one,) = shop.run(read_reports()).values()
+            assert (one.state, one.parent) == (states[request], 7)
+        assert obeyed == ["quiet", "resume", "quiet"]
+        # Another version may know other requests.
+        shop.run(registry.ask_worker("w" * 32, "dance 1"))
+        assert next(steps) == worker_reports.REPORT_SECONDS
+        assert obeyed == ["quiet", "resume", "quiet"]
+
+
+@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+def test_a_quiet_worker_takes_nothing_and_goes_on_with_what_runs(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, go, began = Heard(), threading.Event(), threading.Event()
+
+    def listen(message: Any) -> None:
+        began.set()
+        assert go.wait(5 * LONG)
+        heard(message)
+
+    monkeypatch.setattr(listener_registry, "listeners", lambda: {"timed": Listener("timed", listen)})
+    topic = get_config().topic("timed")
+    process = WorkerProcess([topic], ProcessOptions(threads=1))
+    thread = threading.Thread(target=process.run, daemon=True)
+    thread.start()
+    try:
+        send(shop, topic, ["first"])
+        assert began.wait(LONG)
+        process.obey("quiet")
+        assert process._state() == "quiet"
+        table = process.dispatcher._table
+        # The slot of the first message is kept, without being owned, until the message ends.
+        eventually(lambda: len(table) == 1 and not any(one.owned for one in list(table.awake.values())))
+        send(shop, topic, ["second"])
+        go.set()
+        assert heard.wait() == ["first"]
+        eventually(lambda: not process.dispatcher.batches())
+        # It has no slot to take from, and the slot of the second message is not gained by a change of slots.
+        process._follow()
+        assert process.coordinator.owned() == {} and live(shop, topic) == 1
+        process.obey("resume")
+        assert heard.wait(2) == ["first", "second"] and process._state() == "working"
+        process.obey("stop")
+        assert process._state() == "stopping"
+        thread.join(LONG)
+        assert not thread.is_alive()
+    finally:
+        go.set()
+        process.stop()
+        thread.join(LONG)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_redis_forgets_requests(shop: Any) -> None:
+    join(shop, "12345678", "timed")
+    report(shop, "12345678", state="working")
+    ask("12345678", "stop")
+    left = shop.client.pttl(worker_requests_key(shop.prefix))
+    assert 0 < left <= REQUEST_MS
+    assert shop.run(registry.read_request("12345678")).startswith("stop ")
+    assert shop.run(registry.read_request("another")) == ""
+
+
+def test_who_cannot_be_asked_is_refused_with_the_reason(shop: Any) -> None:
+    for worker in ("12345678aa", "12345678bb", "silent-one", "old-version"):
+        join(shop, worker, "timed", "other")
+    report(shop, "12345678aa", state="working")
+    report(shop, "old-version")
+    assert ask("12345678aa", "quiet", ["timed", "other", "idle"]) == "12345678aa"
+    for worker, names, reason in (
+        ("12345678", None, "more than one live worker"),
+        ("1234567", None, "no live worker"),
+        ("", None, "no live worker"),
+        ("gone-long-ago", None, "no live worker"),
+        ("silent-one", None, "takes no requests"),
+        ("old-version", None, "takes no requests"),
+        ("12345678aa", ["timed"], "topics that you may not see"),
+    ):
+        with pytest.raises(OperationRefused, match=reason):
+            ask(worker, "quiet", names)
+
+
+def test_a_worker_that_stops_has_not_vanished_until_it_is_silent(shop: Any) -> None:
+    now_ms = shop.now_ms()
+    report(shop, "stops", state="stopping", at_ms=now_ms + round(LONG * 1000))
+    report(shop, "killed", state="stopping", at_ms=now_ms - STOPPING_MS - 1)
+    assert [one.id for one in overview().vanished] == ["killed"]
+
+
+@pytest.mark.django_db
+def test_a_worker_is_quieted_resumed_and_stopped_from_its_page(
+    shop: Any, staff: Callable[..., Client]
+) -> None:
+    for number, pid in enumerate((41, 42)):
+        join(shop, f"abcdef0{number}99", "timed", pid=pid)
+        report(shop, f"abcdef0{number}99", state="working", parent=40, pid=pid)
+    page, client = reverse("admin:django_rmq_topic_workers"), staff("view_topic", "control_workers")
+    assert "Quiet worker abcdef00" in client.get(page).content.decode()
+
+    def post(**data: str) -> str:
+        return html.unescape(client.post(page, data, follow=True).content.decode())
+
+    def last() -> str:
+        return str(shop.run(registry.read_request("abcdef0099"))).partition(" ")[0]
+
+    question = post(act="quiet", worker="abcdef0099")
+    assert "take no more messages?" in question and last() == ""
+    assert "asked to take no more messages" in post(act="quiet", worker="abcdef0099", confirmed="yes")
+    assert last() == "quiet"
+    report(shop, "abcdef0099", state="quiet", parent=40)
+    shown = client.get(page).content.decode()
+    assert "Resume worker abcdef00" in shown and "Quiet worker abcdef01" in shown
+    assert "asked to take messages again" in post(act="resume", worker="abcdef0099")
+    assert last() == "resume"
+    question = post(act="stop", worker="abcdef0099")
+    assert "all processes of the command end" in question and "41, 42" in question and last() == "resume"
+    assert "asked to stop" in post(act="stop", worker="abcdef0099", confirmed="yes") and last() == "stop"
+    assert "o live worker has the id" in post(act="stop", worker="unknown-one", confirmed="yes")
+    assert "can be asked to be quiet" in post(act="dance", worker="abcdef0099", confirmed="yes")
+    written = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
+    assert written == [
+        f"{act} (worker abcdef0099, process 41 on alpha): 1 asked (admin)"
+        for act in ("Quiet", "Resume", "Stop")
+    ]
+    viewer = staff("view_topic")
+    assert "Quiet worker" not in viewer.get(page).content.decode()
+    assert viewer.post(page, {"act": "resume", "worker": "abcdef0099"}).status_code == 403
+
+
+@pytest.mark.django_db
+def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client]) -> None:
+    join(shop, "abcdef0099", "timed")
+    report(shop, "abcdef0099", state="working")
+    client = staff("view_topic", "control_workers")
+    for request in ("quiet", "resume", "stop"):
+        answer = client.post(f"/api/rmq/workers/abcdef0099/{request}/")
+        assert (answer.status_code, answer.json()) == (202, {"worker": "abcdef0099", "asked": request})
+        assert str(shop.run(registry.read_request("abcdef0099"))).startswith(request)
+        out = io.StringIO()
+        call_command("rmqworkers", f"--{request}", "abcdef00", stdout=out)
+        assert out.getvalue() == f"abcdef0099: asked to {request}\n"
+    assert client.post("/api/rmq/workers/unknown-one/stop/").status_code == 409
+    assert staff("view_topic").post("/api/rmq/workers/abcdef0099/stop/").status_code == 403
+    report(shop, "abcdef0099", state="quiet")
+    assert client.get("/api/rmq/workers/").json()["results"][0]["report"]["state"] == "quiet"
+    out = io.StringIO()
+    call_command("rmqworkers", stdout=out)
+    assert "(quiet)" in out.getvalue()
+    out = io.StringIO()
+    call_command("rmqworkers", "--json", stdout=out)
+    assert json.loads(out.getvalue())[0]["state"] == "quiet"
+    with pytest.raises(CommandError, match="no live worker"):
+        call_command("rmqworkers", "--stop", "unknown-one")
 
 
 # --- what is shown

@@ -34,6 +34,8 @@ def _read(memory: Memory, call: Call[Any]) -> Any:
             field, value = (one if isinstance(one, bytes) else str(one).encode() for one in call.own)
             is_new, found[field] = field not in found, value
             return int(is_new)
+        if call.script == "PEXPIRE":
+            return int(bool(found))  # the tests of time use a server
         if call.script == "HDEL":
             return sum(found.pop(str(field).encode(), None) is not None for field in call.own)
         assert call.script == "HGETALL"

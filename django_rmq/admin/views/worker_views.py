@@ -1,21 +1,25 @@
-"""All worker processes: those that live, those that vanished in the last hour, and the topics that none of them serves.
+"""All worker processes: those that live, which can be asked to be quiet or to stop, those that vanished, and unserved topics.
 
 What they run, over all topics, is a page of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.views.page import Pages, page
-from django_rmq.core.model.worker_report import WorkerReport
-from django_rmq.operations import Permission, RunningMessages, WorkerOverview
+from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview
+from django_rmq.operations.worker_overview import ReportedWorker, processes_of
+from django_rmq.templatetags.rmq_times import number
 
 WORKERS_SHOWN = 500
 """The number of workers on the page."""
@@ -26,7 +30,9 @@ TOPICS_NAMED = 50
 
 @page(Permission.VIEW)
 def workers_view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Show all workers."""
+    """Show all workers, and ask one of them for something."""
+    if request.method == "POST":
+        return _ask(pages, request)
     return pages.render(request, "topic/workers.html", _context(pages, request))
 
 
@@ -46,6 +52,74 @@ def running_view(pages: Pages, request: HttpRequest) -> HttpResponse:
 def running_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the current content of the page of running messages."""
     return pages.fragment(request, "topic/_running.html", _running(pages, request))
+
+
+def _ask(pages: Pages, request: HttpRequest) -> HttpResponse:
+    operations, back = pages.operations(request), pages.url("workers")
+    act = request.POST.get("act", "")
+    asked = next((known for known in get_args(WorkerRequest) if act == known), None)
+    try:
+        if asked is None:
+            raise OperationRefused(_("A worker can be asked to be quiet, to resume or to stop."))
+        found = operations.live_worker(request.POST.get("worker", ""))
+        if asked != "resume" and "confirmed" not in request.POST:
+            return pages.render(request, "topic/confirm.html", _question(operations, found, asked, back))
+        worker = operations.ask_worker(found.stats.member.worker.id, asked)
+        text = {
+            "quiet": _(
+                "Worker %(worker)s was asked to take no more messages. It does so within five seconds."
+            ),
+            "resume": _(
+                "Worker %(worker)s was asked to take messages again. It does so within five seconds."
+            ),
+            "stop": _("Worker %(worker)s was asked to stop. It begins to within five seconds."),
+        }[asked]
+        messages.success(request, text % {"worker": worker[:8]})
+    except OperationRefused as error:
+        messages.error(request, str(error))
+    return HttpResponseRedirect(back)
+
+
+def _question(
+    operations: Operations, found: ReportedWorker, asked: WorkerRequest, back: str
+) -> dict[str, Any]:
+    worker, report = found.stats.member.worker, found.report
+    assert report is not None
+    conditions = [
+        (_("Worker"), worker.id[:8]),
+        (_("Host"), visible(worker.host)),
+        (_("Process"), str(worker.pid)),
+        (_("Messages held"), number(report.messages)),
+    ]
+    if asked == "stop":
+        heading, question = (
+            _("Stop a worker"),
+            _(
+                "Stop the command of this worker? Running listeners may finish, as after SIGTERM; all processes of the "
+                "command end. What has started the command may start it again."
+            ),
+        )
+        pids = [one.report.pid for one in processes_of(operations.worker_overview(), report) if one.report]
+        conditions.append((_("Processes that end"), ", ".join(map(str, sorted(pids)))))
+    else:
+        heading, question = (
+            _("Quiet a worker"),
+            _(
+                "Let this worker take no more messages? It goes on with those that run, and other workers get its slots. A "
+                "process that replaces it is not quiet."
+            ),
+        )
+    return {
+        "heading": heading,
+        "here": heading,
+        "title": heading,
+        "question": question,
+        "conditions": conditions,
+        "carried": [("act", asked), ("worker", worker.id)],
+        "submit": _("Yes, do it"),
+        "urls": PageAddresses(act=back),
+        "back_url": back,
+    }
 
 
 def _running(pages: Pages, request: HttpRequest) -> dict[str, Any]:
@@ -114,6 +188,8 @@ def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         ],
         "more_unserved": max(0, len(found.unserved) - TOPICS_NAMED),
         "running_url": pages.url("running"),
+        "may_control": operations.actor.may(Permission.CONTROL_WORKERS),
+        "act_url": pages.url("workers"),
         "urls": PageAddresses(live=pages.url("workers_live")),
     }
 
@@ -125,6 +201,7 @@ def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, Any]]:
         names = sorted(known.intersection((*one.stats.slots, *one.stats.shared)))
         lines.append(
             {
+                "id": worker.id,
                 "short": worker.id[:8],
                 "host": visible(worker.host),
                 "pid": worker.pid,
@@ -154,6 +231,7 @@ def _shown(report: WorkerReport) -> dict[str, Any]:
         "threads": report.threads,
         "messages": report.messages,
         "at_ms": report.at_ms,
+        "state": report.state,
     }
 
 

@@ -30,6 +30,7 @@ from django_rmq.core.model.keys import (
     result_key,
     schedules_key,
     topics_key,
+    worker_requests_key,
 )
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
 from django_rmq.core.model.schedule import ScheduleRecord, records
@@ -180,6 +181,33 @@ def read_reports() -> Call[dict[str, WorkerReport]]:
 def delete_reports(*workers: str) -> Call[int]:
     """Forget the reports of these workers."""
     return RedisCommand("HDEL", _REPORTS, workers, int)
+
+
+def _requests_key(prefix: str, _: str) -> bytes:
+    return worker_requests_key(prefix)
+
+
+_REQUESTS = Named(_requests_key, "")
+
+
+def _request(reply: Sequence[Any]) -> str:
+    (found,) = reply
+    return text(found or b"")
+
+
+def ask_worker(worker: str, request: str) -> Call[int]:
+    """Keep a request in place of the last one to this worker."""
+    return RedisCommand("HSET", _REQUESTS, (worker, request), int)
+
+
+def end_requests(after_ms: int) -> Call[int]:
+    """Let Redis forget all requests to workers ``after_ms`` from now."""
+    return RedisCommand("PEXPIRE", _REQUESTS, (after_ms,), int)
+
+
+def read_request(worker: str) -> Call[str]:
+    """Return the last request to this worker; empty if there is none."""
+    return RedisCommand("HMGET", _REQUESTS, (worker,), _request)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

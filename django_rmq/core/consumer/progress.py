@@ -40,7 +40,7 @@ process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked t
 or memory, and needs a successor."""
 
 _OWNER = 32
-_BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _HEAD = 0, 1, 2, 3, 4, 5, 6
+_BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _STOP, _HEAD = 0, 1, 2, 3, 4, 5, 6, 7
 """Words of eight bytes before the marks of the threads."""
 
 DIED = "the process that ran it died"
@@ -191,6 +191,15 @@ class SharedProgress:
     def end(self) -> int | None:
         """The end that the process has announced. A process that ends without one has died, whatever its exit code."""
         return self._words[_END] - 1 if self._words[_END] else None
+
+    def ask_for_stop(self) -> None:
+        """Ask the parent to stop all its processes, as after SIGTERM."""
+        self._words[_STOP] = True
+
+    @property
+    def asks_for_stop(self) -> bool:
+        """Whether the child has asked the parent to stop."""
+        return bool(self._words[_STOP])
 
     def clear(self) -> None:
         """Clear everything for a new child."""

@@ -650,6 +650,12 @@ class Supervisor:
     # --- signals
 
     def _heed(self) -> None:
+        # A second SIGTERM would end the children at once, so a child asks in its notes, however many of them do.
+        if self._stopping_since is None and any(child.notes.asks_for_stop for child in self._children):
+            logger.info(
+                "A worker process was asked to stop the command", extra={"rmq_event": "asked_to_stop"}
+            )
+            self._stop()
         while self._asked:
             number = self._asked.pop(0)
             if number == signal.SIGUSR1:

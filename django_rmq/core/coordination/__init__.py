@@ -148,30 +148,33 @@ class StaticCoordinator(Coordinator):
     own: Callable[[Slots], None]
     disown: Callable[[Slots], None]
     _since: float = field(default=0.0, init=False)
+    _is_started: bool = field(default=False, init=False)
     _owned: Owned = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def start(self) -> None:
         """Own everything."""
         with self._lock:
-            self._since = time.time()
+            self._since, self._is_started = time.time(), True
             self._move(_whole(self.worker.topics))
 
     def stop(self, timeout: float = 2.0) -> None:
         """Disown everything."""
         with self._lock:
+            self._is_started = False
             self._move({})
 
     def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
         """Own the slots of the new topics."""
         with self._lock:
             self.worker = announced(self.worker, threads, topics)
-            if self._owned:
+            # A worker that served nothing for a while owns nothing, and is started all the same.
+            if self._is_started:
                 self._move(_whole(self.worker.topics))
 
     def wait_settled(self, timeout: float) -> bool:
         """Return whether it was started."""
-        return bool(self._owned) or not self.worker.topics
+        return self._is_started or not self.worker.topics
 
     def owned(self) -> Owned:
         """Return everything, once started."""

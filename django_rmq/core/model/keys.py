@@ -118,6 +118,11 @@ def reports_key(prefix: str) -> bytes:
     return b"reports_{%s}" % workers_channel(prefix)
 
 
+def worker_requests_key(prefix: str) -> bytes:
+    """Return the hash of what people ask of workers."""
+    return b"requests_{%s}" % workers_channel(prefix)
+
+
 def history_keys(prefix: str, topic: str) -> HistoryKeys:
     """Return the keys of the history of ``topic``."""
     return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))

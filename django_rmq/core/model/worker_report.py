@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MOST_CALLS = 20
 """The maximum number of messages in a report: those that have run longest."""
@@ -20,6 +20,11 @@ LONGEST_ID = 1_000
 
 MOST_NUMBER = 1e15
 """The largest number that is read from a report: later than any date that is shown."""
+
+
+WorkerRequest = Literal["quiet", "resume", "stop"]
+"""What people ask of a worker. quiet: take no more messages, and go on with those that run. resume: take messages again.
+stop: end the command with all its processes, as SIGTERM does."""
 
 
 class RunningCall(NamedTuple):
@@ -59,6 +64,10 @@ class WorkerReport:
     """The number of messages whose listeners run, in threads and in the event loop."""
     calls: tuple[RunningCall, ...]
     """Those that have run longest."""
+    state: str = ""
+    """working, quiet or stopping; empty if its version takes no requests."""
+    parent: int = 0
+    """The process id of its command, which may have other worker processes; 0 if it has none."""
 
     def encode(self) -> str:
         """Return the text that Redis keeps."""
@@ -88,8 +97,10 @@ def decode(text: bytes) -> WorkerReport | None:
                 )
                 for topic, message, since, attempt, thread in given["calls"][:MOST_CALLS]
             ),
+            state=_short(given.get("state", "")),
+            parent=_whole(given.get("parent", 0)),
         )
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -110,4 +121,4 @@ def _short(value: object, longest: int = LONGEST_TEXT) -> str:
     return value[:longest].encode("utf-8", "replace").decode()
 
 
-__all__ = ["MOST_CALLS", "RunningCall", "WorkerReport", "decode"]
+__all__ = ["MOST_CALLS", "RunningCall", "WorkerReport", "WorkerRequest", "decode"]

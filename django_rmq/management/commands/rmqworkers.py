@@ -1,27 +1,53 @@
-"""``manage.py rmqworkers``: the live workers and their assignments."""
+"""``manage.py rmqworkers``: the live workers and their assignments, and requests to workers."""
 
 from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, get_args
 
+from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.management import RmqCommand, ago, one_line, table
 from django_rmq.operations import WorkerStats
 
 
 class Command(RmqCommand):
-    """List the live workers."""
+    """List the live workers, or ask some of them for something."""
 
-    help = "List the live worker processes: host, process id, threads, uptime, and how many slots of each topic they have."
+    help = (
+        "List the live worker processes: host, process id, threads, uptime, and how many slots of each topic they have. "
+        "Or ask workers, named by the ids of that list, to be quiet, to resume or to stop: they obey within five seconds."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
+        asked = parser.add_mutually_exclusive_group()
+        asked.add_argument(
+            "--quiet",
+            nargs="+",
+            metavar="WORKER",
+            help="take no more messages, and go on with those that run",
+        )
+        asked.add_argument("--resume", nargs="+", metavar="WORKER", help="take messages again")
+        asked.add_argument(
+            "--stop",
+            nargs="+",
+            metavar="WORKER",
+            help="end the command with all its processes, as SIGTERM does: running listeners may finish",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        workers = self.operations().workers()
+        operations = self.operations()
+        for request in get_args(WorkerRequest):
+            for name in options[request] or ():
+                self.stdout.write(f"{operations.ask_worker(name, request)}: asked to {request}")
+        if any(options[request] for request in get_args(WorkerRequest)):
+            return
+        found = operations.worker_overview().workers
+        workers = [one.stats for one in found]
+        states = {one.stats.member.worker.id: one.report.state for one in found if one.report}
         if options["json"]:
-            self.print_json([_row(one) for one in workers])
+            self.print_json([{**_row(one), "state": states.get(one.member.worker.id)} for one in workers])
             return
         if not workers:
             self.stdout.write("no live worker")
@@ -38,7 +64,9 @@ class Command(RmqCommand):
                     str(worker.pid),
                     str(worker.threads),
                     ago(max(0.0, time.time() - worker.started)),
-                    (", ".join(map(one_line, slots)) or "none") + _full(one),
+                    (", ".join(map(one_line, slots)) or "none")
+                    + _full(one)
+                    + (f" ({states[worker.id]})" if states.get(worker.id) in ("quiet", "stopping") else ""),
                 )
             )
         for line in table(rows, right=(2, 3)):

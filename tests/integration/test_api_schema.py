@@ -36,6 +36,7 @@ from django_rmq.operations import Actor, Permission
 from django_rmq.operations.consumption import Deliveries
 from tests.brokers import Broker
 from tests.integration.test_api import user_with, views
+from tests.integration.test_worker_reports import join, report
 
 ROOT = Path(__file__).parents[2]
 TOPICS: dict[str, Any] = {
@@ -201,6 +202,10 @@ class Furniture:
             case.path_parameters["id"] = self.ids[turn % 2]
         if operation.endswith("_schedule"):
             case.path_parameters["name"] = "nightly"
+        if operation.endswith("_worker"):
+            case.path_parameters["worker"] = "0123456789"
+            join(self.broker, "0123456789")
+            report(self.broker, "0123456789", state="working")
         # What is drawn changes with the package's code, and some options exclude each other: one request has none of them.
         if turn % 4 == 2 and case.query:
             case.query = {name: value for name, value in case.query.items() if name in ("state", "topic")}

@@ -461,7 +461,7 @@ class QuietWorkerView(_AskWorkerView):
 
     @documented("quiet_worker", answers={202: AskedWorkerAnswer}, errors=[409])
     def post(self, request: Request, worker: str) -> Response:
-        """Ask a worker to take no more messages and go on with those that run; other workers get its slots."""
+        """Ask a worker to take no more messages and continue those that run; other workers get its slots."""
         return self.ask(worker)
 
 

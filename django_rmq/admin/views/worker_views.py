@@ -105,7 +105,7 @@ def _question(
         heading, question = (
             _("Quiet a worker"),
             _(
-                "Let this worker take no more messages? It goes on with those that run, and other workers get its slots. A "
+                "Let this worker take no more messages? It continues those that run, and other workers get its slots. A "
                 "process that replaces it is not quiet."
             ),
         )

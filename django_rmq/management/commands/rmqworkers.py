@@ -26,7 +26,7 @@ class Command(RmqCommand):
             "--quiet",
             nargs="+",
             metavar="WORKER",
-            help="take no more messages, and go on with those that run",
+            help="take no more messages, and continue those that run",
         )
         asked.add_argument("--resume", nargs="+", metavar="WORKER", help="take messages again")
         asked.add_argument(

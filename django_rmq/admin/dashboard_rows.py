@@ -279,3 +279,4 @@ class PageAddresses:
     claims: str = ""
     causes: str = ""
     pin: str = ""
+    export: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,8 +15,7 @@ from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import ago, at_least, duration, one_line
-from django_rmq.operations import Filter, Hold, MessageCopy
-from django_rmq.operations.message_view import is_redacted, shown_body
+from django_rmq.operations import Filter, Hold
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
@@ -123,15 +122,6 @@ def lines_of_status(one: MessageStatus) -> list[str]:
     if one.progress is not None:
         facts["progress"] = f"{one.progress:.0%}"
     return [f"{name:14}{one_line(str(value))}" for name, value in facts.items() if value not in (None, "")]
-
-
-def copy_as_json(copy: MessageCopy) -> dict[str, Any]:
-    """Return a message of a list for JSON, as far as it may be seen."""
-    left_out = ("topic", "queue", "member", "raw", "scored")
-    found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
-    found["state"] = copy.state
-    found["body"], found["encoding"] = shown_body(copy)
-    return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
 
 
 def instant(ms: int | None) -> str:

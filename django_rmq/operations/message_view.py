@@ -10,7 +10,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -118,6 +118,15 @@ def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
     except Exception:
         logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
         return None, "withheld"
+
+
+def copy_as_json(copy: MessageCopy) -> dict[str, Any]:
+    """Return a message of a list for JSON, as far as it may be seen."""
+    left_out = ("topic", "queue", "member", "raw", "scored")
+    found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
+    found["state"] = copy.state
+    found["body"], found["encoding"] = shown_body(copy)
+    return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
 
 
 ErrorView = Literal["stored", "redacted", "hidden"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 import re
 import time
@@ -24,6 +26,7 @@ from django.urls import URLPattern, path, reverse
 from django_rmq import connections
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin.views import action_views as pages
+from django_rmq.admin.views import export_views
 from django_rmq.admin.views.page import so_far
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -301,6 +304,72 @@ def test_the_dashboard_shows_what_queries_hold_and_that_a_lease_has_ended(
     for slot in range(topic_of("timed").slots):
         broker.renew(topic_of("timed"), slot, "spark", 1, 1, seal=True)
     eventually(lambda: f"{link} · lease has ended" in text(boss.get(url("changelist"))), "the lease's end")
+
+
+def exported(client: Client, name: str, **query: str) -> str:
+    answer: Any = client.get(url("export", name), query)
+    assert answer.status_code == 200 and answer["X-Content-Type-Options"] == "nosniff"
+    return b"".join(answer.streaming_content).decode()
+
+
+def test_a_list_is_exported_as_json_lines_and_csv(
+    broker: Broker, boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_views, "PAGE", 2)
+    kill(broker, "timed", *members("a", 5), error="shop.Boom: 17")
+    kill(broker, "timed", b'"=1+1"', error="Other: @x")
+    page = text(boss.get(url("change", "timed"), {"tab": "dead", "error": "Boom"}))
+    (address,) = re.findall(r'href="([^"]*export[^"]*as=jsonl)"', page)
+    assert address == f"{url('export', 'timed')}?tab=dead&error=Boom&as=jsonl"
+    found = [
+        json.loads(line)
+        for line in exported(boss, "timed", tab="dead", error="Boom", **{"as": "jsonl"}).splitlines()
+    ]
+    assert {one["body"]["n"] for one in found} == {f"a{n}" for n in range(5)}
+    assert {(one["state"], one["error_class"], one["encoding"]) for one in found} == {
+        ("dead", "shop.Boom", "json")
+    }
+    assert LogEntry.objects.get().get_change_message() == "Export (dead, error Boom): 5 exported (admin)"
+    table = list(csv.DictReader(io.StringIO(exported(boss, "timed", tab="dead", **{"as": "csv"}))))
+    assert len(table) == 6 and all(row["at"].startswith("20") for row in table)
+    (formula,) = [row for row in table if row["error_class"] == "Other"]
+    assert formula["body"] == "'=1+1" and {row["slot"].isdigit() for row in table} == {True}
+    monkeypatch.setattr(export_views, "MOST_EXPORTED", 3)
+    assert len(exported(boss, "timed", tab="dead", **{"as": "jsonl"}).splitlines()) == 3
+    assert exported(boss, "timed", tab="retry", **{"as": "jsonl"}) == ""
+    for query, status in (
+        ({"tab": "x", "as": "csv"}, 404),
+        ({"tab": "dead", "as": "csv", "slot": "99"}, 400),
+    ):
+        assert boss.get(url("export", "timed"), query).status_code == status
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
+    assert export_views._cell(f"{start}1") == f"'{start}1"
+    assert export_views._cell([f"{start}1"]).startswith("[")
+    assert (export_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == ("-5", "", "?")
+
+
+def test_an_export_holds_what_its_reader_may_see(
+    broker: Broker, boss: Client, log_in: Callable[..., Client]
+) -> None:
+    kill(broker, "secret", b'{"card":"4111222233334444"}', error="shop.Boom: 4111222233334444")
+    for kind in ("jsonl", "csv"):
+        shown = exported(boss, "secret", tab="dead", **{"as": kind})
+        assert "**** 4444" in shown and "41112222" not in shown
+    client = log_in("view_topic")
+    kill(broker, "timed", b'{"card":"4111222233334444"}', error="shop.Boom: 4111222233334444")
+    (one,) = [
+        json.loads(line) for line in exported(client, "timed", tab="dead", **{"as": "jsonl"}).splitlines()
+    ]
+    assert (one["body"], one["encoding"], one["error"], one["error_class"]) == (
+        None,
+        "hidden",
+        "",
+        "shop.Boom",
+    )
+    assert "41112222" not in exported(client, "timed", tab="dead", **{"as": "csv"})
 
 
 def listed(client: Client, **query: str) -> list[str]:

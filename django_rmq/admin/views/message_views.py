@@ -131,6 +131,7 @@ def panel(
         "filter_note": note,
         "filter_values": form.values,
         "filtered": not wanted.is_empty,
+        "exported": "" if errors else urlencode([("tab", state), *form.values]),
         "listing": listing,
         "lines": [_line(pages, topic, copy, request) for copy in listing.copies],
         "first_page": not cursor,

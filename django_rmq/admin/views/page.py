@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from django import VERSION as DJANGO
@@ -15,7 +15,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.text import capfirst
@@ -84,15 +84,16 @@ def so_far(text: str | None) -> dict[str, int]:
 
 _complain = LogThrottle(logging.getLogger("django_rmq.admin"))
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
+Answer = TypeVar("Answer", bound=HttpResponseBase)
 
 
-def page(*permissions: Permission) -> Callable[[View], View]:
+def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable[..., Answer | HttpResponse]]:
     """Declare what a view needs, and turn errors into a page that shows them."""
 
-    def decorate(view: View) -> View:
+    def decorate(view: Callable[..., Answer]) -> Callable[..., Answer | HttpResponse]:
         @wraps(view)
-        def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> Answer | HttpResponse:
             request.current_app = self.admin_site.name
             try:
                 self.operations(request).actor.require(*permissions)
@@ -162,6 +163,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             claims=self.url("claims", quoted),
             causes=self.url("topic_causes", quoted),
             pin=self.url("pin", quoted),
+            export=self.url("export", quoted),
         )
 
     # --- answers

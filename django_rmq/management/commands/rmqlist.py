@@ -13,13 +13,12 @@ from django_rmq.management.message_options import (
     add_filter,
     add_priority,
     add_state,
-    copy_as_json,
     filter_of,
     instant,
 )
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
 from django_rmq.operations.message_groups import GROUPED, KINDS, MOST_EXAMINED
-from django_rmq.operations.message_view import shown_body
+from django_rmq.operations.message_view import copy_as_json, shown_body
 from django_rmq.operations.messages import LONGEST_PAGE
 
 LISTED = 20

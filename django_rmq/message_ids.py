@@ -18,7 +18,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from django_rmq import connections
 from django_rmq.core.commands.broker_interface import Broker
@@ -267,7 +266,7 @@ def slots_of(broker: Broker, topic: Topic, identity: MessageIdentity) -> list[in
     return [identity.slot, *others[:MOST_SLOTS]]
 
 
-def _later_slots(identity: MessageIdentity, definition: Mapping[str, Any]) -> list[int]:
+def _later_slots(identity: MessageIdentity, definition: Mapping[str, object]) -> list[int]:
     """Return the slots to which re-slottings may have moved a message, the likely ones first."""
     counts = slot_counts(definition)
     # The id does not say for which slot count it was made. The smallest count that has its slot assumes the least.

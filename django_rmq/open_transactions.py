@@ -42,7 +42,7 @@ _everywhere: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """The connections that any thread has opened, by their ids."""
 
 
-def _note_opened(connection: Any, **_: Any) -> None:
+def _note_opened(connection: Any, **_: object) -> None:
     _opened.connections[connection.alias] = connection
     _everywhere[id(connection)] = connection
 
@@ -179,7 +179,7 @@ def log_open(listener: str, left: list[str]) -> None:
         logger.warning("%s", error_of(listener, left), extra={"rmq_event": "left_open"})
 
 
-def call_closed(listener: str, function: Callable[[Any], Any], argument: Any) -> Any:
+def call_closed(listener: str, function: Callable[[Any], object], argument: object) -> object:
     """Call a listener, of which ``listener`` is the name.
 
     Raise ``TransactionLeftOpen`` if it returns and leaves a transaction open, which is rolled back.
@@ -197,7 +197,7 @@ def call_closed(listener: str, function: Callable[[Any], Any], argument: Any) ->
     return returned
 
 
-def isolated(listener: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def isolated(listener: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a function that calls a listener and leaves its thread as it was.
 
     Language, time zone, context variables and the decimal context end with the call, because it runs in a copy of the

@@ -39,7 +39,7 @@ _schedules: dict[str, Schedule] = {}
 """By name. An empty time zone stands for TIME_ZONE."""
 
 
-def parsed(name: object, topic: str | None, options: Mapping[str, Any]) -> Schedule:
+def parsed(name: object, topic: str | None, options: Mapping[str, object]) -> Schedule:
     """Return the schedule that a decorator declares. Without a ``topic`` it sends to the topic of its own name.
 
     ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
@@ -62,7 +62,7 @@ def _set_topics() -> None:
     set_schedule_topics(one.topic for one in _schedules.values() if one.topic == one.name)
 
 
-def _parsed(name: object, given: dict[str, Any]) -> Schedule:
+def _parsed(name: object, given: dict[str, object]) -> Schedule:
     if not is_name(name):
         raise ConfigurationError(f"@schedule needs a name, {NAME_WANTED}, got {name!r}")
     values: dict[str, Any] = {"timezone": ""}

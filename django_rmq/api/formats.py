@@ -65,7 +65,7 @@ class Parser(BaseParser):
         return value
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -77,14 +77,14 @@ class Renderer(BaseRenderer):
     charset = None
 
     def render(
-        self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None
+        self, data: object, accepted_media_type: str | None = None, renderer_context: Any = None
     ) -> bytes:
         """Return ``data`` as JSON."""
         if data is None:
             return b""
         # The browsable API asks for an indentation.
         indent = (renderer_context or {}).get("indent")
-        form: dict[str, Any] = {"indent": indent} if indent else {"separators": (",", ":")}
+        form: dict[str, object] = {"indent": indent} if indent else {"separators": (",", ":")}
         try:
             return body_codec.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
         except UnicodeEncodeError:

@@ -100,7 +100,7 @@ def topic(one: TopicStats) -> dict[str, Any]:
     }
 
 
-def one_topic(one: TopicStats, body_schema: dict[str, Any] | None) -> dict[str, Any]:
+def one_topic(one: TopicStats, body_schema: dict[str, Any] | None) -> dict[str, object]:
     """Return a topic's figures, its order and limits, and the JSON schema of its bodies."""
     declared = one.topic
     return {
@@ -149,7 +149,7 @@ class StatsAnswer(ResponseSerializer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
-def stats(flow: TopicCounters) -> dict[str, Any]:
+def stats(flow: TopicCounters) -> dict[str, object]:
     """Return counters of topics."""
     results = [{"topic": name, **counted} for name, counted in flow.counted.items()]
     return {"now_ms": flow.now_ms, "results": results, "problems": list(flow.problems)}
@@ -309,7 +309,7 @@ class RunningAnswer(ResponseSerializer):
     unlisted = serializers.IntegerField(help_text="The number of other messages that run, of any topic")
 
 
-def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, Any]:
+def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, object]:
     """Return a message that runs, beside how long its topic usually takes."""
     call, usual = one.call, found.usual.get(one.call.topic)
     return {
@@ -344,7 +344,7 @@ def worker(reported: ReportedWorker, known: set[str]) -> dict[str, Any]:
     }
 
 
-def worker_report(report: WorkerReport) -> dict[str, Any]:
+def worker_report(report: WorkerReport) -> dict[str, object]:
     """Return what a worker reported about itself."""
     return {
         "at_ms": report.at_ms,

@@ -44,12 +44,12 @@ class RmqView(APIView):
     metadata_class = SimpleMetadata
     schema = view_schema()
 
-    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+    def initialize_request(self, request: HttpRequest, *args: object, **kwargs: object) -> Request:
         """Return the request. Addresses and bodies are UTF-8, whatever encoding it declares."""
         request.encoding = "utf-8"
         return super().initialize_request(request, *args, **kwargs)
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         """Check the size, then the authentication, then the permission."""
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         super().initial(request, *args, **kwargs)
@@ -65,7 +65,9 @@ class RmqView(APIView):
         except NotPermitted as error:
             self.permission_denied(request, str(error))
 
-    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+    def finalize_response(
+        self, request: Request, response: Response, *args: object, **kwargs: object
+    ) -> Response:
         """Return the response, with headers that forbid caching it."""
         response["Cache-Control"] = "no-store"
         return super().finalize_response(request, response, *args, **kwargs)

@@ -6,7 +6,6 @@ Each topic needs a listener. Listeners with ``once`` need the table and the data
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
@@ -23,7 +22,7 @@ from django_rmq.tasks.frameworks import is_installed
 from django_rmq.worker import listener_registry, once_requirements
 
 
-def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Import the types of bodies, and check that their topics can have them."""
     config = read_project()
     if config is None:
@@ -35,7 +34,7 @@ def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
     ]
 
 
-def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
     config = read_project()
     if config is None:
@@ -51,7 +50,7 @@ def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     ]
 
 
-def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Check the backends of TASKS beyond what ``check_settings`` finds."""
     config = read_project()
     if config is None:
@@ -90,7 +89,7 @@ NAMED = 10
 """The number of topics without a listener that are named; of more there is one warning for all."""
 
 
-def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
     config = read_project()
     if config is None:
@@ -155,7 +154,7 @@ def _missing(config: Config) -> Iterator[CheckMessage]:
 
 
 def check_tables(
-    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: object
 ) -> list[CheckMessage]:
     """Ask the databases of listeners with ``once`` whether they have the table that it needs.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage
@@ -31,7 +30,7 @@ NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
 
 
-def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Check ``settings.RMQ`` and the CACHES alias it names."""
     read_project()
     config, problems = read_settings()
@@ -40,7 +39,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     return list(_paths(config))
 
 
-def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Check that no other package has the files of the module ``django_rmq``."""
     other = next(filter(_is_foreign, distributions(name=NAMESAKE)), None)
     if other is None:
@@ -98,7 +97,7 @@ def _paths(config: Config) -> list[CheckMessage]:
     return found
 
 
-def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
     config, _ = read_settings()
     if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
@@ -128,7 +127,7 @@ _FLAWS = {
 }
 
 
-def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Say what topics cannot do whose settings leave IDENTITY out."""
     config, _ = read_settings()
     names = [] if config is None else with_unwritten_identity(config)
@@ -142,7 +141,7 @@ def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     return [AppInfo(message, hint=f"{hint}the topic is empty.", id="django_rmq.I003")]
 
 
-def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Report settings that are meant for tests."""
     config, _ = read_settings()
     if config is None or not config.testing:
@@ -152,7 +151,7 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 
 def check_broker_in_memory(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
 ) -> list[CheckMessage]:
     """Report that a broker in memory lacks what it runs on."""
     config, _ = read_settings()
@@ -162,7 +161,7 @@ def check_broker_in_memory(
     return [AppWarning(message, hint=f"Install it: {INSTALL}", id="django_rmq.W015")]
 
 
-def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Ask Redis whether it may lose messages, takes writes, and refuses something that RMQ needs."""
     config = read_project()
     if config is None or config.broker == "memory":
@@ -182,7 +181,7 @@ def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
     return kind(flaw.message, hint=flaw.hint, id=id_)
 
 
-def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
     """Check that the outbox may be in some database."""
     config = read_project()
     if config is None or not config.uses_outbox or storage.aliases():
@@ -192,7 +191,9 @@ def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
     return [AppError(message, hint=hint, id="django_rmq.E050")]
 
 
-def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_outbox_tables(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
+) -> list[CheckMessage]:
     """Ask the databases whether they have the table of the outbox."""
     config = read_project()
     if config is None or not config.uses_outbox:

@@ -42,7 +42,7 @@ SCHEDULE_KEYS: Keys = {
 """Settings key -> (field of ``Schedule``, parser of its value)."""
 
 
-OWN_TOPIC: Mapping[str, Any] = MappingProxyType(
+OWN_TOPIC: Mapping[str, object] = MappingProxyType(
     {
         "TYPE": "fixed_time",
         "IDENTITY": "key",

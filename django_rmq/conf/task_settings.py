@@ -113,7 +113,7 @@ class TaskBackend:
         return [*self.running, self.later]
 
 
-def read_tasks(problems: Problems, root: Mapping[str, Any], declared: object) -> Mapping[str, TaskBackend]:
+def read_tasks(problems: Problems, root: Mapping[str, object], declared: object) -> Mapping[str, TaskBackend]:
     """Return the backends of ``declared`` (``TASKS``) that are RMQ's and have no problem."""
     if not isinstance(declared, Mapping):
         return {}
@@ -180,7 +180,7 @@ class _Reader:
             return []
         return list(dict.fromkeys(map(str, given)))
 
-    def _special(self, place: str, given: object) -> dict[str, dict[str, Any]]:
+    def _special(self, place: str, given: object) -> dict[str, dict[str, object]]:
         """Return the options of single queues."""
         if not isinstance(given, Mapping):
             self._problems.report("E001", f'{place}["QUEUES"] is {printable(given)}: it must be a dict.')
@@ -190,7 +190,7 @@ class _Reader:
             for name, options in given.items()
         }
 
-    def _queue(self, prefix: str, name: str, options: Mapping[str, Any]) -> Queue | None:
+    def _queue(self, prefix: str, name: str, options: Mapping[str, object]) -> Queue | None:
         end = f".{name}" if name else ""
         threads = self._topic(f"{prefix}{end}", {**options, **_RUNNING})
         loop = threads and self._topic(f"{prefix}-async{end}", {**options, **_RUNNING})

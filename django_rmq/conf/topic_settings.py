@@ -43,7 +43,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.typed_bodies import DeclaredBody
 
 
-def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
     """Report options that contradict TYPE "fifo", and complete the values of the topic.
 
     An option that does not fit is an error in the topic itself, and is ignored in the defaults; except for OUTBOX, on
@@ -77,7 +77,7 @@ def fifo(problems: Problems, place: str, values: dict[str, Any], own: Mapping[st
         )
 
 
-def merging(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+def merging(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
     """Report options that contradict DEBOUNCE and ACCUMULATE, after those that do not fit the topic's type were removed."""
     _debounce(problems, place, values, own)
     _accumulate(problems, place, values, own)
@@ -105,7 +105,7 @@ def _text(ms: int) -> str:
     return duration_text(timedelta(milliseconds=ms))
 
 
-def _accumulate(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+def _accumulate(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
     if not values.get("accumulate"):
         return
     identity, origin = values.get("identity", "body"), values.get("origin")
@@ -258,7 +258,7 @@ TOPIC_KEYS: Keys = {
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
 
-SOON: Mapping[str, Any] = MappingProxyType({"type": TopicType.FIFO.value, "order": "loose"})
+SOON: Mapping[str, object] = MappingProxyType({"type": TopicType.FIFO.value, "order": "loose"})
 """The fields of a topic without TYPE: each send is a message of its own, which runs soon, and those of a slot in order."""
 
 AFTER_HARD_TIMEOUT = 3600.0
@@ -278,7 +278,7 @@ _ONLY = (
 """Settings that topics of one type have."""
 
 
-def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
+def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, Topic]:
     """Return the declared topics that have no problem."""
     defaults = read_defaults(problems, root)
     declared = root.get("TOPICS", {})
@@ -298,7 +298,7 @@ def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Top
     return MappingProxyType(found)
 
 
-def read_defaults(problems: Problems, root: Mapping[str, Any]) -> dict[str, Any]:
+def read_defaults(problems: Problems, root: Mapping[str, object]) -> dict[str, object]:
     """Return the values that topics have where they do not declare their own."""
     has_outbox = root.get("OUTBOX", False) is not False
     given = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
@@ -365,7 +365,9 @@ def _check_type(
                 )
 
 
-def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _check_identity(
+    problems: Problems, place: str, own: Mapping[str, object], values: dict[str, object]
+) -> None:
     """Report options that another identity or form of the body rules out."""
     if values.get("slot_basis") is not None and values.get("body", "json") != "json":
         problems.report(

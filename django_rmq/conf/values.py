@@ -129,7 +129,7 @@ kept_for = in_ms(timedelta(seconds=1), timedelta(days=30))
 def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     """Return a parser that also accepts None."""
 
-    def parse_optional(value: object) -> Any:
+    def parse_optional(value: object) -> object:
         if value is None:
             return None
         try:

@@ -87,7 +87,7 @@ def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | N
     return None if len(problems) > before else ZooKeeper(**values)
 
 
-def read_coordinator(problems: Problems, root: Mapping[str, Any]) -> str:
+def read_coordinator(problems: Problems, root: Mapping[str, object]) -> str:
     """Return the chosen coordinator: ``redis``, ``zookeeper``, or a dotted path."""
     has_zookeeper = root.get("ZOOKEEPER") is not None
     chosen = root.get("COORDINATOR")

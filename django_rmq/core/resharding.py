@@ -139,7 +139,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
         raise ConfigurationError(f'topic "{topic.name}" cannot be re-slotted: {reason}')
     broker.define(topic)
 
-    def change(known: dict[str, Any]) -> dict[str, Any]:
+    def change(known: dict[str, Any]) -> dict[str, object]:
         counts = slot_counts(known)
         # Another process may have begun or finished a re-slotting since the obstacle was looked for.
         if len(counts) > 1 or counts[0] == slots:

@@ -41,7 +41,7 @@ class Difference(NamedTuple):
     """The value in Redis, or None if there is none."""
 
 
-def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
+def differences(topic: Topic, registered: dict[str, object]) -> list[Difference]:
     """Return how ``topic`` differs from its ``registered`` definition."""
     declared = topic.definition()
     return [
@@ -53,7 +53,7 @@ def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
 
 def register_topics(
     broker: Broker, topics: Iterable[Topic], *, sends_only: bool = False
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Register the topics that Redis does not know yet; return the registered definition of each.
 
     Settings with the slot count from before a re-slotting cause a warning: the registered one applies, and

@@ -64,7 +64,7 @@ class RmqCommand(BaseCommand):
         except BrokenPipeError:
             discard_output(sys.stderr)
 
-    def execute(self, *args: Any, **options: Any) -> str | None:
+    def execute(self, *args: object, **options: object) -> str | None:
         """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
         try:
             return super().execute(*args, **options)
@@ -100,7 +100,7 @@ class RmqCommand(BaseCommand):
 
         return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
 
-    def confirm(self, question: str, wanted: str, options: dict[str, Any]) -> None:
+    def confirm(self, question: str, wanted: str, options: dict[str, object]) -> None:
         """Go on only if the person types ``wanted``; raises ``CommandError`` otherwise."""
         if not options["interactive"]:
             return
@@ -165,7 +165,7 @@ class RmqCommand(BaseCommand):
             )
 
 
-def progress_as_json(progress: BulkProgress) -> dict[str, Any]:
+def progress_as_json(progress: BulkProgress) -> dict[str, object]:
     """Return how a long operation ended, for JSON."""
     return {
         "outcomes": progress.outcomes,

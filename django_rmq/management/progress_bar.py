@@ -44,7 +44,7 @@ def _bar(what: str, *, quiet: bool) -> Iterator[_Show]:
         yield lambda progress: bar.update(task, completed=progress.done, total=progress.total or None)
 
 
-def _rich_bar() -> Any:
+def _rich_bar() -> object:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress

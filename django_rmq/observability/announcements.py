@@ -37,7 +37,7 @@ WAITING = 20_000
 """The maximum number of ended messages that wait to be announced in a worker; further ones are not announced."""
 
 
-def _send(signal: signals.TopicSignal, topic: str, **what: Any) -> None:
+def _send(signal: signals.TopicSignal, topic: str, **what: object) -> None:
     if not signal.has_listeners(topic):
         return
     try:

@@ -167,7 +167,7 @@ def tracer() -> Tracer:
 
 
 def span_around(
-    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link] = (), *, hidden: bool
+    name: str, kind: SpanKind, attributes: Mapping[str, object], links: Sequence[Link] = (), *, hidden: bool
 ) -> AbstractContextManager[Span]:
     """Make a span current, if spans are switched on. ``hidden``: only the class of an error is recorded."""
     from opentelemetry.trace import INVALID_SPAN
@@ -396,7 +396,7 @@ def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
         count_sent(topic, call.failed, error)
 
 
-def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a function that a worker calls in place of ``function``, a listener of ``topic``; it observes each call."""
     return _ObservedCall(topic, function) if get_config().uses_telemetry else function
 
@@ -413,7 +413,7 @@ class _ObservedCall:
         self._is_hidden = log_redaction.hides(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: object) -> object:
         with self._call(argument) as call:
             call.returned = returned = self._function(argument)
         return returned
@@ -451,7 +451,7 @@ class _ObservedCall:
 
 
 class _ObservedAsync(_ObservedCall):
-    async def __call__(self, argument: Any) -> Any:
+    async def __call__(self, argument: Any) -> object:
         with self._call(argument) as call:
             call.returned = returned = await self._function(argument)
         return returned
@@ -473,7 +473,7 @@ def _note_failures(span: Span, messages: Sequence[Message], failure: str | None)
         span.set_status(Status(StatusCode.ERROR, "the listener failed its messages"))
 
 
-def _decision(returned: Any, messages: Sequence[Message]) -> str | None:
+def _decision(returned: object, messages: Sequence[Message]) -> str | None:
     """Return how a listener that raised nothing failed all its messages, or None if it did not."""
     if returned is False:
         return "returned_false"

@@ -239,7 +239,7 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bo
     return Audit(topic, dict(sorted(counters.items())), depths, drifting, adopted)
 
 
-def check_is_settled(topic: Topic, registered: dict[str, Any]) -> None:
+def check_is_settled(topic: Topic, registered: dict[str, object]) -> None:
     """Raise ``ConfigurationError`` if a topic is being re-slotted, because its messages are between slots."""
     if registered and len(slot_counts(registered)) > 1:
         raise ConfigurationError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Any
 
 from django_rmq import connections, sending
 from django_rmq.core.commands import operate
@@ -29,7 +28,7 @@ from django_rmq.operations.sends import charge
 
 
 def replay_edited(
-    context: OperationContext, name: str, message_id: str, body: Any, *, charged_bytes: int | None = None
+    context: OperationContext, name: str, message_id: str, body: object, *, charged_bytes: int | None = None
 ) -> ActionResult:
     """Replay one dead message with another body. Outcomes: as ``replay``.
 
@@ -64,7 +63,7 @@ def replay_edited(
 
 
 def _replay(
-    context: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: Any
+    context: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: object
 ) -> str:
     (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
     producer = connections.get_producer()
@@ -93,7 +92,7 @@ def _replay(
     return "merged" if sent.status in ("merged", "replaced") else "replayed"
 
 
-def _edited(topic: Topic, dead: MessageCopy, body: Any, now_ms: int) -> bytes:
+def _edited(topic: Topic, dead: MessageCopy, body: object, now_ms: int) -> bytes:
     """Return the envelope of a keyed message with another body; an expiry in the past is dropped."""
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
     raw = encode_body(topic, body)

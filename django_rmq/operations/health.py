@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, override
@@ -149,7 +149,7 @@ class Finding:
         """Where people see more about it."""
         return CHECKS[self.name]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the finding for JSON."""
         return {
             "check": self.name,
@@ -218,7 +218,7 @@ def sorted_by_severity(findings: Collection[Finding]) -> Health:
     return Health(sorted(findings, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
 
 
-def _in_english(check: Callable[..., Iterator[Finding]], *arguments: Any) -> Iterator[Finding]:
+def _in_english(check: Callable[..., Iterator[Finding]], *arguments: object) -> Iterator[Finding]:
     """Yield the findings of a check in English, because programs read them, whatever the language of the thread."""
     findings = check(*arguments)
     while True:

@@ -189,7 +189,7 @@ def events(context: OperationContext) -> Iterator[list[dict[str, Any]]]:
     return _heard(context.broker)
 
 
-def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:
+def _heard(broker: Broker) -> Iterator[list[dict[str, object]]]:
     subscription = broker.events()
     try:
         while True:

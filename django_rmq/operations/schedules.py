@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 from zlib import crc32
 
 from django_rmq import connections
@@ -68,7 +67,7 @@ class ScheduleStats:
     """The schedule with the changes that people have made."""
     declared: Schedule
     """The schedule in the settings of the present version of the project."""
-    override: Mapping[str, Any]
+    override: Mapping[str, object]
     """The changes that people have made; empty if there are none."""
     is_paused: bool
     is_removed: bool
@@ -135,7 +134,7 @@ def resume_schedule(context: OperationContext, name: str, names: Collection[str]
     return _change(context, _record(context, name, names), "paused", "", "resumed", from_now=True)
 
 
-def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, Any]) -> str:
+def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, object]) -> str:
     """Change when a schedule runs: ``cron``, ``every``, ``timezone`` and ``catch_up``, as in the settings.
 
     The changes take precedence over the settings until ``reset_schedule``, also after a deployment. Answers
@@ -384,7 +383,7 @@ def _change(
     return outcome
 
 
-def _parsed(field: str, value: Any) -> Any:
+def _parsed(field: str, value: object) -> object:
     if field not in EDITABLE:
         raise InvalidRequest(f"{field[:40]} of a schedule cannot be changed here, only {', '.join(EDITABLE)}")
     if value is None:

@@ -111,7 +111,7 @@ class IdempotencyKey:
 
 @contextmanager
 def run_once(
-    broker: Broker, actor: Actor, key: str, content: Any, charges: Sequence[SendCharge] = ()
+    broker: Broker, actor: Actor, key: str, content: object, charges: Sequence[SendCharge] = ()
 ) -> Iterator[IdempotencyKey]:
     """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
 
@@ -238,7 +238,7 @@ def charge(context: OperationContext, messages: int, size: int) -> None:
 
 
 def once(
-    context: OperationContext, key: str, content: Any, messages: int
+    context: OperationContext, key: str, content: object, messages: int
 ) -> AbstractContextManager[IdempotencyKey]:
     """Run a send of N messages, which the actor names by ``key``, only once; see ``run_once``."""
     context.actor.require(Permission.SEND)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from django_rmq.core import resharding
 from django_rmq.core.commands.broker_interface import Broker
@@ -63,7 +62,7 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
     return SlotCountPlan(topic, before, wanted, begun is not None, resharding.obstacle(broker, topic, wanted))
 
 
-def _check_the_rest(topic: Topic, known: dict[str, Any]) -> None:
+def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:
     different = [each for each in differences(topic, known) if each.setting != "SLOTS"] if known else []
     if different:
         named = ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.replies import Times
@@ -62,7 +62,7 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
     Values that cannot be read are missing only from their own topic. Raises ``ServerTrouble``.
     """
     try:
-        definitions: Mapping[str, dict[str, Any]] = broker.definitions()
+        definitions: Mapping[str, dict[str, object]] = broker.definitions()
     except WrongType:
         # Another program has put a value of another type in place of the definitions, so former slots are not known.
         definitions = {}
@@ -95,7 +95,7 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
     return Measurement(found, seen.workers, seen.problem)
 
 
-def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
+def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, object]]) -> Topic:
     """Return ``topic`` including its former slots, which have counters too."""
     former = former_slot_counts(definitions.get(topic.name, {}))
     return replace(topic, slots=min(max(topic.slots, *former), stats.LIVE_SLOTS)) if former else topic

@@ -484,7 +484,7 @@ def _quoted(connection: Any, *columns: str) -> tuple[str, ...]:
     return tuple(map(connection.ops.quote_name, (model()._meta.db_table, *columns)))
 
 
-def _places(values: Sequence[Any]) -> str:
+def _places(values: Sequence[object]) -> str:
     return ", ".join(["%s"] * len(values))
 
 

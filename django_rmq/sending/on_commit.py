@@ -55,7 +55,7 @@ class DeferredResult(SendResult):
         self.wanted = wanted
         self._call = call
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
         return _status_by_now(self, name, self._call)
 
@@ -114,7 +114,7 @@ class RemoveResult(str):
             result.status = cast("RemoveStatus", word)
         return result
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def report_waiting(topic: str, results: Sequence[DeferredResult | RemoveResult],
         )
 
 
-def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
+def _log(done: str, error: RmqError, *, extra: dict[str, object]) -> None:
     topic = extra["rmq_topic"]
     if (left_out := _repeated.admit((done, topic, type(error)))) is not None:
         logger.error(
@@ -313,7 +313,11 @@ _outage: _Outage | None = None
 
 
 def defer(
-    producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
+    producer: Producer | None,
+    topic: Topic,
+    messages: Sequence[Outgoing],
+    wanted: Durability,
+    connection: object,
 ) -> list[DeferredResult]:
     """Send ``messages`` to Redis when ``connection`` commits; return their results, which are completed then.
 
@@ -327,7 +331,7 @@ def defer(
     return results
 
 
-def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: Any) -> RemoveResult:
+def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: object) -> RemoveResult:
     """Remove ``out`` when ``connection`` commits, in order with the sends of the transaction; see ``defer``."""
     call = _register(producer, topic, [out], STORED, connection)
     result = RemoveResult("pending", topic.name, out.member, ref(call))

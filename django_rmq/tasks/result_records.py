@@ -102,7 +102,7 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _errors(framework: Framework, record: TaskRecord) -> list[Any]:
+def _errors(framework: Framework, record: TaskRecord) -> list[object]:
     return [_task_error(framework.package, each.path, each.traceback) for each in record.errors]
 
 

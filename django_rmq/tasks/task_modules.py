@@ -43,7 +43,7 @@ def imported(path: object) -> Any:
     return None
 
 
-def _member(found: Any, names: list[str]) -> Any:
+def _member(found: object, names: list[str]) -> object:
     for name in names:
         try:
             # ``getattr`` would call the ``__getattr__`` of a module, which may import the module that the path names.

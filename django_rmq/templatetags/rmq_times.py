@@ -87,7 +87,7 @@ def instant(ms: float | None) -> str | SafeString:
 
 
 @register.simple_tag(takes_context=True)
-def with_query(context: dict[str, Any], **changes: Any) -> str:
+def with_query(context: dict[str, Any], **changes: object) -> str:
     """Return the page's own query string with some of its parameters set, or left out where None."""
     query = context["request"].GET.copy()
     for name, value in changes.items():

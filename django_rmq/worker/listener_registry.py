@@ -306,7 +306,7 @@ def isolated(*, empty: bool = True) -> Iterator[None]:
         scheduled.replace_declared(schedules)
 
 
-def _written(function: Any) -> Any:
+def _written(function: Any) -> object:
     """Return the function of the project's code beneath decorators and partials."""
     written = inspect.unwrap(function)
     while isinstance(written, functools.partial):
@@ -314,16 +314,16 @@ def _written(function: Any) -> Any:
     return written
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     owner = function if hasattr(function, "__qualname__") else type(function)
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
-def _location_of(function: Any) -> str:
+def _location_of(function: object) -> str:
     code = getattr(function, "__code__", None) or getattr(_call_method(function), "__code__", None)
     return f"{function.__module__}:{code.co_firstlineno}" if code is not None else str(function.__module__)
 
 
-def _call_method(function: Any) -> Any:
+def _call_method(function: object) -> object:
     """Return the function behind the call of an object that is not a function."""
     return inspect.unwrap(type(function).__call__)

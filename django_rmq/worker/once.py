@@ -56,7 +56,7 @@ class OnceListener:
             _note_done([argument])
         return returned
 
-    def _call_list(self, messages: list[Message]) -> Any:
+    def _call_list(self, messages: list[Message]) -> object:
         """Call the listener with the messages that are new, in one transaction.
 
         If it gives up some of them with ``retry`` or ``reject``, nothing is kept, and it is called again with the
@@ -94,7 +94,7 @@ class OnceListener:
             )
         return connection
 
-    def _call(self, connection: Any, argument: Any, messages: list[Message], row: int | None) -> Any:
+    def _call(self, connection: Any, argument: object, messages: list[Message], row: int | None) -> object:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
             # A transaction that the listener leaves open would take the end of this one for its own.
@@ -128,7 +128,7 @@ def _before_the_hold(messages: list[Message]) -> list[Message]:
 
 
 def _record(
-    connection: Any, messages: list[Message], *, one_by_one: bool = False
+    connection: object, messages: list[Message], *, one_by_one: bool = False
 ) -> tuple[list[Message], int | None]:
     """Record ``messages``; return the messages that were not recorded before, and the id of a row, where it is known."""
     # A model, which cannot be imported before the apps are loaded.

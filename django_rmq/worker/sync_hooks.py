@@ -106,7 +106,7 @@ def _begin_batch() -> None:
         caches.all()
 
 
-def _around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return the function that a thread calls in place of ``function``, a listener of ``topic``."""
     isolated = open_transactions.isolated(
         listener_registry.name_of(topic.name), announcements.around(topic, function)

@@ -27,7 +27,7 @@ PROBE_SECONDS = 0.25
 """Seconds that a node which has failed may take to answer a PING before it gets more commands."""
 
 
-def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, object]]:
     """Return the addresses from the URLs of some nodes, and the connection options of the last one.
 
     Raises ``ValueError`` for text that is not a Redis URL.

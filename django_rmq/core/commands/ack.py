@@ -39,7 +39,7 @@ def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[st
     return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size))
 
 
-def _written(failures: Sequence[Failure]) -> list[Any]:
+def _written(failures: Sequence[Failure]) -> list[object]:
     flat: list[Any] = []
     for member, kind, delay_ms, error in failures:
         flat += (member, kind, "" if delay_ms is None else delay_ms, cut_error(error))

@@ -30,7 +30,7 @@ def _claim_read(reply: list[Any]) -> ClaimRead:
     return ClaimRead(reply[0].decode(), *reply[1:])
 
 
-def _written(failures: Sequence[Failure]) -> list[Any]:
+def _written(failures: Sequence[Failure]) -> list[object]:
     return [part for member, kind, _, error in failures for part in (member, kind, cut_error(error))]
 
 

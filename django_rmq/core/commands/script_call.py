@@ -128,7 +128,7 @@ def _room(_: str, place: Any) -> int:
     return 1 if topic.serial else topic.max_prepared
 
 
-FACTS: dict[str, Callable[[str, Any], Any]] = {
+FACTS: dict[str, Callable[[str, Any], object]] = {
     "channel": _channel,
     "room": _room,
     "backlog": lambda _, place: place.topic.slot_backlog,

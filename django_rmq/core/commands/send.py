@@ -57,7 +57,7 @@ def _in_line(reply: list[Any]) -> list[Sent]:
     return _one_merged(reply)
 
 
-def _pairs(scores: Sequence[int], members: Sequence[bytes]) -> list[Any]:
+def _pairs(scores: Sequence[int], members: Sequence[bytes]) -> list[object]:
     """Return each score followed by its member."""
     pairs: list[Any] = [None] * (2 * len(members))
     pairs[::2], pairs[1::2] = scores, members
@@ -68,7 +68,7 @@ def _one_message(
     script: str,
     topic: Topic,
     slot: int,
-    own: tuple[Any, ...],
+    own: tuple[object, ...],
     decode: Callable[[Any], list[Sent]],
     varying: int,
 ) -> Call[list[Sent]]:

@@ -64,7 +64,7 @@ _handled: set[int] = set()
 """The signals whose handlers are a worker's."""
 
 
-def handle_signal(number: int, handler: Any) -> Any:
+def handle_signal(number: int, handler: Any) -> object:
     """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
 
     Otherwise a SIGTERM to a child process of a listener would call the handler of a worker, and not end the process.
@@ -132,7 +132,7 @@ HELD_BACK = Failure(b"", "held back")
 """The ``outcome`` of a message of a strict fifo topic that is given back, because one before it holds the slot."""
 
 
-def check_returned(returned: Any) -> None:
+def check_returned(returned: object) -> None:
     """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if hasattr(returned, "close"):
@@ -149,7 +149,7 @@ def undecodable(message: Message, error: BaseException) -> Undecodable:
     return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
 
 
-def returned_from_one(message: Message, returned: Any) -> Failure | None:
+def returned_from_one(message: Message, returned: object) -> Failure | None:
     """Return the outcome of a message whose listener returned something other than None. May raise ``TypeError``."""
     if returned is False:
         return judged(
@@ -164,7 +164,7 @@ def decided(message: Message) -> Failure | None:
     return None if message.outcome is None else judged(message, message.outcome)
 
 
-def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
+def call_one(function: Callable[[Any], object], message: Message, argument: object) -> Failure | None:
     """Call a listener with ``argument``, which is ``message`` or a list that contains only it.
 
     SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
@@ -216,7 +216,7 @@ class CallGroup:
         """Return the outcomes of the messages that the listener does not get."""
         return [(message, failure_of(message, error)) for message, error in self._unreadable]
 
-    def returned(self, returned: Any) -> list[Outcome] | None:
+    def returned(self, returned: object) -> list[Outcome] | None:
         """Return the outcomes, or None if the list failed as a whole. May raise ``TypeError``."""
         if returned is False:
             self._failed("returned False")
@@ -238,7 +238,7 @@ class CallGroup:
             message.outcome = None
 
 
-def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[Outcome] | None:
+def call_group(function: Callable[[Any], object], messages: list[Message]) -> list[Outcome] | None:
     """Call a batch listener. Return None if it failed as a whole, because it is unknown which message caused that."""
     if len(messages) == 1:
         return [(messages[0], call_one(function, messages[0], list(messages)))]
@@ -347,7 +347,7 @@ Coroutine = Callable[[Any], Awaitable[Any]]
 """A listener that is a coroutine function."""
 
 
-async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
+async def await_one(function: Coroutine, message: Message, argument: object) -> Failure | None:
     """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
         # The message was cancelled while it waited for its turn in the loop.

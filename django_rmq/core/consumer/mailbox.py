@@ -81,7 +81,7 @@ class Mailbox:
         except Empty:
             pass
 
-    def note(self, item: Any) -> None:
+    def note(self, item: object) -> None:
         """Do what an item asks for."""
         self._handlers[type(item)](item)
 

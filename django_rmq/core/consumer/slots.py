@@ -211,7 +211,7 @@ class SlotTable:
         self.slots_of_thread[thread] += 1
         state.home = state.thread = thread
 
-    def block(self, state: SlotState, batch: Any) -> None:
+    def block(self, state: SlotState, batch: object) -> None:
         """Shut a slot until the listener of ``batch`` returns."""
         state.blocked_by = batch
         self.blocked.add(state)

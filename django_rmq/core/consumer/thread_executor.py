@@ -42,7 +42,9 @@ class Hooks(NamedTuple):
     """Called after a batch, and after each failure in it."""
     end: Callable[[], None] = lambda: None
     """Called when a thread ends."""
-    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], Any]] = lambda topic, function: function
+    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], object]] = lambda topic, function: (
+        function
+    )
     """Called once per batch; returns the function that is called in the listener's place with its argument,
     and calls it."""
     overlapping: Callable[[Topic, Callable[[Any], Awaitable[Any]]], Callable[[Any], Awaitable[Any]]] = (
@@ -161,7 +163,7 @@ class ExecutorThread(threading.Thread):
         except Exception:
             logger.exception("A hook around the listeners failed")
 
-    def _around(self, batch: Batch) -> Callable[[Any], Any]:
+    def _around(self, batch: Batch) -> Callable[[Any], object]:
         try:
             return self._hooks.around(batch.topic, batch.listener.function)
         except Exception:

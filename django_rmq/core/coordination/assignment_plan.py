@@ -78,7 +78,7 @@ def whose(record: bytes) -> str:
 
 
 def served_topics(
-    live_workers: Mapping[str, Worker], registered: Mapping[str, Mapping[str, Any]]
+    live_workers: Mapping[str, Worker], registered: Mapping[str, Mapping[str, object]]
 ) -> list[TopicSlots]:
     """Return the topics that the workers (by id) serve, as registered, otherwise as the first worker has them."""
     said: dict[str, TopicSlots] = {}

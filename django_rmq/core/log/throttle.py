@@ -42,7 +42,7 @@ class LogThrottle:
         self._streaks: dict[Any, _Streak] = {}
         self._lock = threading.Lock()
 
-    def admit(self, kind: Any) -> int | None:
+    def admit(self, kind: object) -> int | None:
         """Return how many of this kind were left out since its last line; None if this one is left out too."""
         now = time.monotonic()
         with self._lock:
@@ -67,7 +67,7 @@ class LogThrottle:
         with self._lock:
             self._streaks.clear()
 
-    def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
+    def __call__(self, kind: object, text: str, error: Exception, *, exc_info: bool = False) -> None:
         """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged recently.
 
         An error that may pass by itself is logged as a warning, every other one as an error. ``exc_info``: include the traceback

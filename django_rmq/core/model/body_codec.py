@@ -93,7 +93,7 @@ def _evaluated(value: Any) -> Any:
     return found
 
 
-def _json_encoder(default: Callable[[object], Any]) -> Callable[[object], str]:
+def _json_encoder(default: Callable[[object], object]) -> Callable[[object], str]:
     """Return the configured ``json`` encoder, made once; a ``JSONEncoder`` makes it again for each body."""
     encoder = json.JSONEncoder(
         sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=default
@@ -231,7 +231,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
     return raw
 
 
-_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_scan_json: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def decode_body(topic: Topic, raw: bytes) -> Any:
@@ -243,7 +243,7 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
     return raw
 
 
-def exact_body(topic: Topic, raw: bytes) -> Any:
+def exact_body(topic: Topic, raw: bytes) -> object:
     """Return the body like ``decode_body``, but with each number as it is stored.
 
     If another program has stored an object with a key twice, the last value counts, as it does for listeners.
@@ -251,7 +251,7 @@ def exact_body(topic: Topic, raw: bytes) -> Any:
     return _decode_stored(raw.decode()) if topic.body == "json" else decode_body(topic, raw)
 
 
-def decode_json(text: str) -> Any:
+def decode_json(text: str) -> object:
     """Return the value of a JSON text. Raises ``ValueError`` for any other text.
 
     One scan reads a text without space around it, as `encode_json` writes it; ``json.loads`` would prepare more.
@@ -275,7 +275,7 @@ def exact_number(token: str) -> float | ExactNumber:
     return value if repr(value) == token else ExactNumber(token)
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object of these keys and values. Raises ``ValueError`` if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -306,7 +306,7 @@ def exact_json(text: str | bytes) -> Any:
     return _decode_exactly(text)
 
 
-def floats_beside_bodies(value: Any) -> Any:
+def floats_beside_bodies(value: object) -> object:
     """Return what ``exact_json`` has read, with floats for all numbers that are in no ``body``."""
     if isinstance(value, ExactNumber):
         return float(value)

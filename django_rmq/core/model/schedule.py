@@ -98,7 +98,7 @@ class ScheduleRecord:
     name: str
     declared: Schedule
     """The schedule as the settings of the present version of the project declare it."""
-    override: Mapping[str, Any]
+    override: Mapping[str, object]
     """The fields that people have changed."""
     generation: int
     """Rises with every change."""

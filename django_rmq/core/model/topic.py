@@ -21,7 +21,7 @@ class BodyType(Protocol):
     def path(self) -> str:
         """The path by which BODY names it."""
 
-    def plain(self, body: object) -> Any:
+    def plain(self, body: object) -> object:
         """Return an instance, or plain data, as the data to be stored as JSON. Raises ``InvalidBody``."""
 
     def read(self, raw: bytes) -> Any:
@@ -248,7 +248,7 @@ def former_slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(definition.get("reslot", {}).get("former", ()))
 
 
-def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
+def redefined(topic: Topic, known: Mapping[str, object]) -> dict[str, object]:
     """Return the definition of ``topic`` with the re-slottings that the ``known`` definition records."""
     noted = {"reslot": known["reslot"]} if "reslot" in known else {}
     return {**topic.definition(), **noted}

@@ -75,7 +75,9 @@ class EventStream:
         self._is_closed = False
         atexit.register(self.close)
 
-    def note(self, event: str, topic: str, messages: Sequence[tuple[int, bytes]] = (), **more: Any) -> None:
+    def note(
+        self, event: str, topic: str, messages: Sequence[tuple[int, bytes]] = (), **more: object
+    ) -> None:
         """Record an event of ``messages`` (slot, member) of ``topic``; ``more`` is published unchanged.
 
         A list in ``more`` has an item for each message.
@@ -164,7 +166,7 @@ class EventStream:
         self._complain("publish", text, error, exc_info=exc_info)
 
 
-def _line(event: dict[str, Any]) -> bytes:
+def _line(event: dict[str, object]) -> bytes:
     return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 

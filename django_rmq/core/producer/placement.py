@@ -47,7 +47,9 @@ _FIRST_SECONDS, _FIRST_MS, _LAST_MS = 1_000_000_000, 100_000_000_000, 100_000_00
 """The bounds of numbers that probably mean seconds since the epoch (from 2001 on), and of those that mean milliseconds."""
 
 
-def in_milliseconds(topic: Topic, options: Mapping[str, Any], zone: tzinfo | None = None) -> dict[str, Any]:
+def in_milliseconds(
+    topic: Topic, options: Mapping[str, object], zone: tzinfo | None = None
+) -> dict[str, object]:
     """Return the options of a message of ``topic`` with their times in the units of the producer.
 
     Those are whole milliseconds, since the epoch for instants; ``timeout`` is in seconds. ``zone`` is the time zone of naive
@@ -231,7 +233,7 @@ class Placement:
         """Return the slot counts by which this process places the messages of ``topic``."""
         return self._counts.get(topic.name, (topic.slots,))
 
-    def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, Any]]) -> set[str]:
+    def learn(self, looked: dict[str, set[int]], definitions: Mapping[str, dict[str, object]]) -> set[str]:
         """Learn from ``definitions`` how topics were re-slotted; return the topics with counts that were not ``looked`` at."""
         new: set[str] = set()
         for name, known in looked.items():

@@ -70,7 +70,7 @@ class SendPlan(Protocol[Trip]):
         """Return the calls of a round trip."""
 
     def land(
-        self, trip: Trip, replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
+        self, trip: Trip, replies: Sequence[object], confirmed: tuple[int | None, bool | None] | None
     ) -> None:
         """Take the answer of each call, which may be an error, and the confirmed durability of all of them."""
 
@@ -239,7 +239,7 @@ def complete(result: SendResult, answer: str | Sent) -> None:
     result.status = cast("SendStatus", word)
 
 
-def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def batched(items: Iterable[object], size: int) -> Iterator[list[object]]:
     """Yield lists of up to ``size`` items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
@@ -403,7 +403,7 @@ def _bases(topic: Topic, bodies: Sequence[Any], first: int) -> list[bytes]:
 
 
 def _each(
-    read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[Any], first: int
+    read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[object], first: int
 ) -> list[bytes]:
     """Encode each body; an error names the index of the bad one, counted from ``first``."""
     found: list[bytes] = []
@@ -483,7 +483,7 @@ class Producer:
         self._noted: dict[str, float] = {}
         """Topic whose explicit slot bases were noted -> until when they need not be noted again (monotonic)."""
 
-    def build(self, topic: Topic, body: object, **options: Any) -> Outgoing:
+    def build(self, topic: Topic, body: object, **options: object) -> Outgoing:
         """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; contacts no server.
 
         ``options`` are those of ``Send``, with times in ms (see ``in_milliseconds``). ``slot_basis`` chooses the

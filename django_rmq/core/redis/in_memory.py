@@ -100,7 +100,7 @@ class _Pipeline(RedisPipeline):
     def confirm(self, wanted: Durability) -> None:
         self._claimed = wanted
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> list[object]:
         results = super().receive()
         if self._claimed is not None:
             self.confirmed = Confirmed(self._claimed.replicas or None, self._claimed.fsync or None)

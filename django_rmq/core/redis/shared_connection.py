@@ -43,7 +43,7 @@ class _QueuedCall(NamedTuple):
     """The reply of Redis, or the error of redis-py, as a value."""
 
 
-def build_connection(url: str, given: Mapping[str, Any], ours: Mapping[str, Any]) -> Any:
+def build_connection(url: str, given: Mapping[str, object], ours: Mapping[str, object]) -> object:
     """Return a connection of ``redis.asyncio`` to the server at ``url``; see ``clients.build_client``. Connects to nothing.
 
     The writer bounds a whole round trip, so the connection itself has no time-out of its own.

@@ -45,7 +45,7 @@ def loading() -> list[tuple[str, bytes]]:
     return [("SCRIPT LOAD", lua.load(name).text) for name in lua.all_names()]
 
 
-def packed(command: tuple[Any, ...]) -> bytes:
+def packed(command: tuple[object, ...]) -> bytes:
     """Return a command (bytes, text and numbers) encoded for the wire.
 
     Like redis-py, but without the check whether an argument is none of these, which takes half of its time.
@@ -83,7 +83,7 @@ def chunks(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
     return list(_gathered(map(packed, commands)))
 
 
-def _pieces(command: tuple[Any, ...]) -> list[Any]:
+def _pieces(command: tuple[object, ...]) -> list[Any]:
     """Return the pieces of a command, whose last argument or the one before it may be packed already."""
     more = [each.count * each.width - 1 for each in command[-2:] if isinstance(each, Packed)]
     if not more:
@@ -140,7 +140,7 @@ class Frames:
             known = self._remember(key, topic, call)
         return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))
 
-    def _remember(self, key: tuple[Any, ...], topic: Topic, call: Call[Any]) -> tuple[Topic, bytes]:
+    def _remember(self, key: tuple[object, ...], topic: Topic, call: Call[Any]) -> tuple[Topic, bytes]:
         # Long-lived processes may send with many topics and options, and the memory must not grow with them.
         if len(self._known) >= FRAMES:
             self._known.clear()

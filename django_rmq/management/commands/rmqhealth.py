@@ -89,7 +89,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         limits = HealthThresholds(
             max_age=options["max_age"],
             max_dead=options["max_dead"],

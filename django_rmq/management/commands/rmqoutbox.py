@@ -48,7 +48,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: object) -> None:
         if options["once"]:
             self._relay_once(options)
         elif options["watch"]:
@@ -60,7 +60,7 @@ class Command(RmqCommand):
         else:
             self._show(options)
 
-    def _relay_once(self, options: dict[str, Any]) -> None:
+    def _relay_once(self, options: dict[str, object]) -> None:
         operations, done = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
         steps, problems = operations.relay_outbox()
         for step in steps:
@@ -148,7 +148,7 @@ class Command(RmqCommand):
         self._require_answers(problems)
 
 
-def _row(one: OutboxRow) -> dict[str, Any]:
+def _row(one: OutboxRow) -> dict[str, object]:
     return {
         "id": one.id,
         "topic": one.topic,

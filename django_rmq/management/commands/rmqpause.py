@@ -24,7 +24,7 @@ class Command(RmqCommand):
         parser.add_argument("--all", action="store_true", help="all topics")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         if bool(options["topics"]) == options["all"]:
             raise CommandError("name topics, or use --all", returncode=2)
         operations = self.operations()

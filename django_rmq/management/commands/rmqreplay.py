@@ -117,7 +117,7 @@ class Command(RmqCommand):
             self.stdout.write(f"  {count:>{width}}  {one_line(name) or 'no class of an error'}")
 
     def _foretell_named(
-        self, operations: Operations, name: str, ids: list[str], options: dict[str, Any]
+        self, operations: Operations, name: str, ids: list[str], options: dict[str, object]
     ) -> None:
         found: dict[str, str] = {}
         classes = Counter[str]()

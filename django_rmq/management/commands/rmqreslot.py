@@ -45,7 +45,7 @@ class Command(RmqCommand):
 
         parser.add_argument("--json", action="store_true", help="print JSON, once it is done")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, is_text = self.operations(), not options["json"]
         topic, broker = operations.config.topic(options["topic"]), operations.broker
         plan = slot_count.plan(broker, topic, options["slots"])
@@ -106,7 +106,7 @@ class Command(RmqCommand):
         return report
 
 
-def _as_json(topic: str, before: int, slots: int, moved: int = 0, strays: int = 0) -> dict[str, Any]:
+def _as_json(topic: str, before: int, slots: int, moved: int = 0, strays: int = 0) -> dict[str, object]:
     return {"topic": topic, "before": before, "slots": slots, "moved": moved, "strays": strays}
 
 

@@ -45,7 +45,7 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
         allow_options_between_arguments(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, action = self.operations(), options["action"]
         changes = {
             field: options[field]
@@ -122,7 +122,7 @@ def _time(ms: int | None) -> str:
     return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _row(one: ScheduleStats) -> dict[str, Any]:
+def _row(one: ScheduleStats) -> dict[str, object]:
     chosen = one.schedule
     return {
         "name": one.name,

@@ -28,7 +28,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON, of all slots")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
         found = []
         for topic in self.topics(options["topics"]):
@@ -115,7 +115,7 @@ def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotStats], i
     return rows, now_ms
 
 
-def _row(row: SlotStats) -> dict[str, Any]:
+def _row(row: SlotStats) -> dict[str, object]:
     counts = row.counts
     return {
         "slot": row.slot,

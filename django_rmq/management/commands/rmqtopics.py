@@ -64,7 +64,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         if options["retire"]:
             self._retire(options)
             return
@@ -139,7 +139,7 @@ class Command(RmqCommand):
                 self.stdout.write(self.style.WARNING(f"  not applied: {obstacle}"))
 
 
-def _row(found: Defined) -> dict[str, Any]:
+def _row(found: Defined) -> dict[str, object]:
     return {
         "topic": found.topic.name,
         "state": found.state,
@@ -150,7 +150,7 @@ def _row(found: Defined) -> dict[str, Any]:
     }
 
 
-def _left_row(found: UndeclaredTopic, registered: dict[str, Any]) -> dict[str, Any]:
+def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> dict[str, object]:
     return {
         "topic": found.topic.name,
         "state": "undeclared",

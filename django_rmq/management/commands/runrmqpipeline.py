@@ -72,7 +72,7 @@ class Command(RmqCommand):
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
-    def _run(self, context: Context, pipeline: Pipeline, options: dict[str, Any]) -> None:
+    def _run(self, context: Context, pipeline: Pipeline, options: dict[str, object]) -> None:
         asked: list[int] = []
 
         def ask(number: int, frame: object) -> None:

@@ -17,6 +17,7 @@ from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slots import SlotState
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
+from tests.servers import RedisServer
 from tests.workers import Broker, Listener, audit, client_of, send, total, turn_until_idle
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
@@ -377,3 +378,21 @@ def test_what_no_wake_up_has_announced_is_found_by_the_slow_poll(
         end_the_batch(dispatcher)  # a strict slot is asked when it ends
     assert asked == [0, 0]
     assert len(in_hand(dispatcher)) == 1
+
+
+def commands(client: Any) -> int:
+    """How many commands Redis has executed, those of scripts included."""
+    return sum(each["calls"] for name, each in client.info("commandstats").items() if name != "cmdstat_info")
+
+
+def test_a_message_that_comes_alone_takes_few_commands_from_its_send_to_its_end() -> None:
+    with RedisServer() as server, client_of(server.url) as client:
+        broker = Broker(client, "")
+        dispatcher = with_one_message_in_hand(broker)
+        end_the_batch(dispatcher)
+        before = commands(client)
+        send(broker, LONE, [2])
+        wake(dispatcher)
+        end_the_batch(dispatcher)
+        assert commands(client) - before <= 41
+        assert total(broker, LONE, "committed") == 2

@@ -1,5 +1,7 @@
 -- Redis does not roll back a script that fails, so the type of every key that exists is checked before the first write.
 
+-- Key -> how many entries it had when it was checked.
+local sizes = {}
 local function mistyped(wanted, ...)
   local keys = { ... }
   for i = 1, #keys do
@@ -14,5 +16,6 @@ local function mistyped(wanted, ...)
       local kind = redis.call('TYPE', key).ok
       return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', not a ' .. wanted)
     end
+    sizes[key] = size
   end
 end

@@ -6,12 +6,12 @@
 -- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
 -- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.
 --
--- needs: unusual store retry body control backlog slots known_slots kind sleeping_until
+-- needs: unusual sizes store retry body control backlog slots known_slots kind sleeping_until
 -- needs: count keep_counts is_retry wake now_ms text_of
 
 local function place(members, rows, envelope, met, overwrite, taken, collect)
   local n = #members -- rule: refusal_after_a_write
-  local waiting, resting = redis.call('ZCARD', store), unusual and redis.call('ZCARD', retry) or 0
+  local waiting, resting = sizes[store], unusual and redis.call('ZCARD', retry) or 0
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
   local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
   local room = backlog > 0 and backlog - waiting - resting or math.huge -- rule: backlog_unlimited

@@ -5,10 +5,10 @@
 
 local NEVER, GATE = 9007199254740991, 9007199254740992
 
--- `more`: something can be taken now. Returns two values:
+-- `more`: something can be taken now. `ends`: when the first delivery in flight times out, if that is known. Returns two values:
 --   the earliest time at which another prepare can find something,
 --   the same without the deliveries in flight, which end before they time out.
-local function next_due(more)
+local function next_due(more, ends)
   local due = math.huge
   if more or behind then due = now_ms end
   if kind ~= 'priority' then
@@ -26,10 +26,9 @@ local function next_due(more)
     due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) -- rule: next_due_beyond_all_instants
   end
   local waiting = due
-  head = in_flight > 0 and redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES') or {}
-  if head[1] then
-    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
-  end
+  head = in_flight > 0 and not ends and redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES') or {}
+  if head[1] then ends = (math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000 end
+  if ends then due = math.min(due, bounded(ends, 0, NEVER)) end
   return due, waiting
 end
 

@@ -23,7 +23,7 @@ local sleeping_until = known[3]
 -- A strict slot has nothing in flight when it delivers, so until it delivers again nothing else is in flight there.
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
 if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
-if redis.call('ZCARD', prepare) ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
+if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
 -- Bodies and failures can only be deleted by the names of their messages.
 local named = unusual and redis.call('HLEN', prepare_body) + redis.call('HLEN', failures) or 0
 if named > 0 then return 'unsure' end -- rule: commit_all_leaves_records

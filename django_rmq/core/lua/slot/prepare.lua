@@ -88,7 +88,7 @@ if noted then
 -- include: _insertion_end
   end_insertion() -- rule: prepare_sees_no_store
 end
-local in_flight = redis.call('ZCARD', prepare)
+local in_flight = sizes[prepare]
 local rests = unusual and redis.call('ZCARD', retry) > 0
 local behind, claims_shut = false, false
 -- Most slots need no upkeep, so its functions are made only here.
@@ -164,6 +164,7 @@ if taken > 0 then
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
   -- rule: sleeps_beside_what_can_be_taken
   local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
+  local ends = in_flight == 0 and (now_s + (shortest or timeout) + 1) * 1000
   in_flight = in_flight + taken
   count('prepared', taken)
   local at
@@ -171,7 +172,7 @@ if taken > 0 then
 -- include: _rate_limit
     at = spend(taken)
   end
-  local due, waiting = next_due(more and not at)
+  local due, waiting = next_due(more and not at, ends)
   if at then due = math.min(due, at) end
   local fields = { 'owner', owner, 'deliveries', text_of(receipt) } -- rule: owner_unknown
   -- An owner that takes the last message that is due sleeps from now on, and need not ask again when it has ended it.

@@ -437,6 +437,10 @@ def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     return Send(body_for(topic, asked["body"]), **options)
 
 
+CAUSES_SECONDS = 1.0
+"""Seconds after which a request reads no further dead messages."""
+
+
 class CausesView(RmqView):
     """``causes/``."""
 
@@ -447,7 +451,7 @@ class CausesView(RmqView):
         """Group the dead messages of a topic, or of all, by the class and the first line of their last error."""
         asked = self.read(requests.CausesQuery, request.query_params)
         names = [self.topic(asked["topic"]).name] if "topic" in asked else self.known()
-        return Response(causes(self.operations.causes(names, limit=asked["limit"])))
+        return Response(causes(self.operations.causes(names, limit=asked["limit"], seconds=CAUSES_SECONDS)))
 
 
 class MessageView(MessageRoute):

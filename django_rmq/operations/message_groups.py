@@ -48,8 +48,8 @@ MOST_EXAMINED = 1_000_000
 SAMPLES = 3
 """The number of messages that a group names."""
 
-SLOTS_AT_ONCE = 2
-"""The number of slots whose deaths one round trip counts: Redis does nothing else meanwhile."""
+COUNTED_AT_ONCE = 2_000
+"""The number of dead messages from which a round trip counts no further slot: Redis does nothing else meanwhile."""
 
 SCANNED_AT_ONCE = 1_000
 """The number of dead messages of a slot that one script counts."""
@@ -232,7 +232,11 @@ def _count_deaths(broker: Broker, topic: Topic, wanted: Filter, limit: int, seco
     problems: list[str] = []
     looked_at, waiting = 0, deque(slots)
     while waiting and looked_at < limit:
-        some = [waiting.popleft() for _ in range(min(len(waiting), SLOTS_AT_ONCE, limit - looked_at))]
+        some: list[int] = []
+        expected = 0
+        while waiting and expected < COUNTED_AT_ONCE and len(some) < min(limit - looked_at, inspect.AT_ONCE):
+            some.append(waiting.popleft())
+            expected += min(slots[some[-1]], SCANNED_AT_ONCE)
         scan = min(SCANNED_AT_ONCE, (limit - looked_at) // len(some))
         calls = [
             inspect.group(

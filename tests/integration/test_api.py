@@ -17,7 +17,7 @@ from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
 
 from django_rmq import connections
-from django_rmq.api import actions, urls
+from django_rmq.api import actions, messages, urls
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.probes import PublicView
 from django_rmq.api.view import RmqView
@@ -754,7 +754,10 @@ def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
     assert program.ok("POST", "topics/timed/resume/")["outcomes"] == {"resumed": 4}
 
 
-def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(program: Program, broker: Any) -> None:
+def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(
+    program: Program, broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "CAUSES_SECONDS", 600.0)
     for name, error, count in (
         ("timed", "shop.Boom: order {}", 3),
         ("timed", "Other: {}", 1),

@@ -165,7 +165,7 @@ class Worker:
         eventually(
             lambda: (
                 dispatcher._table
-                and not dispatcher._table.is_told_more
+                and not dispatcher._table.has_unacquired
                 and not dispatcher._acquirer.unacquired
                 and not dispatcher._in_flight.messages
                 and not dispatcher._acks.pending

@@ -22,7 +22,7 @@ from django.utils.translation import ngettext, override
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan
 from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo

@@ -29,7 +29,7 @@ from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dea
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
     FORCED,
-    OVERRAN,
+    HARD_TIMEOUT_EXCEEDED,
     RECYCLE,
     SERVER,
     USAGE,
@@ -380,8 +380,8 @@ class WorkerProcess:
                 events.flush(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
-        if dispatcher.overran:
-            return OVERRAN
+        if dispatcher.exceeded_hard_timeout:
+            return HARD_TIMEOUT_EXCEEDED
         if dispatcher.forced:
             return FORCED
         enough = self._max_messages is not None and dispatcher.processed >= self._max_messages

@@ -20,7 +20,7 @@ from typing import get_args
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import delete_reports, read_reports, read_request, write_report
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, WorkerRequest
 from django_rmq.exceptions import RmqError

@@ -14,7 +14,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slots import SlotState
+from django_rmq.core.consumer.slot_schedule import SlotState
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.servers import RedisServer

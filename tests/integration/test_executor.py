@@ -19,7 +19,7 @@ from django_rmq.core.consumer import thread_executor
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.log import throttle
 from django_rmq.core.model import log_redaction

@@ -16,7 +16,7 @@ from django_rmq import connections
 from django_rmq.admin.views.dashboard import TOPICS_SHOWN
 from django_rmq.conf import get_config
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan, write_record
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan, write_record
 from django_rmq.core.model.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations

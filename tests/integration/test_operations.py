@@ -23,7 +23,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import registry
 from django_rmq.core.coordination import Worker as WorkerRecord
-from django_rmq.core.coordination.assignment_plan import write_record
+from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.message import Message, message_id

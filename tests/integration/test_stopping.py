@@ -15,8 +15,8 @@ import pytest
 
 from django_rmq.core.consumer import heartbeat
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.progress import OVERRAN, SharedProgress, settle
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.progress import HARD_TIMEOUT_EXCEEDED, SharedProgress, settle
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.model.keys import look_again
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
@@ -370,7 +370,7 @@ def test_a_coroutine_that_runs_for_too_long_is_cancelled_and_tried_again(
     send(broker, topic, numbered(1))
     with Worker(broker, topic, listener, threads=1) as worker:
         eventually(lambda: live(broker, topic) == 0, "the end")
-        assert not worker.dispatcher.overran
+        assert not worker.dispatcher.exceeded_hard_timeout
     assert calls == [3, 2]
     assert ends(broker, topic) == {"committed": 1, "failed": 1, "overran": 1}
     assert "longer than HARD_TIMEOUT; it is cancelled" in caplog.text and "asyncio.sleep" in caplog.text
@@ -445,9 +445,9 @@ def replaced(
     notes.owner = worker.dispatcher.owner
     with worker:
         # Before its listener ends by itself.
-        eventually(lambda: worker.dispatcher.overran, "running for too long", LONG / 2)
+        eventually(lambda: worker.dispatcher.exceeded_hard_timeout, "running for too long", LONG / 2)
         eventually(lambda: not worker.thread.is_alive(), "the end")
-    notes.announce(OVERRAN)
+    notes.announce(HARD_TIMEOUT_EXCEEDED)
     return worker
 
 

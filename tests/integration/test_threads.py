@@ -21,9 +21,9 @@ from django_rmq.core.consumer import heartbeat as watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat, ThreadLost, WakeupSubscriber
-from django_rmq.core.consumer.mailbox import Overrun
+from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
@@ -397,20 +397,20 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
     try:
         for _ in range(SPARE):
             hang()
-            crew.succeed(0)
+            crew.replace_thread(0)
             assert crew.is_manned(0)
         hang()
         with pytest.raises(
             RuntimeError, match=f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"
         ):
-            crew.succeed(0)
+            crew.replace_thread(0)
         assert len({id(thread.marks) for thread, _ in hung}) == SPARE + 1
         assert crew.returned() == []
         first, go = hung[0]
         go.set()
         first.join(LONG)
         assert len(crew.returned()) == 1
-        crew.succeed(0)
+        crew.replace_thread(0)
         assert crew.threads[0].marks is first.marks
     finally:
         for _, go in hung:
@@ -458,11 +458,11 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
         assert replies[-1].status == "ok"
         shut._round_trips.lost(trip)
         assert place.uncertain
-        shut._replacer.overran(Overrun(batch))
+        shut._replacer.replace_hung_thread(MaxRuntimeExceeded(batch))
         settle(shut)
         assert not place.uncertain, "it was asked what was handed out"
     else:
-        shut._replacer.overran(Overrun(batch))
+        shut._replacer.replace_hung_thread(MaxRuntimeExceeded(batch))
         shut._round_trips.receive(trip)
         settle(shut)
     assert list(shut._in_flight.batches.values()) == [batch]

@@ -17,7 +17,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands.registry import assign, roster, write_report
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan, Span, write_record
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span, write_record
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic, TopicType

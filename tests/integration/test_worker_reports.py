@@ -25,7 +25,7 @@ from django_rmq.core.commands import activity, registry
 from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
-from django_rmq.core.coordination.assignment_plan import write_record
+from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.keys import reports_key, times_key, worker_requests_key
 from django_rmq.core.model.replies import LATENESS_BUCKETS
 from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, decode

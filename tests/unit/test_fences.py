@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.consumer.slots import FencedSlots, SlotState, uptime
+from django_rmq.core.consumer.slot_schedule import FencedSlots, SlotState, uptime
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.brokers import OracleBroker

@@ -18,7 +18,7 @@ from django_rmq.core.commands.broker_interface import BrokerPipeline
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import ShutdownState
-from django_rmq.core.consumer.slots import SlotSchedule, SlotState
+from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.limits import BATCH

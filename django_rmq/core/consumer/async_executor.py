@@ -27,7 +27,7 @@ from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.heartbeat import stack_of_task, stack_of_thread
 from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one, groups, noted, states_after
 from django_rmq.core.consumer.progress import BEGUN, MARKS, ThreadProgress
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.consumer.thread_executor import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
@@ -426,7 +426,7 @@ class AsyncExecutor(threading.Thread):
         self._stopping = True
         self._wake()
 
-    def overran(self, batch: Batch) -> bool:
+    def gives_up_on(self, batch: Batch) -> bool:
         """Return whether the thread has to be replaced, because a listener has exceeded MAX_RUNTIME.
 
         A coroutine that waits keeps only its own slot from working.

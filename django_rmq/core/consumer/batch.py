@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from django_rmq.core.consumer.slots import SlotState, uptime
+from django_rmq.core.consumer.slot_schedule import SlotState, uptime
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic

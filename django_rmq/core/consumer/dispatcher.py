@@ -42,7 +42,7 @@ from django_rmq.core.consumer.options import (
 )
 from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
-from django_rmq.core.consumer.slots import FencedSlots, SlotSchedule, SlotState, SlotTable
+from django_rmq.core.consumer.slot_schedule import FencedSlots, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
@@ -110,7 +110,7 @@ class IdleCheck:
 
     def _drained(self) -> bool:
         now = self._schedule.clock.ms()
-        return not self._table.is_told_more and all(
+        return not self._table.has_unacquired and all(
             state.due > now or state.blocked_by or state.fenced_at or not state.owned
             for state in self._table.awake.values()
         )
@@ -267,9 +267,9 @@ class Dispatcher:
         return self._shutdown.forced
 
     @property
-    def overran(self) -> bool:
+    def exceeded_hard_timeout(self) -> bool:
         """Whether a listener exceeded HARD_TIMEOUT, and only the end of the process can end it."""
-        return bool(self._shutdown.overran)
+        return bool(self._shutdown.past_hard_timeout)
 
     def batches(self) -> list[Batch]:
         """Return the batches that this worker has at this moment. Other threads may ask."""
@@ -361,9 +361,9 @@ class Dispatcher:
             # The trip under way may return deliveries. Recorded too late, they would look like those of a lost reply.
             self._round_trips.receive_rest()
             more = self._acquirer.acquire_again()
-        if self._table.is_told_more:
-            self._acquirer.acquire_told()
-        return more or self._table.is_told_more
+        if self._table.has_unacquired:
+            self._acquirer.acquire_assigned()
+        return more or self._table.has_unacquired
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
@@ -445,7 +445,7 @@ class Dispatcher:
         # A listener that exceeded HARD_TIMEOUT runs until the process ends. Until then its message must not go to another
         # worker.
         # rule: leaves_to_others_what_still_runs
-        background = self._background.stop(keeps_beating=self.overran)
+        background = self._background.stop(keeps_beating=self.exceeded_hard_timeout)
         for batch in self._in_flight.batches.values():
             # The shutdown time-out is over. A listener that returns from now on must not begin another message.
             batch.halted = batch.dropped = True

@@ -20,9 +20,9 @@ from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.heartbeat import Watchdog
-from django_rmq.core.consumer.mailbox import Mailbox, Overrun, ShutdownState
+from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
-from django_rmq.core.consumer.slots import SlotSchedule, SlotState, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -89,7 +89,7 @@ class ExecutorPool:
         thread.look()
         return not (thread.hangs or thread.is_dead)
 
-    def succeed(self, index: int) -> None:
+    def replace_thread(self, index: int) -> None:
         """Start another thread in place of one that is dead or hangs.
 
         Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
@@ -211,7 +211,7 @@ class ThreadReplacer:
         self._schedule = schedule
         self._watchdog = watchdog
         self._mailbox = mailbox
-        mailbox.on(Overrun, self.overran)
+        mailbox.on(MaxRuntimeExceeded, self.replace_hung_thread)
         for i, thread in enumerate(pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
             watchdog.add(name, partial(pool.is_manned, i), partial(self._relieve, i))
@@ -229,7 +229,7 @@ class ThreadReplacer:
                 # rule: keeps_what_a_dead_thread_had
                 self._router.finished(BatchReport(batch, [], [], [], 0.0, True))
 
-    def overran(self, item: Overrun) -> None:
+    def replace_hung_thread(self, item: MaxRuntimeExceeded) -> None:
         """Give the other slots of a hung thread to another one. Its own slot stays shut in this process."""
         batch = item.batch
         self._router.give_back(batch)
@@ -239,7 +239,7 @@ class ThreadReplacer:
         if thread is None or batch not in thread.batches():
             return
         # A coroutine that waits keeps only its own slot from working.
-        if not thread.overran(batch):
+        if not thread.gives_up_on(batch):
             self._shut(batch)
             return
         # While the event loop is blocked, none of its calls makes progress.
@@ -258,14 +258,14 @@ class ThreadReplacer:
             self._router.give_back_slot(state)
 
     def _relieve(self, index: int) -> None:
-        """Give back the batches of a dead or hung thread, and start another thread. Raises what ``ExecutorPool.succeed`` does."""
+        """Give back the batches of a dead or hung thread, and replace it. Raises what ``replace_thread`` does."""
         thread = self._pool.threads[index]
         self.clear_dead()
         for batch in [batch for batch in self._in_flight.batches.values() if batch.thread is thread]:
             self._router.give_back(batch)
             batch.thread = None
         self._in_flight.load[index] = 0.0
-        self._pool.succeed(index)
+        self._pool.replace_thread(index)
 
 
 REFRESH_SECONDS = 1.0

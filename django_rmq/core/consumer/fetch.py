@@ -25,7 +25,7 @@ from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudg
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slots import SlotSchedule, SlotState, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState, SlotTable, uptime
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.replies import Delivery, Prepared
 from django_rmq.core.model.topic import Topic

@@ -19,8 +19,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
-from django_rmq.core.consumer.mailbox import Mailbox, Overrun, Resubscribed, Unending, Wake
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.mailbox import (
+    HardTimeoutExceeded,
+    Mailbox,
+    MaxRuntimeExceeded,
+    Resubscribed,
+    Wake,
+)
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.keys import read
@@ -414,10 +420,10 @@ class BackgroundThreads:
 
     def _new_heartbeat(self) -> Heartbeat:
         def overrun(batch: Batch) -> None:
-            self._mailbox.queue.put(Overrun(batch))
+            self._mailbox.queue.put(MaxRuntimeExceeded(batch))
 
         def unending(batch: Batch) -> None:
-            self._mailbox.queue.put(Unending(batch))
+            self._mailbox.queue.put(HardTimeoutExceeded(batch))
 
         # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
         in_hand = self._in_flight.batches

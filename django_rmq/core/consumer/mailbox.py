@@ -39,13 +39,13 @@ class Resubscribed(NamedTuple):
     """The subscription was renewed; wake-ups until now may have been missed."""
 
 
-class Overrun(NamedTuple):
+class MaxRuntimeExceeded(NamedTuple):
     """A listener has exceeded MAX_RUNTIME."""
 
     batch: Batch
 
 
-class Unending(NamedTuple):
+class HardTimeoutExceeded(NamedTuple):
     """A listener has exceeded HARD_TIMEOUT, and only the end of the process can end it."""
 
     batch: Batch
@@ -94,7 +94,7 @@ class ShutdownState:
         """Whether the worker has stopped taking messages."""
         self.forced = False
         """Whether the shutdown time-out cut a listener short, or something could not be settled."""
-        self.overran: list[Batch] = []
+        self.past_hard_timeout: list[Batch] = []
         """The batches whose listener exceeded HARD_TIMEOUT; nothing waits for them, and the process ends."""
         self.moved: SlotMoved | None = None
         """The error to raise at the end, if a slot was given another slot count."""
@@ -102,7 +102,7 @@ class ShutdownState:
     def is_over(self, batches: Iterable[Batch]) -> bool:
         """Return whether nothing is left to wait for among the ``batches`` in flight."""
         # A listener that exceeded HARD_TIMEOUT ends only with the process, so nothing waits for it.
-        return all(batch in self.overran for batch in batches)
+        return all(batch in self.past_hard_timeout for batch in batches)
 
 
 class HardTimeouts:
@@ -111,9 +111,9 @@ class HardTimeouts:
     def __init__(self, mailbox: Mailbox, shutdown: ShutdownState, notes: SharedProgress | None) -> None:
         self._shutdown = shutdown
         self._notes = notes
-        mailbox.on(Unending, self._note)
+        mailbox.on(HardTimeoutExceeded, self._note)
 
-    def _note(self, item: Unending) -> None:
+    def _note(self, item: HardTimeoutExceeded) -> None:
         batch = item.batch
         if self._notes is not None:
             topic, slot, receipt = batch.topic.name, batch.state.slot, batch.receipt
@@ -122,5 +122,5 @@ class HardTimeouts:
             # retry.
             # rule: forgives_what_ran_too_long
             self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
-        self._shutdown.overran.append(batch)
+        self._shutdown.past_hard_timeout.append(batch)
         self._shutdown.begun = True

@@ -32,12 +32,12 @@ _AT_ONCE = 64
 _LOOKED_AT = 1024
 """The number of slots asked in one round trip whether anything is in flight there."""
 
-DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, OVERRAN, RECYCLE = 0, 1, 2, 3, 4, 5, 75
+DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, HARD_TIMEOUT_EXCEEDED, RECYCLE = 0, 1, 2, 3, 4, 5, 75
 """The meanings of an end that a process announces, which are also its exit code. DONE_FOR_GOOD: it needs no successor.
 FORCED: something was not settled in time. USAGE: a successor would fail too. SERVER: Redis or the coordinator was
-unavailable. WATCHDOG: only of the whole command, the last process that could work hung. OVERRAN: only the end of the
-process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked to end, or has reached its limit of messages
-or memory, and needs a successor."""
+unavailable. WATCHDOG: only of the whole command, the last process that could work hung. HARD_TIMEOUT_EXCEEDED: only the end
+of the process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked to end, or has reached its limit of
+messages or memory, and needs a successor."""
 
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _USED, _END, _CHARGED, _STOP, _HEAD = 0, 1, 2, 3, 4, 5, 6, 7
@@ -287,7 +287,7 @@ class _Ends:
     def __init__(self, notes: SharedProgress) -> None:
         self._begun = notes.begun()
         self._overran = notes.charged
-        self._is_replaced = notes.end == OVERRAN
+        self._is_replaced = notes.end == HARD_TIMEOUT_EXCEEDED
 
     def of(self, mark: int) -> Ending:
         """Return how a message ends."""

@@ -21,7 +21,7 @@ from django_rmq.core.consumer.acks import NODE_REST_SECONDS, AckQueue, SlotError
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
-from django_rmq.core.consumer.slots import (
+from django_rmq.core.consumer.slot_schedule import (
     LOOK_SECONDS,
     FencedSlots,
     SlotSchedule,
@@ -170,7 +170,7 @@ class SlotAcquirer:
 
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
-        for state in self._table.tell(topic, slots):
+        for state in self._table.assign(topic, slots):
             if not state.owned:
                 # The slot returns while something of it is in flight here. Meanwhile its epoch may have become another
                 # worker's.
@@ -242,7 +242,7 @@ class SlotAcquirer:
 
     # --- the first time
 
-    def acquire_told(self) -> None:
+    def acquire_assigned(self) -> None:
         """Acquire slots for the first time. Most of many slots are empty and fall asleep at once."""
         taken = self._table.take(ACQUIRED)
         topics = self._table.topics

@@ -31,7 +31,7 @@ from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
     FORCED,
-    OVERRAN,
+    HARD_TIMEOUT_EXCEEDED,
     RECYCLE,
     SERVER,
     USAGE,
@@ -264,7 +264,7 @@ class ChildProcess:
     def rest(self) -> None:
         """Delay the successor of a process that has ended; the delay grows with the number that died young."""
         is_young = time.monotonic() - self.started < OLD_ENOUGH
-        is_clean = self.notes.end in (*CLEAN, OVERRAN)
+        is_clean = self.notes.end in (*CLEAN, HARD_TIMEOUT_EXCEEDED)
         self.deaths = 0 if is_clean else self.deaths + 1 if is_young else 1
         # A child that could not begin without its server must not wait for long once the server is back.
         longest = LONGEST_PAUSE_AWAY if self.notes.end == SERVER else LONGEST_PAUSE
@@ -401,7 +401,7 @@ def _meaning(status: int, end: int | None) -> str:
         )
     return {
         DONE_FOR_GOOD: "done",
-        OVERRAN: "a listener exceeded HARD_TIMEOUT",
+        HARD_TIMEOUT_EXCEEDED: "a listener exceeded HARD_TIMEOUT",
         RECYCLE: "stopped on request, or to be replaced",
     }.get(end, f"exit code {status}")
 

@@ -18,7 +18,7 @@ from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults
 from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.invoke import call_group, call_one, groups, holds, noted, states_after
 from django_rmq.core.consumer.progress import BEGUN, DONE, ThreadProgress
-from django_rmq.core.consumer.slots import uptime
+from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
@@ -89,7 +89,7 @@ class ExecutorThread(threading.Thread):
         current = self.current
         return [] if current is None else [current]
 
-    def overran(self, batch: Batch) -> bool:
+    def gives_up_on(self, batch: Batch) -> bool:
         """Give the thread up if it runs ``batch``, whose listener has exceeded MAX_RUNTIME; return whether it does."""
         self.hangs = self.hangs or self.current is batch
         return self.current is batch

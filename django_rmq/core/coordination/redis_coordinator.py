@@ -22,7 +22,7 @@ from django_rmq.core.coordination import (
     Worker,
     assign,
 )
-from django_rmq.core.coordination.assignment_plan import (
+from django_rmq.core.coordination.assignment_storage import (
     AssignmentPlan,
     read_record,
     read_workers,

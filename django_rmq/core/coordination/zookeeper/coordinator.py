@@ -16,7 +16,7 @@ from typing import Any
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
-from django_rmq.core.coordination.assignment_plan import (
+from django_rmq.core.coordination.assignment_storage import (
     AssignmentPlan,
     read_workers,
     served_topics,

@@ -43,7 +43,7 @@ class ServerClock:
         return time.monotonic() * 1000 + (self._low + self._high) / 2
 
 
-_AWAKE, _TOLD, _ASLEEP = 0, 1, 2
+_AWAKE, _ASSIGNED, _ASLEEP = 0, 1, 2
 """States of a slot. AWAKE: it has an object, or belongs to another worker. TOLD: owned and to be acquired.
 ASLEEP: acquired and empty."""
 
@@ -152,7 +152,7 @@ class SlotTable:
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
         self._sleeping = 0
-        self._told: deque[tuple[str, array[int]]] = deque()
+        self._unacquired: deque[tuple[str, array[int]]] = deque()
         """The slots assigned to this worker, in order; the assignment may have changed since."""
 
     def __len__(self) -> int:
@@ -160,9 +160,9 @@ class SlotTable:
         return len(self.awake) + self._sleeping
 
     @property
-    def is_told_more(self) -> bool:
+    def has_unacquired(self) -> bool:
         """Whether slots are to be acquired for the first time."""
-        return bool(self._told)
+        return bool(self._unacquired)
 
     # --- one slot
 
@@ -229,7 +229,7 @@ class SlotTable:
 
     # --- many slots
 
-    def tell(self, topic: str, slots: array[int]) -> list[SlotState]:
+    def assign(self, topic: str, slots: array[int]) -> list[SlotState]:
         """Record slots as owned, to be acquired in this order; return the slots that have an object already."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
@@ -243,22 +243,22 @@ class SlotTable:
             if state is not None:
                 known.append(state)
             elif states[slot] == _AWAKE:
-                states[slot] = _TOLD
+                states[slot] = _ASSIGNED
                 fresh.append(slot)
         if fresh:
-            self._told.append((topic, fresh))
+            self._unacquired.append((topic, fresh))
         return known
 
     def take(self, count: int) -> list[tuple[str, list[int]]]:
         """Return up to ``count`` slots to acquire, by topic."""
         taken: list[tuple[str, list[int]]] = []
-        while self._told and count > 0:
-            topic, slots = self._told.popleft()
+        while self._unacquired and count > 0:
+            topic, slots = self._unacquired.popleft()
             if len(slots) > count:
-                self._told.appendleft((topic, slots[count:]))
+                self._unacquired.appendleft((topic, slots[count:]))
             states = self._states[topic]
             # Each slot only once: it may have been lost and assigned again meanwhile.
-            wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _TOLD]
+            wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _ASSIGNED]
             count -= len(wanted)
             if wanted:
                 taken.append((topic, wanted))
@@ -266,7 +266,7 @@ class SlotTable:
 
     def put_back(self, taken: Iterable[tuple[str, list[int]]]) -> None:
         """Record that slots which were taken are still to be acquired."""
-        self._told.extendleft((topic, array("q", slots)) for topic, slots in taken)
+        self._unacquired.extendleft((topic, array("q", slots)) for topic, slots in taken)
 
     def lose(self, topic: str, slot: int) -> SlotState | None:
         """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""
@@ -281,7 +281,7 @@ class SlotTable:
         """Record that no slot is owned any more; return the slots that have an object."""
         for name, states in self._states.items():
             self._states[name] = bytearray(len(states))
-        self._told.clear()
+        self._unacquired.clear()
         self._sleeping = 0
         return list(self.awake.values())
 

@@ -44,8 +44,9 @@ def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> Non
         page.get_by_role("button", name="Yes, do it").click()
         expect(page.locator(".messagelist")).to_contain_text("asked to take no more messages")
         expect(resume).to_be_visible(timeout=PATIENT)
-        row = page.get_by_role("region", name="Workers").locator("tbody tr")
-        expect(row).to_contain_text("quiet")
+        # Other tests have workers here that take no requests.
+        rows = page.get_by_role("region", name="Workers").locator("tbody tr")
+        expect(rows.filter(has=resume)).to_contain_text("quiet")
 
         resume.click()
         expect(quiet).to_be_visible(timeout=PATIENT)
@@ -54,6 +55,6 @@ def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> Non
         look(page, "stop")
         page.get_by_role("button", name="Yes, do it").click()
         assert process.wait(PATIENT / 1000) == 0, shop.log("asked")
-        expect(page.locator("#content-main")).to_contain_text("No worker is running", timeout=PATIENT)
+        expect(page.get_by_role("button", name="Stop worker")).to_have_count(0, timeout=PATIENT)
     finally:
         shop.stop(process)

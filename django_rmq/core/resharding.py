@@ -2,7 +2,7 @@
 
 The reasons are in ``docs/decisions/0009-reslotting.md``. Every step may be repeated, by the same process or another one: Redis
 holds the re-slotting that was begun, and each slot records which re-slotting reached it and which messages are on their way.
-Several processes may move families of slots at the same time. The package knows no Django.
+Several processes may move families of slots at the same time. This module knows no Django.
 
 A re-slotting is a part of the topic's definition, so senders that a slot refuses find the new slot count there. Each family of
 slots is shut, waits for its messages in flight, is drained, and is opened again. Each round reads the state of the slots from

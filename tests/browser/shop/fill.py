@@ -107,7 +107,7 @@ def clock_behind(seconds: float) -> Iterator[None]:
 
 
 def threads_taken(count: int) -> None:
-    """Wait until the workers have reported that so many of their threads run a listener."""
+    """Wait until the reports of the workers show that ``count`` threads run a listener."""
     from django_rmq.core.commands.registry import read_reports
     from tests.brokers import get_broker
     from tests.workers import eventually

@@ -217,10 +217,9 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 bench-peers: $(INSTALLED) ## other Python queues and backends of django.tasks, measured at the same work (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.peers.lone
-	$(BIN)/python -m benchmarks.peers.order
 	$(BIN)/python -m benchmarks.peers.tasks
 
-bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
+bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
 bench-report: $(INSTALLED) ## all that is published, written into docs/explanation/performance.md and benchmarks/README.md (BENCH_ARGS=...)
@@ -235,7 +234,7 @@ bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a mi
 flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, every count reconciled (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.flights $(BENCH_ARGS)
 
-soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
+soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions, a million messages in order (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and PostgreSQL die: every balance has to be exact (EXACTLY_ONCE_ARGS=...)

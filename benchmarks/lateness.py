@@ -1,4 +1,4 @@
-"""``python -m benchmarks.lateness``: how late timed messages come, at several rates, and that none comes early.
+"""How late timed messages come, at several rates, and that none comes early.
 
 Messages are due at instants spread evenly over some seconds. The listener notes by how much it was called later. Beside it a
 control thread in the same process sleeps until the same instants (up to 1,000 of them per second) and notes the same: what
@@ -7,16 +7,13 @@ Python and the machine cost anybody.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
 
-from benchmarks.table import Row, conditions, server, told, write
+from benchmarks.table import Row
 from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, WorkerOptions
 from django_rmq.core.model.topic import Topic, TopicType
@@ -118,33 +115,3 @@ def row(found: Lateness) -> Row:
             "control_histogram": histogram(found.control),
         },
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lateness", description=__doc__)
-    parser.add_argument("--rates", type=int, nargs="+", default=RATES, help="messages per second")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long each rate lasts (default 5)")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
-    options = parser.parse_args()
-    rows = []
-    with server() as (client, _):
-        where = conditions(client)
-        print(told(where))
-        for rate in options.rates:
-            rows.append(row(measure(client, rate, options.seconds)))
-            print(f"\n{rows[-1].work}: {rows[-1].ours}; control thread {rows[-1].limit}")
-            print_histogram(rows[-1].values)
-    write(options.json, where, rows=rows)
-    return int(any(each.values["earliest"] < 0 for each in rows))
-
-
-def print_histogram(values: dict[str, Any]) -> None:
-    """Print how many messages came how late."""
-    classes = ["early", *(f"from {edge} ms" for edge in values["edges_ms"])]
-    total = sum(values["histogram"])
-    for name, ours, control in zip(classes, values["histogram"], values["control_histogram"], strict=True):
-        print(f"  {name:<13}{ours:>8,}  {'#' * round(50 * ours / total):<50}  control {control:,}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

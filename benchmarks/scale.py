@@ -2,13 +2,12 @@
 
 Each point is a server that was just emptied. Sending is the producer's bulk way. Taking is prepare and commit of batches of
 512 by one client, slot after slot: what a message costs in Redis and the client, without listeners; only ``processes`` runs whole
-workers. Plots go to ``build/scale``. A backlog of 10^8 takes 16 GiB: ``--only backlog --backlog 100_000_000``.
+workers. A backlog of 10^8 takes 16 GiB: ``--only backlog --backlog 100_000_000``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -180,7 +179,6 @@ def main() -> int:
     )
     parser.add_argument("--largest", type=float, default=float("inf"), help="leave out larger values")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--plots", type=Path, default=Path("build/scale"), help="folder of the plots")
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     series: dict[str, list[Any]] = {}
@@ -201,7 +199,6 @@ def main() -> int:
         print(f"\n{name}: {about}")
         print((markdown if options.markdown else text)(*columns(name, series[name])), flush=True)
     print("\n" + told(where))
-    plot(series, options.plots)
     write(options.json, where, series=series)
     return 0
 
@@ -215,36 +212,6 @@ def columns(name: str, points: Sequence[Any]) -> tuple[list[str], list[list[str]
 
 def _shown(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2g}"
-
-
-def plot(series: dict[str, list[Any]], folder: Path) -> None:
-    """Draw each series into a file; without matplotlib there are only tables."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no plots: matplotlib is not installed", file=sys.stderr)
-        return
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, points in series.items():
-        if not points:
-            continue
-        figure, axes = plt.subplots(figsize=(7, 4))
-        values = [value for value, _ in points]
-        for title in points[0][1]:
-            if title.endswith("per second"):
-                axes.plot(values, [point[title] for _, point in points], marker="o", label=title)
-        if values[0] and values[-1] / values[0] > 100:
-            axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel(SERIES[name][2])
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(folder / f"{name}.svg")
-        plt.close(figure)
-    (folder / "points.json").write_text(json.dumps(series, indent=2))
 
 
 if __name__ == "__main__":

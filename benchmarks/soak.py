@@ -1,4 +1,4 @@
-"""``python -m benchmarks.soak``: thousands of deaths, hundreds of take-overs, a thousand promotions.
+"""``python -m benchmarks.soak``: thousands of deaths, hundreds of take-overs, a thousand promotions, a million messages in order.
 
 Ends with 1 if a promise broke.
 """
@@ -21,6 +21,7 @@ import redis
 from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
 from tests.brokers import Broker
 from tests.e2e.chaos import Chaos
+from tests.e2e.in_order import InOrder
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import WorkerProcess
 from tests.e2e.promotions import cluster_promotions, promotions
@@ -41,6 +42,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--fail-overs", type=int, default=200, help="fail-overs of a Redis Cluster (default 200)"
+    )
+    parser.add_argument(
+        "--ordered", type=int, default=1_000_000, help="messages of a strict fifo topic (default 1,000,000)"
     )
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
@@ -175,6 +179,24 @@ def _clusters(server: EmbeddedRedis, directory: Path, options: argparse.Namespac
     return {**asdict(found), "met": found.deliveries_lost > 0 and not found.receipts_twice}
 
 
+def _order(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Fail one in a hundred messages of a hundred entities, kill processes and commands, and compare the order of each entity."""
+    started: list[WorkerProcess] = []
+
+    def start(*arguments: str, **environment: str) -> WorkerProcess:
+        started.append(WorkerProcess(directory, server.url, "o:", *arguments, **environment))
+        return started[-1]
+
+    try:
+        broker: Any = Broker(client_of(server.url), "o:")
+        verdict = InOrder(start, broker, directory, options.ordered).run(600)
+    finally:
+        for worker in started:
+            worker.kill()
+    print(f"\n{json.dumps(verdict)}")
+    return {**verdict, "met": verdict["in order"]}
+
+
 def _progress(text: str) -> None:
     print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
@@ -184,6 +206,7 @@ PARTS: dict[str, Callable[[EmbeddedRedis, Path, argparse.Namespace], dict[str, A
     "takeovers": _takeovers,
     "promotions": _promotions,
     "clusters": _clusters,
+    "order": _order,
 }
 
 if __name__ == "__main__":

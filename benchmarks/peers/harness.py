@@ -51,7 +51,7 @@ def shared_redis() -> Iterator[tuple[dict[str, str], int]]:
 
 
 def measure_in_rounds(
-    names: Sequence[str], rounds: int, measure_one: Callable[[str], Result], about: str = ""
+    names: Sequence[str], rounds: int, measure_one: Callable[[str], Result]
 ) -> list[dict[str, Result]]:
     """Return for each round what was found of each queue, which are measured in turn."""
     results: list[dict[str, Result]] = []
@@ -59,11 +59,7 @@ def measure_in_rounds(
         results.append({})
         for name in names:
             results[-1][name] = measure_one(name)
-            print(
-                f"  {about}{name}: {results[-1][name].get('error') or 'measured'}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"  {name}: {results[-1][name].get('error') or 'measured'}", file=sys.stderr, flush=True)
     return results
 
 
@@ -73,13 +69,11 @@ def combine(rounds: list[dict[str, Result]], figures: Sequence[str]) -> dict[str
     for name in rounds[0]:
         results = [each[name] for each in rounds]
         wrong = [result for result in results if "error" in result]
-        combined[name] = wrong[0] if wrong else results[0] | medians(results, figures)
+        medians = {
+            what: statistics.median(result[what] for result in results) for what in figures if not wrong
+        }
+        combined[name] = wrong[0] if wrong else results[0] | medians
     return combined
-
-
-def medians(results: list[Result], figures: Sequence[str]) -> Result:
-    """Return the median of each of these figures."""
-    return {what: statistics.median(result[what] for result in results) for what in figures}
 
 
 def publish(
@@ -120,11 +114,12 @@ def ratio_row(
 
 def measure(name: str, port: int, messages: int, singles: int) -> Result:
     """Return what the driver of ``name`` found, or an ``error``."""
-    return driven(name, f"{name}_driver", (messages, singles), {"PEER_REDIS_PORT": port})
+    return driven(name, (messages, singles), {"PEER_REDIS_PORT": port})
 
 
-def driven(name: str, driver: str, arguments: Sequence[int], settings: Mapping[str, float]) -> Result:
-    """Return what a driver found in the environment of ``name``, or an ``error``."""
+def driven(name: str, arguments: Sequence[int], settings: Mapping[str, float]) -> Result:
+    """Return what the driver of ``name`` found in its environment with these settings, or an ``error``."""
+    driver = "tasks_driver" if name.startswith("tasks_") else f"{name}_driver"
     try:
         python = sys.executable if name in OURS else str(environment(name))
         ran = subprocess.run(
@@ -134,6 +129,7 @@ def driven(name: str, driver: str, arguments: Sequence[int], settings: Mapping[s
                 **os.environ,
                 **{key: str(value) for key, value in settings.items()},
                 "PYTHONPATH": str(FOLDER),
+                "PEER_TASKS": name.removeprefix("tasks_"),
             },
             capture_output=True,
             text=True,

@@ -41,7 +41,7 @@ def main() -> int:
         settings = {"PEER_REDIS_PORT": port, "PEER_RATE": options.rate, "PEER_PROCESSES": 1}
 
         def measure_costs(name: str) -> Result:
-            return driven(name, f"{name}_driver", (options.messages, 0), settings)
+            return driven(name, (options.messages, 0), settings)
 
         rounds = measure_in_rounds(("rmq", *options.only), options.rounds, measure_costs)
     queues = combine(rounds, COSTS)

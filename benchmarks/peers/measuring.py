@@ -4,16 +4,13 @@ A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (
 ``bulk(count)``, ``left(client)`` (how many messages wait or run), ``clear()`` if they are not in Redis, and ``WORKERS`` (the
 command lines of its worker processes). It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and
 prints one line of JSON. The server's port is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For
-``benchmarks.overlap`` PEER_SLEEP says how many seconds a job takes in asyncio (see ``jobs``), PEER_CONCURRENCY how many
-overlap, and PEER_PROCESSES how many worker processes there are. Then each job counts its end, and a queue whose jobs have not
-all run exactly once has no figure. For ``benchmarks.peers.lone`` PEER_RATE says how many single messages are sent in a second.
+``benchmarks.peers.lone`` PEER_RATE says how many single messages are sent in a second, and PEER_PROCESSES how many worker
+processes there are.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import os
 import signal
 import statistics
@@ -31,13 +28,11 @@ from jobs import RAN, STARTED, started
 
 PORT = int(os.environ.get("PEER_REDIS_PORT", "6379"))
 URL = f"redis://127.0.0.1:{PORT}/0"
-SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
-CONCURRENCY = int(os.environ.get("PEER_CONCURRENCY", "100"))
 PROCESSES = int(os.environ.get("PEER_PROCESSES", "2"))
 RATE = float(os.environ.get("PEER_RATE", "0"))
 WARM_UP = 200
 """Single messages before those that are measured."""
-LOOK_SECONDS = 0.25 if SLEEP else 0.005
+LOOK_SECONDS = 0.005
 """Seconds between two looks at how much is left."""
 PATIENCE_SECONDS = 90.0
 """After so long without an end the rate so far is what counts."""
@@ -159,14 +154,14 @@ def workers(driver: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def drain(driver: Any, count: int) -> tuple[float, float]:
+def drain(driver: Any, count: int) -> float:
     """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
 
-    So neither the start of the processes nor the last messages count. Also return the MiB of memory that they had then.
+    So neither the start of the processes nor the last messages count.
     """
     looker = client()
     looker.delete(RAN)
-    with counting() as ended, workers(driver) as processes:
+    with workers(driver) as processes:
         end = time.monotonic() + PATIENCE_SECONDS
         first: tuple[float, int] | None = None
         last: tuple[float, int] | None = None
@@ -184,46 +179,7 @@ def drain(driver: Any, count: int) -> tuple[float, float]:
             raise RuntimeError("nothing was consumed")
         if not looker.exists(RAN):
             raise RuntimeError("what was consumed has not run")
-        memory = sum(resident(process.pid) for process in processes)
-        if ended is not None:
-            check_each_ran_once(driver, looker, count, ended)
-        return (first[1] - last[1]) / (last[0] - first[0]), memory
-
-
-@contextmanager
-def counting() -> Iterator[memoryview | None]:
-    """Give the number of jobs that have ended, where jobs sleep or call a server; else None."""
-    if not SLEEP:
-        yield None
-        return
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(bytes(8))
-        file.flush()
-        os.environ["PEER_ENDED"] = file.name
-        with memoryview(mmap.mmap(file.fileno(), 8)).cast("Q") as ended:
-            yield ended
-
-
-def check_each_ran_once(driver: Any, looker: Any, count: int, ended: memoryview) -> None:
-    """Wait for the last jobs; raise ``RuntimeError`` if other than ``count`` jobs have run, whatever the queue says."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while driver.left(looker) > 0 and time.monotonic() < end:
-        time.sleep(LOOK_SECONDS)
-    if ended[0] != count:
-        raise RuntimeError(f"{ended[0]} jobs have run, {count} were sent")
-
-
-def resident(group: int) -> float:
-    """Return the MiB of memory of a group of processes; a page that several share counts once. NaN: unknown here."""
-    found = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(process.name)) == group:
-                rollup = (process / "smaps_rollup").read_text()
-                found += int(rollup.partition("\nPss:")[2].split()[0])
-        except (OSError, IndexError):
-            continue  # it has just ended
-    return found / 1024 if found else math.nan
+        return (first[1] - last[1]) / (last[0] - first[0])
 
 
 def main(driver: Any) -> None:
@@ -242,14 +198,13 @@ def main(driver: Any) -> None:
     bulk = rate_of(count, driver.bulk)
     if driver.left(looker) < count:
         raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
-    consume, memory = drain(driver, count)
+    consume = drain(driver, count)
     print(
         json.dumps(
             {
                 "single": single,
                 "bulk": bulk,
                 "consume": consume,
-                "memory": memory,
                 "settings": driver.SETTINGS,
                 "guarantee": driver.GUARANTEE,
                 "bulk_by": driver.BULK,

@@ -10,15 +10,14 @@ from typing import Any
 import measuring
 
 ROOT = Path(__file__).parents[2]
-SLOTS = 1024 if measuring.SLEEP else 64
-MANY = 1 if measuring.SLEEP else 40
+SLOTS = 64
+MANY = 40
 """So many times the messages of the others: else it would be over before it is looked at."""
 
 os.environ |= {
     "DJANGO_SETTINGS_MODULE": "benchmarks.worker_project.settings",
     "REDIS_URL": measuring.URL,
     "SLOTS": str(SLOTS),
-    "CONCURRENCY": str(measuring.CONCURRENCY),
     "TYPE": "fifo" if measuring.RATE else "range_merge",
 }
 sys.path.insert(0, str(ROOT))

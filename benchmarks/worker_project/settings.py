@@ -1,4 +1,4 @@
-"""REDIS_URL, and of its one topic TYPE, SLOTS and CONCURRENCY; with ORDERED its messages run in order for each entity."""
+"""REDIS_URL, and TYPE and SLOTS of its one topic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ SECRET_KEY = "a-benchmark-has-no-secrets"
 INSTALLED_APPS = ["django_rmq", "benchmarks.worker_project"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 USE_TZ = True
-SLOTS = int(os.environ["SLOTS"])
-NOOP = {
-    "TYPE": os.environ.get("TYPE", "range_merge"),
-    "SLOTS": SLOTS,
-    "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
-}
+NOOP = {"TYPE": os.environ.get("TYPE", "range_merge"), "SLOTS": int(os.environ["SLOTS"])}
 if NOOP["TYPE"] == "range_merge":
     NOOP["TIME_RANGE"] = "1ms"
-ORDERED = {"TYPE": "fifo", "SLOTS": SLOTS, "SLOT_BASIS": "entity", "BACKOFF": 1}
-RMQ = {
-    "REDIS": os.environ["REDIS_URL"],
-    "TOPICS": {"ordered": ORDERED} if os.environ.get("ORDERED") else {"noop": NOOP},
-}
+RMQ = {"REDIS": os.environ["REDIS_URL"], "TOPICS": {"noop": NOOP}}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import report
 from benchmarks.lateness import EDGES_MS, histogram, part
-from benchmarks.peers import order, tasks
+from benchmarks.peers import tasks
 from benchmarks.peers.__main__ import PEERS, compared
-from benchmarks.peers.harness import FOLDER, requirements, version
+from benchmarks.peers.harness import requirements, version
 from benchmarks.table import TITLES, Row, cells, cores_apart, markdown, read_rows, server, text, write
 from tests.unit.test_repository import pins
 
@@ -37,25 +34,6 @@ def run(tmp_path: Path, module: str, *arguments: str) -> dict[str, Any]:
         timeout=120,
     )
     return json.loads(path.read_text())
-
-
-@pytest.mark.slow
-def test_overlapping_listeners_are_measured_beside_their_ideal(tmp_path: Path) -> None:
-    few = ("--only", "--rounds", "1", "--concurrency", "40", "--seconds", "3")
-    rows = run(tmp_path, "benchmarks.overlap", *few)["rows"]
-    assert [row["work"].partition(",")[0] for row in rows] == ["sleeping 50 ms", "a call of 50 ms"]
-    for row in rows:
-        # Listeners that do not overlap would reach a fortieth.
-        assert 0.1 < row["values"]["share"] < 1.2
-
-
-@pytest.mark.slow
-def test_threads_are_measured_beside_a_bare_pool(tmp_path: Path) -> None:
-    [found] = run(tmp_path, "benchmarks.threads", "--rounds", "1", "--threads", "4", "--seconds", "2")[
-        "threads"
-    ]
-    assert 0.1 < found["rmq"] / found["ideal"] < 1.2
-    assert found["pool"] > 0
 
 
 def cores_of(process: int = 0) -> set[int]:
@@ -101,12 +79,9 @@ def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
     ("name", "values", "points"),
     [("backlog", ("--backlog", "2000", "4000"), [2000, 4000]), ("processes", ("--largest", "1"), [1])],
 )
-def test_growth_is_measured_and_drawn(
-    tmp_path: Path, name: str, values: tuple[str, ...], points: list[int]
-) -> None:
-    found = run(tmp_path, "benchmarks.scale", "--only", name, *values, "--plots", str(tmp_path))
+def test_growth_is_measured(tmp_path: Path, name: str, values: tuple[str, ...], points: list[int]) -> None:
+    found = run(tmp_path, "benchmarks.scale", "--only", name, *values)
     assert [point[0] for point in found["series"][name]] == points
-    assert (tmp_path / f"{name}.svg").stat().st_size > 0
 
 
 @pytest.mark.slow
@@ -115,62 +90,6 @@ def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
     ours = run(tmp_path, "benchmarks.peers.lone", *few)["queues"]["rmq"]
     assert "error" not in ours, ours
     assert min(ours[cost] for cost in ("redis", "sender", "commands", "p50", "p99")) > 0
-
-
-@pytest.mark.slow
-def test_order_is_measured_and_kept_after_a_failure(tmp_path: Path) -> None:
-    few = ("--only", "--messages", "2_500", "--rounds", "1")
-    ours = run(tmp_path, "benchmarks.peers.order", *few)["queues"]["rmq"]
-    assert "error" not in ours, ours
-    assert min(ours["bulk"], ours["consume"]) > 0
-    assert (ours["overtaken"], ours["out_of_order"]) == (0, 0)
-
-
-def test_a_job_that_overtakes_one_that_has_failed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    ordering = importlib.import_module("ordering")
-    good = [f"{entity} {n} done" for n in range(10) for entity in range(100)]
-    first = ["7 0 done", "7 1 done", "7 2 done", "7 3 failed"]
-    rest = [line for line in good if line not in first]
-    assert ordering.judged(first + rest) == {"overtaken": 0, "out_of_order": 0, "complete": True}
-    rest.remove("7 4 done")
-    early = [*first, "7 4 done", *rest]
-    assert ordering.judged(early) == {"overtaken": 1, "out_of_order": 1, "complete": True}
-    assert not ordering.judged(early[:-1])["complete"]
-
-
-@pytest.mark.parametrize("number", [9, 10, 11])
-def test_a_queue_whose_jobs_have_not_each_run_once_has_no_figure(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PEER_ENDED", "")
-    jobs, measuring = map(importlib.import_module, ("jobs", "measuring"))
-    for module in (jobs, measuring):
-        monkeypatch.setattr(module, "SLEEP", 0.001)
-    monkeypatch.setattr(jobs, "ran", lambda: None)
-    jobs.ended.cache_clear()
-    driver = SimpleNamespace(left=lambda client: 0)
-
-    async def run_all() -> None:
-        await asyncio.gather(*(jobs.job() for _ in range(number)))
-
-    with measuring.counting() as ended:
-        asyncio.run(run_all())
-        if number == 10:
-            measuring.check_each_ran_once(driver, None, 10, ended)
-        else:
-            with pytest.raises(RuntimeError, match=f"{number} jobs have run, 10 were sent"):
-                measuring.check_each_ran_once(driver, None, 10, ended)
-
-
-def test_the_table_of_orders_says_the_worst_of_all_rounds() -> None:
-    one = {"bulk": 1.0, "consume": 2.0, "overtaken": 0, "out_of_order": 0, "complete": True}
-    found = order.middle([one, {**one, "overtaken": 5, "consume": 9.0}, {**one, "consume": 3.0}])
-    assert (found["consume"], found["overtaken"]) == (3.0, 5)
-    assert order.line("rq", found)[2:] == ["1", "3", "5", "0 of 100"]
-    assert order.middle([one, {**one, "complete": False}]) == {"error": "not all jobs succeeded"}
-    assert order.line("rq", {"error": "x"})[1:] == ["-"] * 5
 
 
 @pytest.mark.slow
@@ -183,7 +102,7 @@ def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> No
     assert found["rows"] == []
 
 
-@pytest.mark.parametrize("name", sorted({*PEERS, *order.PEERS, *tasks.PEERS}))
+@pytest.mark.parametrize("name", sorted({*PEERS, *tasks.PEERS}))
 def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
     found = pins(requirements(name))
     assert all("==" in line and hashes for line, hashes in found.items())

@@ -37,6 +37,7 @@ class Topic(models.Model):
             ("pause_topic", "Can pause and resume topics"),
             ("purge_topic", "Can purge topics"),
             ("control_workers", "Can quiet, resume and stop workers"),
+            ("view_stack", "Can see where the code of running listeners is"),
         ]
 
     def __str__(self) -> str:

@@ -48,6 +48,7 @@ class TopicAdmin(Pages):
 
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
     running_view, running_live_view = worker_views.running_view, worker_views.running_live_view
+    stack_view, stack_live_view = worker_views.stack_view, worker_views.stack_live_view
 
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of all pages, each behind the admin site."""
@@ -78,6 +79,8 @@ class TopicAdmin(Pages):
             at("<str:object_id>/claims/", self.claims_view, "claims"),
             at("<str:object_id>/message/<str:message_id>/", self.message_view, "message"),
             at("<str:object_id>/message/<str:message_id>/raw/", self.raw_view, "raw"),
+            at("<str:object_id>/message/<str:message_id>/stack/", self.stack_view, "stack"),
+            at("<str:object_id>/message/<str:message_id>/stack/live/", self.stack_live_view, "stack_live"),
             at("<str:object_id>/message/<str:message_id>/edit/", self.edit_view, "edit"),
         ]
 

@@ -9,11 +9,19 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
+from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute
 from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
-from django_rmq.operations import Permission, RunningMessages, SlotsStats, TopicCounters, TopicStats
+from django_rmq.operations import (
+    Permission,
+    RunningMessages,
+    SlotsStats,
+    TopicCounters,
+    TopicStats,
+    WorkerStack,
+)
 from django_rmq.operations.sends import body_schema
 from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
 
@@ -282,6 +290,35 @@ class AskedWorkerAnswer(ResponseSerializer):
     asked = serializers.ChoiceField(["quiet", "resume", "stop"])
 
 
+class AskedForStackAnswer(ResponseSerializer):
+    """The workers that were asked. They answer with their next report, within five seconds."""
+
+    workers = serializers.ListField(child=serializers.CharField())
+
+
+class WorkerStackAnswer(ResponseSerializer):
+    """Where the listener of a message is in one worker that runs it, or was asked for it."""
+
+    worker = serializers.CharField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField()
+    thread = maybe(serializers.CharField, help_text="Null if the worker no longer reports that it runs it")
+    asked_ms = maybe(help_text="When the worker was last asked; null: not in the last minutes")
+    at_ms = maybe(help_text="When the stack was taken; null: the worker has not answered")
+    awaited = serializers.BooleanField(help_text="Whether the worker has not answered the last request")
+    stack = serializers.CharField(
+        allow_blank=True,
+        help_text="File, line, function and source line of each call, the innermost last; empty: it did not run",
+    )
+
+
+class StacksAnswer(ResponseSerializer):
+    """Where the listener of a message is."""
+
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
+    results = WorkerStackAnswer(many=True, help_text="Usually one")
+
+
 class RunningMessageAnswer(ResponseSerializer):
     """A message whose listener runs, as its worker reported it some seconds ago."""
 
@@ -324,6 +361,20 @@ def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, ob
         "host": one.report.host,
         "pid": one.report.pid,
         "thread": call.thread,
+    }
+
+
+def worker_stack(one: WorkerStack) -> dict[str, object]:
+    """Return the stack of a message in a worker."""
+    return {
+        "worker": one.worker,
+        "host": one.report.host,
+        "pid": one.report.pid,
+        "thread": one.call.thread if one.call else None,
+        "asked_ms": one.asked_ms,
+        "at_ms": one.stack.at_ms if one.stack else None,
+        "awaited": one.is_awaited,
+        "stack": one.stack.text if one.stack else "",
     }
 
 
@@ -485,6 +536,34 @@ class StopWorkerView(_AskWorkerView):
     def post(self, request: Request, worker: str) -> Response:
         """Ask the command of a worker to end with all its processes, as SIGTERM does: running listeners may finish."""
         return self.ask(worker)
+
+
+class StackView(MessageRoute):
+    """``topics/{topic}/messages/{id}/stack/``."""
+
+    needs = {"GET": Permission.VIEW_STACK, "POST": Permission.VIEW_STACK}
+
+    @documented(
+        "stack", path=MESSAGE_ID, query=requests.NameQuery, answers={200: StacksAnswer}, errors=[404, 409]
+    )
+    def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Show where the listener of a running message is, once the workers that run it were asked and have answered."""
+        declared = self.topic(topic)
+        found = self.operations.message_stacks(declared.name, self.id_of(declared, id))
+        return Response({"now_ms": found.now_ms, "results": [worker_stack(one) for one in found.workers]})
+
+    @documented(
+        "ask_for_stack",
+        path=MESSAGE_ID,
+        query=requests.NameQuery,
+        answers={202: AskedForStackAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Ask the workers that run a message where its listener is."""
+        declared = self.topic(topic)
+        asked = self.operations.ask_for_stacks(declared.name, self.id_of(declared, id))
+        return Response({"workers": asked}, status=202)
 
 
 class RunningView(RmqView):

@@ -28,6 +28,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "replay_message": (f"{MESSAGE}replay/", actions.ReplayMessageView),
     "bury": (f"{MESSAGE}bury/", actions.BuryView),
     "cancel": (f"{MESSAGE}cancel/", actions.CancelView),
+    "stack": (f"{MESSAGE}stack/", topics.StackView),
     "reschedule": (f"{MESSAGE}reschedule/", actions.RescheduleView),
     "replay": (f"{TOPIC}replay/", actions.ReplayView),
     "reschedule_all": (f"{TOPIC}reschedule/", actions.RescheduleAllView),

@@ -55,10 +55,14 @@ from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
 from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.wait_reasons import Hold
 from django_rmq.operations.worker_overview import (
+    MessageStacks,
     RunningMessages,
     WorkerOverview,
+    WorkerStack,
+    ask_for_stacks,
     ask_worker,
     live_worker,
+    message_stacks,
     running_messages,
     worker_overview,
 )
@@ -78,6 +82,7 @@ class Operations(OperationContext):
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
+    ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     history, last_minutes, events = reports.history, reports.last_minutes, reports.events
     servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded
@@ -139,6 +144,7 @@ __all__ = [
     "MessageGroup",
     "MessageGroups",
     "MessageIdentity",
+    "MessageStacks",
     "Minute",
     "Operations",
     "OutboxRow",
@@ -155,6 +161,7 @@ __all__ = [
     "UndeclaredTopic",
     "Waiting",
     "WorkerOverview",
+    "WorkerStack",
     "WorkerStats",
     "identify",
     "not_found",

@@ -39,6 +39,7 @@ class Permission(StrEnum):
     PAUSE = "pause_topic"
     PURGE = "purge_topic"
     CONTROL_WORKERS = "control_workers"
+    VIEW_STACK = "view_stack"
 
     @property
     def full_name(self) -> str:

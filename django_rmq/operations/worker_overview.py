@@ -14,12 +14,22 @@ from django_rmq.core.commands import registry
 from django_rmq.core.commands.registry import read_reports, roster
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_report import RunningCall, WorkerReport, WorkerRequest
+from django_rmq.core.model.worker_report import (
+    MOST_STACKS,
+    RunningCall,
+    Stack,
+    StackRequest,
+    WorkerReport,
+    WorkerRequest,
+    encode_stack_requests,
+)
 from django_rmq.core.monitoring import history
 from django_rmq.exceptions import OperationRefused, RmqError, ServerTrouble, ServerUnavailable
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
+from django_rmq.operations.messages import identified
 from django_rmq.operations.stats import WorkerStats
 from django_rmq.worker.worker_reports import FORGET_MS
 
@@ -243,16 +253,130 @@ def _usual(times: Times) -> UsualTimes:
     return UsualTimes(counted.percentile(0.5), counted.percentile(0.99))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStack:
+    """What is known about the stack of a message in one worker that runs it, or was asked for it."""
+
+    worker: str
+    report: WorkerReport
+    call: RunningCall | None
+    """The message in the last report; None: it runs there no longer, or is not among the twenty longest."""
+    asked_ms: int | None
+    """When the worker was last asked; None: not in the last minutes."""
+    stack: Stack | None
+    """The last answer."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the worker has not answered the last request."""
+        return self.asked_ms is not None and (self.stack is None or self.stack.asked_ms < self.asked_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStacks:
+    """The stacks of one message, in each worker that runs it; usually there is one."""
+
+    now_ms: int
+    workers: list[WorkerStack]
+
+
+def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> list[str]:
+    """Ask each worker that runs a message where its listener is; return the ids of these workers.
+
+    They answer with their next report, within five seconds, and Redis keeps the answers for five minutes. Raises
+    ``OperationRefused`` if no worker reports that it runs the message, and ``InvalidRequest`` for what is no id.
+    """
+    context.actor.require(Permission.VIEW, Permission.VIEW_STACK)
+    sealed = _sealed(context, name, message_id)
+    calling = [one for one in worker_overview(context).running if _names(one.call, name, sealed)]
+    asked = {one.worker: one for one in calling if one.report.state}
+    if not asked:
+        reason = (
+            "the worker that runs it takes no requests: it is older"
+            if calling
+            else "no worker reports that it runs this message"
+        )
+        raise OperationRefused(reason)
+    earlier = context.broker.run(registry.read_stack_requests(list(asked)))
+    now_ms = context.broker.now_ms()
+    pipeline = context.broker.pipeline()
+    answers = []
+    for (worker, one), requests in zip(asked.items(), earlier, strict=True):
+        # A request that the worker has not read yet stays.
+        others = [
+            other
+            for other in requests
+            if other.id != one.call.id and now_ms - REQUEST_MS < other.asked_ms <= now_ms
+        ]
+        chosen = [*others, StackRequest(one.call.id, now_ms)][-MOST_STACKS:]
+        answers.append(pipeline.add(registry.ask_for_stacks(worker, encode_stack_requests(chosen))))
+    answers.append(pipeline.add(registry.end_requests(REQUEST_MS)))
+    pipeline.execute()
+    for answer in answers:
+        answer.get()
+    for worker, one in asked.items():
+        place = f"worker {worker}, process {one.report.pid} on {' '.join(one.report.host.split())}"
+        context.record("show stack", name, {"asked": 1}, f"message {one.call.id}, {place}")
+    return list(asked)
+
+
+def message_stacks(context: OperationContext, name: str, message_id: str) -> MessageStacks:
+    """Return where the listener of a message is, as far as workers that run it were asked and have answered.
+
+    Raises ``InvalidRequest`` for what is no id.
+    """
+    context.actor.require(Permission.VIEW, Permission.VIEW_STACK)
+    sealed = _sealed(context, name, message_id)
+    overview = worker_overview(context)
+    calls = {one.worker: one.call for one in overview.running if _names(one.call, name, sealed)}
+    reports = {one.stats.member.worker.id: one.report for one in overview.workers if one.report}
+    if not reports:
+        return MessageStacks(overview.now_ms, [])
+    pipeline = context.broker.pipeline()
+    requests = pipeline.add(registry.read_stack_requests(list(reports)))
+    stacks = pipeline.add(registry.read_stacks(list(reports)))
+    pipeline.execute()
+    found = []
+    for (worker, report), asked, answered in zip(reports.items(), requests.get(), stacks.get(), strict=True):
+        request = next((one for one in asked if _ends_with(one.id, sealed)), None)
+        stack = next((one for one in answered if _ends_with(one.id, sealed)), None)
+        asked_ms = request.asked_ms if request else stack.asked_ms if stack else None
+        if worker in calls or asked_ms is not None:
+            found.append(WorkerStack(worker, report, calls.get(worker), asked_ms, stack))
+    return MessageStacks(overview.now_ms, found)
+
+
+def _sealed(context: OperationContext, name: str, message_id: str) -> str:
+    """Return what follows the tilde in the sealed id of a message; nothing matches a plain id that the actor may not use."""
+    topic = context.config.topic(name)
+    identity = identified(context, topic, message_id)
+    if identity.member is not None:
+        message_id = sealed_id(name, identity.slot, identity.member)
+    return message_id.rpartition("~")[2]
+
+
+def _ends_with(sealed_message_id: str, sealed: str) -> bool:
+    return sealed_message_id.rpartition("~")[2] == sealed
+
+
+def _names(call: RunningCall, topic: str, sealed: str) -> bool:
+    return call.topic == topic and _ends_with(call.id, sealed)
+
+
 __all__ = [
     "MOST_RUNNING",
+    "MessageStacks",
     "ReportedWorker",
     "RunningMessage",
     "RunningMessages",
     "UsualTimes",
     "VanishedWorker",
     "WorkerOverview",
+    "WorkerStack",
+    "ask_for_stacks",
     "ask_worker",
     "live_worker",
+    "message_stacks",
     "processes_of",
     "running_messages",
     "worker_overview",

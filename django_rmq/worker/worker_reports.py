@@ -4,7 +4,8 @@ A report is one field of a hash in Redis. A worker that leaves deletes its own, 
 a process that vanished. Reports are only shown: no other worker depends on them, and a report that cannot be written is
 skipped. They contain sealed ids, and nothing of the messages themselves.
 
-With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, or to stop.
+With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, to stop, or for
+the stacks of messages that it runs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,27 @@ from collections.abc import Callable, Generator, Iterable
 from typing import get_args
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import delete_reports, read_reports, read_request, write_report
+from django_rmq.core.commands.registry import (
+    delete_reports,
+    end_stacks,
+    read_reports,
+    read_requests,
+    write_report,
+    write_stacks,
+)
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, WorkerRequest
+from django_rmq.core.model.worker_report import (
+    LONGEST_STACK,
+    MOST_CALLS,
+    RunningCall,
+    Stack,
+    StackRequest,
+    WorkerReport,
+    WorkerRequest,
+    decode_stack_requests,
+)
 from django_rmq.exceptions import RmqError
 from django_rmq.opaque_ids import sealed_id
 
@@ -40,6 +57,9 @@ CLEANING_SECONDS = 600.0
 CLOCK_SECONDS = 60.0
 """Seconds after which a worker reads the clock of Redis again."""
 
+
+STACKS_MS = 300_000
+"""Milliseconds for which Redis keeps the stacks that people asked for."""
 
 _MEANINGS: dict[WorkerRequest, str] = {
     "quiet": "take no more messages",
@@ -71,6 +91,27 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
     return sorted(calls, key=lambda one: one.since_ms)
 
 
+def stacks_of(batches: Iterable[Batch], requests: Iterable[StackRequest], now_ms: int) -> list[Stack]:
+    """Return the stacks of messages; that of a message that does not run is empty."""
+    found: dict[str, str] = {}
+    for batch in batches:
+        thread = batch.thread
+        if batch.running_since is None or thread is None:
+            continue
+        topic, slot = batch.topic.name, batch.state.slot
+        for message in batch.running():
+            found[sealed_id(topic, slot, message.delivery.member)] = thread.stack_of(batch)
+    return [Stack(one.id, one.asked_ms, now_ms, _innermost(found.get(one.id, ""))) for one in requests]
+
+
+def _innermost(stack: str) -> str:
+    if len(stack) <= LONGEST_STACK:
+        return stack
+    cut = stack[-LONGEST_STACK:]
+    # It begins with a whole call, if there is one.
+    return cut[max(0, cut.find('  File "')) :]
+
+
 class ReportDuty:
     """Writes the reports of one worker, and now and then deletes those of workers that vanished long ago."""
 
@@ -97,6 +138,8 @@ class ReportDuty:
         self._parent = parent
         self._obeyed = ""
         """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
+        self._answered = ""
+        """The last request for stacks that was answered."""
 
     def __call__(self) -> Generator[float, None, None]:
         """Write a report, and yield the seconds until the next one. A worker that ends deletes its report."""
@@ -123,10 +166,16 @@ class ReportDuty:
         """Write a report and read the last request, in one round trip; obey it, and return whether it is a new one."""
         pipeline = self._broker.pipeline()
         written = pipeline.add(write_report(self._worker, self.report(now_ms)))
-        asked = pipeline.add(read_request(self._worker))
+        asked = pipeline.add(read_requests(self._worker))
         pipeline.execute()
         written.get()
-        request = asked.get()
+        request, stacks = asked.get()
+        is_new = self._obey_new(request)
+        if stacks and stacks != self._answered:
+            self._answer(stacks, now_ms)
+        return is_new
+
+    def _obey_new(self, request: str) -> bool:
         if not request or request == self._obeyed:
             return False
         self._obeyed = request
@@ -141,6 +190,16 @@ class ReportDuty:
                 self._obey(known)
                 return True
         return False
+
+    def _answer(self, request: str, now_ms: int) -> None:
+        stacks = stacks_of(self._batches(), decode_stack_requests(request), now_ms)
+        pipeline = self._broker.pipeline()
+        written = pipeline.add(write_stacks(self._worker, stacks))
+        kept = pipeline.add(end_stacks(STACKS_MS))
+        pipeline.execute()
+        written.get()
+        kept.get()
+        self._answered = request
 
     def report(self, now_ms: int) -> WorkerReport:
         """Return what this worker is at this moment."""
@@ -186,4 +245,4 @@ def _load() -> float:
         return 0.0
 
 
-__all__ = ["FORGET_MS", "REPORT_SECONDS", "ReportDuty", "running_calls"]
+__all__ = ["FORGET_MS", "REPORT_SECONDS", "STACKS_MS", "ReportDuty", "running_calls", "stacks_of"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PATIENCE, SHOTS, Shop
+from tests.browser.conftest import PATIENCE, SHOTS, Shop, call
+from tests.servers import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +29,57 @@ def look(page: Page, name: str) -> None:
         found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag22aa", "best-practice"]})
         assert found.violations_count == 0, found.generate_report()
     page.set_viewport_size({"width": 1360, "height": 900})
+
+
+@pytest.fixture
+def hung(chromium: str, tmp_path: Path) -> Iterator[Shop]:
+    """A shop of its own, whose topics have a listener that hangs."""
+    with RedisServer() as server:
+        running = Shop(tmp_path, server)
+        running.environment["DJANGO_SETTINGS_MODULE"] = "tests.browser.shop.incidents.settings"
+        try:
+            running.manage("migrate", "--verbosity", "0")
+            running.fill(call("user", "boss", "*"), call("late", "hung", [{"number": 1}], 0.0))
+            running.serve()
+            yield running
+        finally:
+            running.close()
+
+
+def test_a_worker_is_asked_where_a_listener_hangs(hung: Shop, page: Page) -> None:
+    hung.start("hangs", "runrmqconsumers", "--threads", "1")
+    page.goto(f"{hung.url}/admin/login/?next=/admin/django_rmq/topic/running/")
+    page.get_by_label("Username").fill("boss")
+    page.get_by_label("Password").fill("boss")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_label("Refresh").select_option("2")
+    ask = page.get_by_role("button", name="Show the stack of")
+    expect(ask).to_be_visible(timeout=PATIENT)
+    look(page, "running")
+
+    ask.click()
+    expect(page.get_by_role("heading", name="Stack", exact=True)).to_be_visible()
+    stack = page.locator("[data-rmq-part=stack] pre")
+    expect(stack).to_contain_text("wait_for_ever", timeout=PATIENT)
+    expect(stack).to_contain_text("threading.Event().wait()")
+    expect(page.get_by_role("button", name="Ask again")).to_be_visible()
+    look(page, "stack")
+    # The same in another language, and without a script: the page as it is loaded has the answer.
+    assert page.context.browser is not None
+    chinese = page.context.browser.new_context(
+        locale="zh-CN",
+        extra_http_headers={"Accept-Language": "zh-Hans"},
+        storage_state=page.context.storage_state(),
+        java_script_enabled=False,
+    )
+    try:
+        other = chinese.new_page()
+        other.goto(page.url)
+        expect(other.locator("[data-rmq-part=stack] pre")).to_contain_text("wait_for_ever")
+        expect(other.locator("#content-main")).to_contain_text("调用栈")
+        other.screenshot(path=SHOTS / "stack-zh.png", full_page=True)
+    finally:
+        chinese.close()
 
 
 def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> None:

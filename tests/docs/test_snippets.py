@@ -34,12 +34,12 @@ import redis
 import yaml
 
 from django_rmq.api import urls
-from django_rmq.core.commands.registry import change_schedule, delete_reports, write_report
+from django_rmq.core.commands.registry import change_schedule, delete_reports, write_report, write_stacks
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.model.worker_report import WorkerReport
+from django_rmq.core.model.worker_report import RunningCall, Stack, WorkerReport
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
 from example_project.demo.embedded_redis import NoRedisServer
@@ -167,6 +167,9 @@ for one in named:
         assert extra in project["optional-dependencies"], f"there is no extra {{extra}}"
 END
 """
+
+STACK = '  File "/srv/shop/listeners.py", line 12, in render\n    image.resize(size)\n'
+"""What a worker answers that is asked where a listener is."""
 
 
 class Project:
@@ -344,7 +347,7 @@ class Project:
             broker.run(change_schedule("daily-report", "spec", declared.text))
             Stepper(broker, {"reports": Topic("reports", TopicType.FIXED_TIME, 4, identity="key")}).settle()
             broker.close()
-        if "/workers/" not in snippet.text:
+        if "/workers/" not in snippet.text and "/stack/" not in snippet.text:
             yield
             return
         worker = Worker(
@@ -356,8 +359,14 @@ class Project:
         try:
             assert found.wait_settled(30)
             broker = RedisBroker(client, "")
+            at_ms, calls = broker.now_ms(), tuple[RunningCall, ...]()
+            if "/stack/" in snippet.text:
+                sealed = self.sealed("image-renders", 2, b'{"sku":2}')
+                calls = (RunningCall("image-renders", sealed, at_ms, 1, "rmq-executor-0"),)
+                if "POST" not in snippet.text:
+                    broker.run(write_stacks(worker.id, [Stack(sealed, at_ms, at_ms, STACK)]))
             report = WorkerReport(
-                at_ms=broker.now_ms(),
+                at_ms=at_ms,
                 host=worker.host,
                 pid=worker.pid,
                 version="0.1.0",
@@ -369,7 +378,7 @@ class Project:
                 taken=0,
                 messages=0,
                 running=0,
-                calls=(),
+                calls=calls,
                 state="working",
             )
             broker.run(write_report(worker.id, report))
@@ -378,6 +387,22 @@ class Project:
             RedisBroker(client, "").run(delete_reports(worker.id))
             found.stop()
             client.close()
+
+    def sealed(self, topic: str, slot: int, member: bytes) -> str:
+        """Return the id by which a worker of the project names a message."""
+        script = (
+            f"from django_rmq.opaque_ids import sealed_id\nprint(sealed_id({topic!r}, {slot}, {member!r}))"
+        )
+        asked = subprocess.run(
+            [sys.executable, "manage.py", "shell", "--command", script],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return asked.stdout.split()[-1]
 
     def start_server(self) -> None:
         """Let the project answer, as its settings are by now."""

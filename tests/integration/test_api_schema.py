@@ -32,6 +32,8 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.worker_report import RunningCall
+from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.consumption import Deliveries
 from tests.brokers import Broker
@@ -206,6 +208,11 @@ class Furniture:
             case.path_parameters["worker"] = "0123456789"
             join(self.broker, "0123456789")
             report(self.broker, "0123456789", state="working")
+        if operation.endswith("_stack"):
+            sealed = [sealed_id("ranked", slot_of(member, 2), member) for member in MEMBERS]
+            join(self.broker, "0123456789")
+            calls = tuple(RunningCall("ranked", one, 1, 1, "thread") for one in sealed)
+            report(self.broker, "0123456789", state="working", calls=calls)
         # What is drawn changes with the package's code, and some options exclude each other: one request has none of them.
         if turn % 4 == 2 and case.query:
             case.query = {name: value for name, value in case.query.items() if name in ("state", "topic")}

@@ -30,6 +30,7 @@ from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.exceptions import (
     InvalidMessage,
     InvalidRequest,
@@ -1190,6 +1191,7 @@ def send_once(operations: Operations) -> None:
         attempt.done({"results": []})
 
 
+STACK = {Permission.VIEW, Permission.VIEW_STACK}
 CONTROL = {Permission.VIEW, Permission.CONTROL_WORKERS}
 
 
@@ -1200,6 +1202,17 @@ def joined(operations: Operations) -> str:
     at_ms = operations.broker.now_ms()
     operations.broker.run(registry.write_report(worker.id, replace(REPORT, at_ms=at_ms, state="working")))
     return worker.id
+
+
+def running(operations: Operations) -> str:
+    """Let a worker report that it runs a message, and return the id of this."""
+    message = sealed_id("timed", 0, b"1")
+    at_ms = operations.broker.now_ms()
+    report = replace(
+        REPORT, at_ms=at_ms, state="working", calls=(RunningCall("timed", message, at_ms, 1, "t"),)
+    )
+    operations.broker.run(registry.write_report(joined(operations), report))
+    return message
 
 
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
@@ -1213,6 +1226,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "running_messages": ({Permission.VIEW}, lambda o: o.running_messages()),
     "live_worker": (CONTROL, lambda o: o.live_worker(joined(o))),
     "ask_worker": (CONTROL, lambda o: o.ask_worker(joined(o), "quiet")),
+    "ask_for_stacks": (STACK, lambda o: o.ask_for_stacks("timed", running(o))),
+    "message_stacks": (STACK, lambda o: o.message_stacks("timed", running(o))),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
     "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),

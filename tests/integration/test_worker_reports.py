@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import io
 import json
@@ -20,21 +21,35 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections
+from django_rmq.admin.views.worker_views import SILENT_MS
 from django_rmq.conf import get_config
 from django_rmq.core.commands import activity, registry
 from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_storage import write_record
-from django_rmq.core.model.keys import reports_key, times_key, worker_requests_key
+from django_rmq.core.model.keys import reports_key, stacks_key, times_key, worker_requests_key
+from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import LATENESS_BUCKETS
-from django_rmq.core.model.worker_report import MOST_CALLS, RunningCall, WorkerReport, decode
-from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import Actor, Operations
+from django_rmq.core.model.worker_report import (
+    LONGEST_STACK,
+    MOST_CALLS,
+    MOST_STACKS,
+    RunningCall,
+    Stack,
+    StackRequest,
+    WorkerReport,
+    decode,
+    decode_stacks,
+    encode_stack_requests,
+)
+from django_rmq.exceptions import InvalidRequest, OperationRefused, UnknownTopic, WrongType
+from django_rmq.opaque_ids import sealed_id
+from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
-from django_rmq.worker.worker_reports import FORGET_MS, ReportDuty
+from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
 from tests.workers import LONG, Heard, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
@@ -297,8 +312,8 @@ def test_redis_forgets_requests(shop: Any) -> None:
     ask("12345678", "stop")
     left = shop.client.pttl(worker_requests_key(shop.prefix))
     assert 0 < left <= REQUEST_MS
-    assert shop.run(registry.read_request("12345678")).startswith("stop ")
-    assert shop.run(registry.read_request("another")) == ""
+    assert shop.run(registry.read_requests("12345678")).request.startswith("stop ")
+    assert shop.run(registry.read_requests("another")).request == ""
 
 
 def test_who_cannot_be_asked_is_refused_with_the_reason(shop: Any) -> None:
@@ -341,7 +356,7 @@ def test_a_worker_is_quieted_resumed_and_stopped_from_its_page(
         return html.unescape(client.post(page, data, follow=True).content.decode())
 
     def last() -> str:
-        return str(shop.run(registry.read_request("abcdef0099"))).partition(" ")[0]
+        return shop.run(registry.read_requests("abcdef0099")).request.partition(" ")[0]
 
     question = post(act="quiet", worker="abcdef0099")
     assert "take no more messages?" in question and last() == ""
@@ -375,7 +390,7 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
     for request in ("quiet", "resume", "stop"):
         answer = client.post(f"/api/rmq/workers/abcdef0099/{request}/")
         assert (answer.status_code, answer.json()) == (202, {"worker": "abcdef0099", "asked": request})
-        assert str(shop.run(registry.read_request("abcdef0099"))).startswith(request)
+        assert shop.run(registry.read_requests("abcdef0099")).request.startswith(request)
         out = io.StringIO()
         call_command("rmqworkers", f"--{request}", "abcdef00", stdout=out)
         assert out.getvalue() == f"abcdef0099: asked to {request}\n"
@@ -569,3 +584,286 @@ def test_rest_lists_running_messages(shop: Any, staff: Callable[..., Client]) ->
     assert one["running_ms"] == answer["now_ms"] - since_ms >= 60_000
     assert 500 <= one["p50_ms"] < one["p99_ms"] <= 1_000
     assert (other["p50_ms"], other["p99_ms"], answer["unlisted"]) == (None, None, 3)
+
+
+# --- where a listener is
+
+
+def stacks(message: str, topic: str = "timed") -> Any:
+    return Operations(Actor("tester", "test")).message_stacks(topic, message)
+
+
+def ask_for(message: str, topic: str = "timed") -> list[str]:
+    return Operations(Actor("tester", "test")).ask_for_stacks(topic, message)
+
+
+def reads_stacks(broker: Any, worker: str) -> list[Stack]:
+    (found,) = broker.run(registry.read_stacks([worker]))
+    return list(found)
+
+
+def hang_in_depth(began: threading.Event, go: threading.Event, secret: str) -> None:
+    began.set()
+    assert go.wait(5 * LONG), secret
+
+
+@pytest.mark.parametrize("kind", ["thread", "blocked loop", "waiting coroutine"])
+def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
+    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
+
+    def hang(message: Any) -> None:
+        hang_in_depth(began, go, message.body)
+
+    async def block(message: Any) -> None:
+        hang_in_depth(began, go, message.body)
+
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def linger(message: Any) -> None:
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        loops.append((loop, end))
+        # It is called once the coroutine waits.
+        loop.call_soon(began.set)
+        await end.wait()
+
+    def release() -> None:
+        go.set()
+        for loop, end in loops:
+            loop.call_soon_threadsafe(end.set)
+
+    listener = {"thread": hang, "blocked loop": block, "waiting coroutine": linger}[kind]
+    innermost = {"thread": "hang_in_depth", "blocked loop": "hang_in_depth", "waiting coroutine": "wait"}[
+        kind
+    ]
+    send(shop, topic, ["secret text"])
+    with Worker(shop, topic, listener) as worker:
+        try:
+            assert began.wait(LONG)
+            owner = worker.dispatcher.owner
+            join(shop, owner, "timed")
+            duty = ReportDuty(
+                shop, owner, 2, "", worker.dispatcher.batches, lambda: 1.0, state=lambda: "working"
+            )
+            steps = duty()
+            next(steps)
+            (call,) = shop.run(read_reports())[owner].calls
+            before_ms = shop.now_ms()
+            assert ask_for(call.id) == [owner]
+            (one,) = stacks(call.id).workers
+            assert one.is_awaited and one.stack is None and one.call.thread == call.thread
+            next(steps)
+            (one,) = stacks(call.id).workers
+            assert not one.is_awaited and before_ms <= one.asked_ms <= shop.now_ms()
+            text = one.stack.text
+            assert f", in {listener.__name__}\n" in text and f", in {innermost}\n" in text
+            assert "test_worker_reports.py" in text and "secret text" not in text
+            assert text.index(f", in {listener.__name__}\n") < text.index(f", in {innermost}\n")
+            # It is named in each way in which the admin and REST name a message.
+            (member,) = [
+                each.delivery.member for batch in worker.dispatcher.batches() for each in batch.messages
+            ]
+            slot, _, sealed = call.id.partition("~")
+            for name in (message_id(int(slot), member), f"{slot}.prepare.1.0~{sealed}"):
+                assert stacks(name).workers == [one]
+            # It is answered once, and again if somebody asks again.
+            shop.run(registry.write_stacks(owner, []))
+            next(steps)
+            assert reads_stacks(shop, owner) == []
+            shop.run(registry.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 100_000}]]'))
+            next(steps)
+            assert [each.id for each in reads_stacks(shop, owner)] == [call.id]
+            release()
+            eventually(lambda: not worker.dispatcher.batches())
+            shop.run(registry.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 200_000}]]'))
+            next(steps)
+            (one,) = stacks(call.id).workers
+            assert (one.call, one.stack.text, one.asked_ms) == (None, "", before_ms + 200_000)
+        finally:
+            release()
+
+
+@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+def test_a_stack_is_cut_to_its_innermost_calls(shop: Any) -> None:
+    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
+
+    def even(depth: int) -> None:
+        odd(depth - 1) if depth else hang_in_depth(began, go, "")
+
+    def odd(depth: int) -> None:
+        even(depth - 1)
+
+    send(shop, topic, [1])
+    with Worker(shop, topic, lambda message: even(200)) as worker:
+        try:
+            assert began.wait(LONG)
+            batches = worker.dispatcher.batches()
+            (call,) = worker_reports.running_calls(batches, 1)
+            (one,) = worker_reports.stacks_of(batches, [StackRequest(call.id, 5)], 7)
+            assert (one.id, one.asked_ms, one.at_ms) == (call.id, 5, 7)
+            assert LONGEST_STACK / 2 < len(one.text) <= LONGEST_STACK
+            assert one.text.startswith('  File "') and ", in hang_in_depth\n" in one.text
+        finally:
+            go.set()
+
+
+def test_requests_for_stacks_that_were_not_read_stay(shop: Any) -> None:
+    slot_ids = [sealed_id("timed", 0, b"%d" % number) for number in range(MOST_STACKS + 2)]
+    join(shop, "w" * 10, "timed")
+    calls = tuple(RunningCall("timed", one, 1, 1, "t") for one in slot_ids)
+    report(shop, "w" * 10, state="working", calls=calls)
+    for one in (slot_ids[0], slot_ids[1], slot_ids[0]):
+        ask_for(one)
+    (asked,) = shop.run(registry.read_stack_requests(["w" * 10]))
+    assert [one.id for one in asked] == [slot_ids[1], slot_ids[0]]
+    # A request to be quiet is another one, and what is older than a minute has been read or lost.
+    ask("w" * 10, "quiet")
+    old = StackRequest("0~old", shop.now_ms() - REQUEST_MS - 1)
+    shop.run(registry.ask_for_stacks("w" * 10, encode_stack_requests([old])))
+    for one in slot_ids:
+        ask_for(one)
+    (asked,) = shop.run(registry.read_stack_requests(["w" * 10]))
+    assert [one.id for one in asked] == slot_ids[-MOST_STACKS:]
+    assert shop.run(registry.read_requests("w" * 10)).request.startswith("quiet ")
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "1", "[[1]]", '[["id","now"]]', "[" * 100_000, '{"a":1}'])
+def test_what_is_no_request_for_stacks_is_not_answered(shop: Any, text: str) -> None:
+    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    shop.run(registry.ask_for_stacks("w", text))
+    with closing(duty()) as steps:
+        next(steps)
+        assert reads_stacks(shop, "w") == []
+        assert decode_stacks(text.encode()) == []
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_redis_forgets_stacks_and_requests_for_them(shop: Any) -> None:
+    join(shop, "w" * 10, "timed")
+    one = sealed_id("timed", 0, b"1")
+    report(shop, "w" * 10, state="working", calls=(RunningCall("timed", one, 1, 1, "t"),))
+    ask_for(one)
+    assert 0 < shop.client.pttl(worker_requests_key(shop.prefix)) <= REQUEST_MS
+    duty = ReportDuty(shop, "w" * 10, 1, "", list, lambda: 1.0)
+    with closing(duty()) as steps:
+        next(steps)
+        assert 0 < shop.client.pttl(stacks_key(shop.prefix)) <= STACKS_MS
+        # A foreign value in their place delays no other request, and no report.
+        shop.client.set(stacks_key(shop.prefix), "foreign")
+        shop.run(registry.ask_for_stacks("w" * 10, "[]"))
+        next(steps)
+        assert list(shop.run(read_reports())) == ["w" * 10]
+        with pytest.raises(WrongType):
+            stacks(one)
+
+
+def test_a_stack_is_asked_only_of_a_worker_that_runs_the_message(shop: Any) -> None:
+    one, other = (sealed_id("timed", 0, raw) for raw in (b"1", b"2"))
+    join(shop, "w" * 10, "timed")
+    report(shop, "w" * 10, calls=(RunningCall("timed", one, 1, 1, "t"),))
+    with pytest.raises(OperationRefused, match="takes no requests"):
+        ask_for(one)
+    (shown,) = stacks(one).workers
+    assert (shown.asked_ms, shown.stack, shown.is_awaited) == (None, None, False)
+    report(shop, "w" * 10, calls=(RunningCall("timed", one, 1, 1, "t"),), state="working")
+    with pytest.raises(OperationRefused, match="no worker reports"):
+        ask_for(other)
+    assert stacks(other).workers == []
+    for call in (ask_for, stacks):
+        with pytest.raises(InvalidRequest):
+            call("nonsense")
+        with pytest.raises(UnknownTopic):
+            call(one, "unknown")
+    # Another topic has other sealed ids, and who may not see bodies names no message by a guess of one.
+    plain = message_id(0, b"1")
+    assert ask_for(plain) == ["w" * 10]
+    blind = Actor("tester", "test", permits=lambda permission: permission != Permission.VIEW_BODIES)
+    with pytest.raises(OperationRefused, match="no worker reports"):
+        Operations(blind).ask_for_stacks("timed", plain)
+
+
+@pytest.mark.django_db
+def test_the_page_of_a_stack_asks_and_shows_the_answer(shop: Any, staff: Callable[..., Client]) -> None:
+    one = sealed_id("timed", 0, b"1")
+    join(shop, "0123456789", "timed")
+    now_ms = shop.now_ms()
+    call = RunningCall("timed", one, now_ms, 1, "rmq-executor-<b>7</b>")
+    report(shop, "0123456789", state="working", calls=(call,), running=1)
+    client, viewer = staff("view_topic", "view_stack"), staff("view_topic")
+    running, page = (
+        reverse("admin:django_rmq_topic_running"),
+        reverse("admin:django_rmq_topic_stack", args=["timed", one]),
+    )
+    assert page in client.get(running).content.decode()
+    assert page not in viewer.get(running).content.decode()
+    assert viewer.get(page).status_code == viewer.post(page).status_code == 403
+
+    def shown(name: str = "stack") -> str:
+        answer = client.get(reverse(f"admin:django_rmq_topic_{name}", args=["timed", one]))
+        assert answer.status_code == 200
+        return html.unescape(answer.content.decode())
+
+    assert "has not been asked" in shown() and "Ask for the stack" in shown()
+    answer = client.post(page)
+    assert (answer.status_code, answer["Location"]) == (302, page)
+    for name in ("stack", "stack_live"):
+        assert "answers with its next report" in shown(name)
+    assert "Ask again" in shown()
+    (entry,) = LogEntry.objects.values_list("object_id", "change_message")
+    assert entry == (
+        "timed",
+        f"Show stack (message {one}, worker 0123456789, process 41 on alpha): 1 asked (admin)",
+    )
+    (asked,) = shop.run(registry.read_stack_requests(["0123456789"]))
+    # Whatever the worker is, people are not left waiting.
+    old = [StackRequest(one, asked[0].asked_ms - SILENT_MS - 1)]
+    shop.run(registry.ask_for_stacks("0123456789", encode_stack_requests(old)))
+    assert "There is no answer." in shown()
+    answered = Stack(one, asked[0].asked_ms, now_ms, "  File <script>, in hang\n")
+    shop.run(registry.write_stacks("0123456789", [answered]))
+    raw = client.get(page).content.decode()
+    assert "File &lt;script&gt;, in hang" in raw and "There is no answer." not in raw
+    shop.run(registry.write_stacks("0123456789", [answered._replace(text="")]))
+    assert "the worker did not run the message" in shown()
+    # What no worker runs is said, in place of an error.
+    other = reverse("admin:django_rmq_topic_stack", args=["timed", sealed_id("timed", 0, b"2")])
+    followed = client.post(other, follow=True).content.decode()
+    assert "o worker reports that it runs this message" in followed
+    for bad in ("nonsense", "9" * 2_000):
+        address = reverse("admin:django_rmq_topic_stack", args=["timed", bad])
+        assert client.get(address).status_code == client.post(address).status_code == 404
+    live = reverse("admin:django_rmq_topic_stack_live", args=["timed", "nonsense"])
+    assert client.get(live).status_code == 404
+
+
+@pytest.mark.django_db
+def test_rest_asks_for_a_stack_and_returns_it(shop: Any, staff: Callable[..., Client]) -> None:
+    one = sealed_id("timed", 0, b"1")
+    join(shop, "0123456789", "timed")
+    call = RunningCall("timed", one, shop.now_ms(), 1, "loop")
+    report(shop, "0123456789", state="working", calls=(call,), pid=4242)
+    client, route = staff("view_topic", "view_stack"), f"/api/rmq/topics/timed/messages/{one}/stack/"
+    answer = client.post(route)
+    assert (answer.status_code, answer.json()) == (202, {"workers": ["0123456789"]})
+    (found,) = client.get(route).json()["results"]
+    assert (found["worker"], found["host"], found["pid"], found["thread"]) == (
+        "0123456789",
+        "alpha",
+        4242,
+        "loop",
+    )
+    assert (found["awaited"], found["at_ms"], found["stack"]) == (True, None, "")
+    stack = Stack(one, found["asked_ms"], found["asked_ms"] + 1, "  File\n")
+    shop.run(registry.write_stacks("0123456789", [stack]))
+    (found,) = client.get(route).json()["results"]
+    assert (found["awaited"], found["at_ms"], found["stack"]) == (False, stack.at_ms, "  File\n")
+    for permissions in (["view_topic"], ["view_stack"]):
+        other = staff(*permissions)
+        assert other.get(route).status_code == other.post(route).status_code == 403
+    assert (
+        client.post(f"/api/rmq/topics/timed/messages/{sealed_id('timed', 0, b'2')}/stack/").status_code == 409
+    )
+    assert client.get("/api/rmq/topics/timed/messages/nonsense/stack/").status_code == 400
+    by_body = "/api/rmq/topics/timed/messages/-/stack/?body=1"
+    assert client.get(by_body).status_code == 403
+    may_read = staff("view_topic", "view_stack", "view_bodies")
+    assert may_read.get(by_body).json()["results"][0]["worker"] == "0123456789"

@@ -9,20 +9,23 @@ from typing import Any, get_args
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.views.page import Pages, page, short_id
 from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
-from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview
+from django_rmq.exceptions import InvalidRequest, OperationRefused
+from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview, WorkerStack
 from django_rmq.operations.worker_overview import ReportedWorker, processes_of
 from django_rmq.templatetags.rmq_times import number
 
 WORKERS_SHOWN = 500
 """The number of workers on the page."""
+
+SILENT_MS = 15_000
+"""Milliseconds after a request for a stack from which the page says why there may be no answer."""
 
 TOPICS_NAMED = 50
 """The number of topics named in a cell or a list."""
@@ -52,6 +55,68 @@ def running_view(pages: Pages, request: HttpRequest) -> HttpResponse:
 def running_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the current content of the page of running messages."""
     return pages.fragment(request, "topic/_running.html", _running(pages, request))
+
+
+@page(Permission.VIEW, Permission.VIEW_STACK)
+def stack_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+    """Show where the listener of a message is, or ask its worker for it."""
+    operations, topic = pages.asked(request, object_id)
+    try:
+        if request.method == "POST":
+            operations.ask_for_stacks(topic.name, short_id(message_id))
+            return HttpResponseRedirect(request.path)
+        context = _stack(pages, request, object_id, message_id)
+    except InvalidRequest as error:
+        raise Http404(str(error)) from error
+    except OperationRefused as error:
+        messages.error(request, str(error))
+        return HttpResponseRedirect(request.path)
+    return pages.render(request, "topic/stack.html", context, topic)
+
+
+@page(Permission.VIEW, Permission.VIEW_STACK)
+def stack_live_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+    """Return the current content of the page of a stack."""
+    try:
+        context = _stack(pages, request, object_id, message_id)
+    except InvalidRequest as error:
+        raise Http404(str(error)) from error
+    return pages.fragment(request, "topic/_stack.html", context)
+
+
+def _stack(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> dict[str, Any]:
+    operations, topic = pages.asked(request, object_id)
+    found = operations.message_stacks(topic.name, short_id(message_id))
+    quoted = quote(topic.name)
+    return {
+        "topic": topic,
+        "heading": _("Stack"),
+        "here": _("Stack"),
+        "short": message_id.rpartition("~")[2][:8],
+        "now_ms": found.now_ms,
+        "lines": [_worker_stack(one, found.now_ms) for one in found.workers],
+        "is_asked": any(one.asked_ms is not None for one in found.workers),
+        "message_url": pages.url("message", quoted, message_id),
+        "running_url": pages.url("running"),
+        "urls": PageAddresses(
+            act=pages.url("stack", quoted, message_id), live=pages.url("stack_live", quoted, message_id)
+        ),
+    }
+
+
+def _worker_stack(one: WorkerStack, now_ms: int) -> dict[str, Any]:
+    return {
+        "short": one.worker[:8],
+        "host": visible(one.report.host),
+        "pid": one.report.pid,
+        "thread": visible(one.call.thread) if one.call else "",
+        "since_ms": one.call.since_ms if one.call else None,
+        "asked_ms": one.asked_ms,
+        "is_awaited": one.is_awaited,
+        "is_silent": one.is_awaited and now_ms - (one.asked_ms or 0) > SILENT_MS,
+        "at_ms": one.stack.at_ms if one.stack else None,
+        "text": visible(one.stack.text) if one.stack else "",
+    }
 
 
 def _ask(pages: Pages, request: HttpRequest) -> HttpResponse:
@@ -133,6 +198,7 @@ def _running(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         "lines": _calls(pages, found),
         "unlisted": found.unlisted,
         "may_cancel": operations.actor.may(Permission.DELETE),
+        "may_stack": operations.actor.may(Permission.VIEW_STACK),
         "workers_url": pages.url("workers"),
         "urls": PageAddresses(live=pages.url("running_live")),
     }
@@ -151,6 +217,7 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
                 "short": call.id.rpartition("~")[2][:8],
                 "url": pages.url("message", quoted, call.id),
                 "act_url": pages.url("act", quoted),
+                "stack_url": pages.url("stack", quoted, call.id),
                 "seconds": found.running_ms(one) / 1000,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,
@@ -235,4 +302,11 @@ def _shown(report: WorkerReport) -> dict[str, Any]:
     }
 
 
-__all__ = ["running_live_view", "running_view", "workers_live_view", "workers_view"]
+__all__ = [
+    "running_live_view",
+    "running_view",
+    "stack_live_view",
+    "stack_view",
+    "workers_live_view",
+    "workers_view",
+]

@@ -29,13 +29,22 @@ from django_rmq.core.model.keys import (
     reports_key,
     result_key,
     schedules_key,
+    stacks_key,
     topics_key,
     worker_requests_key,
 )
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_report import WorkerReport, decode
+from django_rmq.core.model.worker_report import (
+    Stack,
+    StackRequest,
+    WorkerReport,
+    decode,
+    decode_stack_requests,
+    decode_stacks,
+    encode_stacks,
+)
 
 
 def _key(prefix: str, _: str) -> bytes:
@@ -190,9 +199,29 @@ def _requests_key(prefix: str, _: str) -> bytes:
 _REQUESTS = Named(_requests_key, "")
 
 
-def _request(reply: Sequence[Any]) -> str:
-    (found,) = reply
-    return text(found or b"")
+class WorkerRequests(NamedTuple):
+    """The last requests to a worker; each is empty if there is none."""
+
+    request: str
+    """To be quiet, to resume or to stop."""
+    stacks: str
+    """For the stacks of some messages."""
+
+
+def _stacks_field(worker: str) -> str:
+    # Workers of versions without stacks read only the field that has their id.
+    return f"{worker} stacks"
+
+
+def _requests(reply: Sequence[Any]) -> WorkerRequests:
+    return WorkerRequests(*(text(found or b"") for found in reply))
+
+
+def _stacks_key(prefix: str, _: str) -> bytes:
+    return stacks_key(prefix)
+
+
+_STACKS = Named(_stacks_key, "")
 
 
 def ask_worker(worker: str, request: str) -> Call[int]:
@@ -205,9 +234,42 @@ def end_requests(after_ms: int) -> Call[int]:
     return RedisCommand("PEXPIRE", _REQUESTS, (after_ms,), int)
 
 
-def read_request(worker: str) -> Call[str]:
-    """Return the last request to this worker; empty if there is none."""
-    return RedisCommand("HMGET", _REQUESTS, (worker,), _request)
+def read_requests(worker: str) -> Call[WorkerRequests]:
+    """Return the last requests to this worker."""
+    return RedisCommand("HMGET", _REQUESTS, (worker, _stacks_field(worker)), _requests)
+
+
+def ask_for_stacks(worker: str, request: str) -> Call[int]:
+    """Keep a request for stacks in place of the last one to this worker."""
+    return RedisCommand("HSET", _REQUESTS, (_stacks_field(worker), request), int)
+
+
+def _stack_requests(reply: Sequence[Any]) -> list[list[StackRequest]]:
+    return [decode_stack_requests(found or b"") for found in reply]
+
+
+def read_stack_requests(workers: Sequence[str]) -> Call[list[list[StackRequest]]]:
+    """Return the stacks that each of these workers was asked for."""
+    return RedisCommand("HMGET", _REQUESTS, tuple(map(_stacks_field, workers)), _stack_requests)
+
+
+def write_stacks(worker: str, stacks: Sequence[Stack]) -> Call[int]:
+    """Keep the stacks of a worker in place of its last ones."""
+    return RedisCommand("HSET", _STACKS, (worker, encode_stacks(stacks)), int)
+
+
+def end_stacks(after_ms: int) -> Call[int]:
+    """Let Redis forget all stacks ``after_ms`` from now."""
+    return RedisCommand("PEXPIRE", _STACKS, (after_ms,), int)
+
+
+def _stacks(reply: Sequence[Any]) -> list[list[Stack]]:
+    return [decode_stacks(found or b"") for found in reply]
+
+
+def read_stacks(workers: Sequence[str]) -> Call[list[list[Stack]]]:
+    """Return the last stacks of each of these workers."""
+    return RedisCommand("HMGET", _STACKS, tuple(workers), _stacks)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

@@ -441,8 +441,13 @@ class AsyncExecutor(threading.Thread):
 
     def stack_of(self, batch: Batch) -> str:
         """Return the stack of the listener of a batch."""
-        steps = self._running.get(batch)
-        return stack_of_task(steps.task) if steps is not None and steps.task is not None else ""
+        steps, loop = self._running.get(batch), self._loop
+        if steps is None or steps.task is None:
+            return ""
+        # Of a coroutine that blocks the loop, only its thread has what it has called without await.
+        if loop is not None and asyncio.current_task(loop) is steps.task:
+            return stack_of_thread(self)
+        return stack_of_task(steps.task)
 
     def look(self) -> None:
         """Log the stack that blocks the loop, if the loop has given no sign of life since the last look."""

@@ -123,6 +123,11 @@ def worker_requests_key(prefix: str) -> bytes:
     return b"requests_{%s}" % workers_channel(prefix)
 
 
+def stacks_key(prefix: str) -> bytes:
+    """Return the hash of the stacks that people asked workers for."""
+    return b"stacks_{%s}" % workers_channel(prefix)
+
+
 def history_keys(prefix: str, topic: str) -> HistoryKeys:
     """Return the keys of the history of ``topic``."""
     return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))

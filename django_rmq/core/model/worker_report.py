@@ -6,6 +6,7 @@ Redis keeps a report as JSON. Another program may have written it, so that every
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,15 @@ LONGEST_ID = 1_000
 MOST_NUMBER = 1e15
 """The largest number that is read from a report: later than any date that is shown."""
 
+
+MOST_STACKS = 8
+"""The maximum number of messages of which one worker is asked for the stack within a minute: those asked for last."""
+
+LONGEST_STACK = 16_000
+"""Maximum number of characters of a stack: its innermost calls."""
+
+_OTHER_FORM = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading a text raises that no worker wrote."""
 
 WorkerRequest = Literal["quiet", "resume", "stop"]
 """What people ask of a worker. quiet: take no more messages, and go on with those that run. resume: take messages again.
@@ -100,8 +110,58 @@ def decode(text: bytes) -> WorkerReport | None:
             state=_short(given.get("state", "")),
             parent=_whole(given.get("parent", 0)),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except _OTHER_FORM:
         return None
+
+
+class StackRequest(NamedTuple):
+    """A message that a person wants to see the stack of."""
+
+    id: str
+    """The sealed id of the message, as the worker reports it."""
+    asked_ms: int
+    """When the person asked, by the clock of Redis."""
+
+
+class Stack(NamedTuple):
+    """Where the listener of a message was at ``at_ms``, by the clock of Redis."""
+
+    id: str
+    asked_ms: int
+    """The request that it answers."""
+    at_ms: int
+    text: str
+    """File, line, function and source line of each call, the innermost last; empty if the worker did not run the message."""
+
+
+def encode_stack_requests(requests: Sequence[StackRequest]) -> str:
+    """Return the text that Redis keeps."""
+    return json.dumps(requests, separators=(",", ":"))
+
+
+def decode_stack_requests(text: str | bytes) -> list[StackRequest]:
+    """Return the requests in a text; none if another program wrote it."""
+    try:
+        given = json.loads(text)
+        return [StackRequest(_short(of, LONGEST_ID), _whole(asked)) for of, asked in given[-MOST_STACKS:]]
+    except _OTHER_FORM:
+        return []
+
+
+def encode_stacks(stacks: Sequence[Stack]) -> str:
+    """Return the text that Redis keeps."""
+    return json.dumps(stacks, separators=(",", ":"))
+
+
+def decode_stacks(text: bytes) -> list[Stack]:
+    """Return the stacks in a text; none if another program wrote it."""
+    try:
+        return [
+            Stack(_short(of, LONGEST_ID), _whole(asked), _whole(at), _short(stack, LONGEST_STACK))
+            for of, asked, at, stack in json.loads(text)[-MOST_STACKS:]
+        ]
+    except _OTHER_FORM:
+        return []
 
 
 def _whole(value: object) -> int:
@@ -121,4 +181,18 @@ def _short(value: object, longest: int = LONGEST_TEXT) -> str:
     return value[:longest].encode("utf-8", "replace").decode()
 
 
-__all__ = ["MOST_CALLS", "RunningCall", "WorkerReport", "WorkerRequest", "decode"]
+__all__ = [
+    "LONGEST_STACK",
+    "MOST_CALLS",
+    "MOST_STACKS",
+    "RunningCall",
+    "Stack",
+    "StackRequest",
+    "WorkerReport",
+    "WorkerRequest",
+    "decode",
+    "decode_stack_requests",
+    "decode_stacks",
+    "encode_stack_requests",
+    "encode_stacks",
+]

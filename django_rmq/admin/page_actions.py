@@ -279,7 +279,11 @@ ACTS: Mapping[str, PageAction] = {
 
 def named_acts(operations: Operations, topic: Topic, state: str) -> list[PageAction]:
     """Return the actor's actions on chosen messages of a state."""
-    return [act for act in ACTS.values() if act.named and act.fits(topic, state) and _may(operations, act)]
+    return [
+        act
+        for act in ACTS.values()
+        if act.named and act.fits(topic, state) and operations.may(topic, *act.permissions)
+    ]
 
 
 def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filter) -> list[PageAction]:
@@ -287,9 +291,8 @@ def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filt
     return [
         act
         for act in ACTS.values()
-        if act.sweep and act.fits(topic, state) and act.fits_filter(wanted) and _may(operations, act)
+        if act.sweep
+        and act.fits(topic, state)
+        and act.fits_filter(wanted)
+        and operations.may(topic, *act.permissions)
     ]
-
-
-def _may(operations: Operations, act: PageAction) -> bool:
-    return all(operations.actor.may(permission) for permission in act.permissions)

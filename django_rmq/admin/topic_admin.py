@@ -87,6 +87,7 @@ class TopicAdmin(Pages):
     @page(Permission.VIEW)
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Show the actions of users on a topic, like Django's own page."""
+        self.asked(request, object_id)
         return super().history_view(request, object_id, extra_context)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""Who may use the API, and which topics each user may know of.
+"""Who may use the API, and which topics each user may know of, over REST and in the admin.
 
 Actions need the same permissions as in the admin, which ``operations`` checks.
 
@@ -12,16 +12,14 @@ from functools import cache
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.operations import topic_permission
 
 logger = logging.getLogger("django_rmq.api")
 
@@ -53,7 +51,8 @@ class TopicPermission(BasePermission):
             def has_object_permission(self, request, view, topic):
                 return topic.name.startswith(f"{request.user.username}-")
 
-    A forbidden topic gets the same answer as one that does not exist, and is listed nowhere.
+    A forbidden topic gets the same answer as one that does not exist, and is listed nowhere. The pages of the admin ask
+    ``has_object_permission`` as well: with Django's request, and a ``view`` that has only ``request`` and ``needed``.
     """
 
     def has_permission(self, request: Request, view: APIView) -> bool:
@@ -66,13 +65,5 @@ class TopicPermission(BasePermission):
 
 
 def configured_permission() -> BasePermission:
-    """Return the configured permission. Raises ``ConfigurationError`` if there is none."""
-    path = get_config().api.permission
-    if path is None:
-        return TopicPermission()
-    try:
-        found: Any = import_string(path)
-    except ImportError as error:
-        raise ConfigurationError(f'RMQ["API"]["PERMISSION"] is {path!r}: {error}') from error
-    permission: BasePermission = found()
-    return permission
+    """Return the configured permission. Raises ``ConfigurationError`` if it cannot be imported."""
+    return topic_permission() or TopicPermission()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 from rest_framework.metadata import SimpleMetadata
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import BaseRenderer
@@ -24,7 +25,7 @@ from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.schema import view_schema
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NotPermitted, UnknownTopic
-from django_rmq.operations import Actor, Operations, Permission
+from django_rmq.operations import Actor, Operations, Permission, TopicRule, topic_permission
 
 
 class RmqView(APIView):
@@ -110,25 +111,26 @@ class RmqView(APIView):
         """The operations of the user of this request."""
         # A project may have None in place of Django's anonymous user.
         user: Any = self.request.user
-        return Operations(Actor.of_user(user or AnonymousUser(), "rest"))
+        return Operations(Actor.of_user(user or AnonymousUser(), "rest", self._rule))
 
-    def may_know(self, topic: Topic) -> bool:
-        """Return whether the user may know of a topic."""
-        return permissions.configured_permission().has_object_permission(self.request, self, topic)
+    @cached_property
+    def _rule(self) -> TopicRule | None:
+        """Which topics the user may know of for what the present request does, or None without such a rule."""
+        permission = topic_permission()
+        if permission is None:
+            return None
+        return TopicRule(lambda topic, _needed: permission.has_object_permission(self.request, self, topic))
 
     def known(self) -> list[str]:
         """Return the names of all topics that the user may know of."""
-        return [name for name, topic in self.operations.config.topics.items() if self.may_know(topic)]
+        return list(self.operations.topics())
 
     def topic(self, name: str) -> Topic:
         """Return a topic; one that the user must not know of gets the same error as one that does not exist."""
         try:
-            found = self.operations.config.topic(name)
+            return self.operations.declared(name)
         except UnknownTopic:
-            found = None
-        if found is None or not self.may_know(found):
-            raise errors.NotFound(f"There is no topic {name[:100]!r}.")
-        return found
+            raise errors.NotFound(f"There is no topic {name[:100]!r}.") from None
 
     @staticmethod
     def read(kind: type[BaseSerializer[Any]], data: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
-from django_rmq.operations.authorization import Actor, Permission, Trace
+from django_rmq.operations.authorization import Actor, Permission, TopicRule, Trace, topic_permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
@@ -156,6 +156,7 @@ __all__ = [
     "SlotsStats",
     "TopicCounters",
     "TopicMetrics",
+    "TopicRule",
     "TopicStats",
     "Trace",
     "UndeclaredTopic",
@@ -165,4 +166,5 @@ __all__ = [
     "WorkerStats",
     "identify",
     "not_found",
+    "topic_permission",
 ]

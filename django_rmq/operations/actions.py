@@ -133,8 +133,7 @@ def replay(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
-    context.actor.require(Permission.REPLAY)
-    return _do(context, REPLAY, context.present(name), ids)
+    return _do(context, REPLAY, context.present(name, Permission.REPLAY), ids)
 
 
 def id_of(
@@ -149,8 +148,7 @@ def id_of(
 
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    context.actor.require(Permission.VIEW)
-    declared = context.config.topic(name)
+    declared = context.declared(name, Permission.VIEW)
     # An action on the id shows whether the topic has a message with this key or body.
     require_search(context.actor, declared)
     connections.present(declared)
@@ -164,8 +162,7 @@ def delete(context: OperationContext, name: str, ids: Sequence[str], copy: str) 
     Outcomes: ``deleted``; ``running`` (it ends with its current delivery, and is never tried again);
     ``gone`` if there is no such copy (any more).
     """
-    context.actor.require(Permission.DELETE)
-    topic = context.present(name)
+    topic = context.present(name, Permission.DELETE)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
     return _do(context, delete_action(copy), topic, ids, f"{copy} copy")
@@ -173,8 +170,7 @@ def delete(context: OperationContext, name: str, ids: Sequence[str], copy: str) 
 
 def delete_only(context: OperationContext, name: str, message_id: str) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
-    context.actor.require(Permission.DELETE)
-    copies = copies_of(context, context.present(name), message_id)
+    copies = copies_of(context, context.present(name, Permission.DELETE), message_id)
     found = {"dead" if one.state == "dead" else "live" for one in copies}
     if len(found) > 1:
         return ActionResult({message_id: "both"})
@@ -187,8 +183,7 @@ def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
     (a Spark consumer has it, and cannot be notified); ``gone``.
     """
-    context.actor.require(Permission.DELETE)
-    return _do(context, CANCEL, context.present(name), ids)
+    return _do(context, CANCEL, context.present(name, Permission.DELETE), ids)
 
 
 def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
@@ -196,8 +191,7 @@ def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = ""
 
     Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
-    context.actor.require(Permission.DELETE)
-    return _do(context, bury_action(context.actor, why), context.present(name), ids)
+    return _do(context, bury_action(context.actor, why), context.present(name, Permission.DELETE), ids)
 
 
 def reschedule(
@@ -213,8 +207,7 @@ def reschedule(
     Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
     """
-    context.actor.require(Permission.EDIT)
-    topic = context.present(name)
+    topic = context.present(name, Permission.EDIT)
     score = new_score(topic, due, priority)
     return _do(context, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
 

@@ -1,8 +1,9 @@
 """The actor of an operation, its permissions, and the audit trail.
 
-Permissions are Django's, of the model ``Topic``. Every action is written to the logger ``django_rmq.audit`` and, if there
-is a user and the admin is installed, as a LogEntry of the topic: who, what, how many. An entry names messages by the
-filter, by sealed ids and by the values before and after; never by any content.
+Permissions are Django's, of the model ``Topic``. A project may have a rule that says which topics a user may know of.
+Every action is written to the logger ``django_rmq.audit`` and, if there is a user and the admin is installed, as a
+LogEntry of the topic: who, what, how many. An entry names messages by the filter, by sealed ids and by the values before
+and after; never by any content.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 
 from django.apps import apps
 from django.db import DatabaseError
+from django.utils.module_loading import import_string
 
-from django_rmq.exceptions import NotPermitted
+from django_rmq.conf import get_config
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import ConfigurationError, NotPermitted
 
 logger = logging.getLogger("django_rmq.audit")
 
@@ -47,6 +51,35 @@ class Permission(StrEnum):
         return f"django_rmq.{self.value}"
 
 
+class TopicRule:
+    """Which topics an actor may know of, for what. It asks once about each topic and permission."""
+
+    def __init__(self, ask: Callable[[Topic, Permission], bool]) -> None:
+        self._ask = ask
+        self._known: dict[tuple[str, Permission], bool] = {}
+
+    def permits(self, topic: Topic, permission: Permission) -> bool:
+        """Return whether the actor may know of ``topic`` for what ``permission`` is required for."""
+        key = topic.name, permission
+        if key not in self._known:
+            self._known[key] = bool(self._ask(topic, permission))
+        return self._known[key]
+
+
+def topic_permission() -> Any:
+    """Return an instance of the class that ``RMQ["API"]["PERMISSION"]`` names, or None if it names none.
+
+    It decides which topics a user may know of, over REST and in the admin. Raises ``ConfigurationError``.
+    """
+    path = get_config().api.permission
+    if path is None:
+        return None
+    try:
+        return import_string(path)()
+    except ImportError as error:
+        raise ConfigurationError(f'RMQ["API"]["PERMISSION"] is {path!r}: {error}') from error
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """The actor and its interface. Without ``permits`` everything is permitted, because a shell is trusted."""
@@ -57,12 +90,14 @@ class Actor:
     user: Any = None
     """A user of Django, for the LogEntry, or None."""
     permits: Callable[[Permission], bool] | None = None
+    rule: TopicRule | None = None
+    """Which topics the actor may know of. None: all, also those that are not declared."""
 
     @classmethod
-    def of_user(cls, user: Any, via: str) -> Actor:
+    def of_user(cls, user: Any, via: str, rule: TopicRule | None = None) -> Actor:
         """Return the actor for ``user``, with its permissions in Django."""
         return cls(
-            str(user.get_username()), via, user, lambda permission: user.has_perm(permission.full_name)
+            str(user.get_username()), via, user, lambda permission: user.has_perm(permission.full_name), rule
         )
 
     def may(self, permission: Permission) -> bool:
@@ -164,4 +199,4 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-__all__ = ["Actor", "Permission", "Trace", "logger", "record"]
+__all__ = ["Actor", "Permission", "TopicRule", "Trace", "logger", "record", "topic_permission"]

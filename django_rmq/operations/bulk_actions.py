@@ -35,8 +35,7 @@ def replay_all(
 
     ``dry_run``: only count them (``matching``).
     """
-    context.actor.require(Permission.REPLAY)
-    return _sweep(context, REPLAY, context.present(name), "dead", wanted, limits, dry_run)
+    return _sweep(context, REPLAY, context.present(name, Permission.REPLAY), "dead", wanted, limits, dry_run)
 
 
 def delete_all(
@@ -49,10 +48,9 @@ def delete_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
-    context.actor.require(Permission.DELETE)
-    queue = queue_of(state)
+    topic, queue = context.present(name, Permission.DELETE), queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
-    return _sweep(context, act, context.present(name), queue, wanted, limits, dry_run)
+    return _sweep(context, act, topic, queue, wanted, limits, dry_run)
 
 
 def bury_all(
@@ -66,8 +64,7 @@ def bury_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
-    context.actor.require(Permission.DELETE)
-    topic, queue = context.present(name), queue_of(state)
+    topic, queue = context.present(name, Permission.DELETE), queue_of(state)
     if queue == "dead":
         raise OperationRefused("dead messages are already in Dead")
     return _sweep(context, actions.bury_action(context.actor, why), topic, queue, wanted, limits, dry_run)
@@ -90,8 +87,7 @@ def reschedule_all(
     left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
     priority keeps its place), ``running``, ``gone``.
     """
-    context.actor.require(Permission.EDIT)
-    topic, queue = context.present(name), queue_of(state)
+    topic, queue = context.present(name, Permission.EDIT), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
         raise OperationRefused(
             f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
@@ -150,8 +146,7 @@ def purge(
     ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
-    context.actor.require(Permission.PURGE)
-    topic, queue = context.present(name), queue_of(state)
+    topic, queue = context.present(name, Permission.PURGE), queue_of(state)
     if STATE_OF[queue] not in _PURGED:
         raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
     wanted = Filter(older_than=older_than, slot=slot)
@@ -176,8 +171,7 @@ def resume(context: OperationContext, name: str) -> BulkRun:
 
 
 def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
-    context.actor.require(Permission.PAUSE)
-    topic = context.present(name)
+    topic = context.present(name, Permission.PAUSE)
     steps = bulk.tell_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
     return context.recorded("pause" if paused else "resume", topic, "slots", steps)
 
@@ -193,6 +187,7 @@ def retire(
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
+    context.require_all_topics()
     found = topics.find(context.broker, context.config.topics, name)
     target = None if to is None else context.present(to)
     steps = topics.retire(context.broker, connections.get_producer, found, target, delete=delete, dead=dead)

@@ -36,8 +36,8 @@ class ClaimStats:
 
 def claims(context: OperationContext, name: str) -> list[ClaimStats]:
     """Return the claims that hold something of a topic, in the order of their consumers."""
-    context.actor.require(Permission.VIEW)
-    return _found(_broker(context), context.present(name))
+    topic = context.present(name, Permission.VIEW)
+    return _found(_broker(context), topic)
 
 
 def _broker(context: OperationContext) -> Broker:
@@ -85,8 +85,8 @@ def return_claims(
     first. Another query may use the name of the consumer from then on. Raises ``InvalidRequest`` if there are
     several consumers and none is named.
     """
-    context.actor.require(Permission.REPLAY)
-    broker, topic = _broker(context), context.present(name)
+    topic = context.present(name, Permission.REPLAY)
+    broker = _broker(context)
     found = _found(broker, topic)
     holders = {one.consumer for one in found}
     if consumer is None and len(holders) > 1:

@@ -542,5 +542,4 @@ class Deliveries:
 
 def deliveries_of(context: OperationContext, name: str) -> Deliveries:
     """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
-    context.actor.require(Permission.CONSUME)
-    return Deliveries(context.actor, context.agreed(name), context.broker)
+    return Deliveries(context.actor, context.agreed(name, Permission.CONSUME), context.broker)

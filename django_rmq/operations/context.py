@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from django_rmq import connections, observability
 from django_rmq.conf import Config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import SlotMoved
-from django_rmq.operations.authorization import Actor, Trace, record
+from django_rmq.exceptions import NotPermitted, SlotMoved, UnknownTopic
+from django_rmq.operations.authorization import Actor, Permission, Trace, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 from django_rmq.worker.listener_registry import known_settings
 
@@ -46,9 +47,50 @@ class OperationContext:
         """The settings, with the topics that schedules bring along."""
         return known_settings()
 
-    def present(self, name: str, *, at_once: bool = False) -> Topic:
-        """Return a topic with its current slots, whatever the settings say; see ``connections.present``."""
-        return connections.present(self.config.topic(name), self._given, at_once=at_once)
+    def may(self, topic: Topic, *permissions: Permission) -> bool:
+        """Return whether the actor has all of these permissions, and may know of the topic for each."""
+        rule = self.actor.rule
+        return all(self.actor.may(one) and (rule is None or rule.permits(topic, one)) for one in permissions)
+
+    @property
+    def hides_topics(self) -> bool:
+        """Whether there may be topics of which the actor may not know."""
+        return self.actor.rule is not None
+
+    def topics(self, permission: Permission = Permission.VIEW) -> Mapping[str, Topic]:
+        """Return the declared topics of which the actor may know for ``permission``, in the order of the settings."""
+        declared, rule = self.config.topics, self.actor.rule
+        if rule is None:
+            return declared
+        return {name: topic for name, topic in declared.items() if rule.permits(topic, permission)}
+
+    def known(
+        self, names: Collection[str] | None, permission: Permission = Permission.VIEW
+    ) -> Collection[str] | None:
+        """Return the topics among ``names`` (or all) of which the actor may know; None: all, also undeclared ones."""
+        if not self.hides_topics:
+            return names
+        found = self.topics(permission)
+        return found if names is None else [name for name in names if name in found]
+
+    def declared(self, name: str, *permissions: Permission) -> Topic:
+        """Return a topic as the settings have it, for which the actor has all of these permissions.
+
+        Without permissions only the rule for topics is asked, about the permission to view. Raises ``NotPermitted``, and
+        ``UnknownTopic``, which says the same of a topic that does not exist and of one that the actor may not know of.
+        """
+        self.actor.require(*permissions)
+        rule = self.actor.rule
+        if rule is None:
+            return self.config.topic(name)
+        topic = self.config.topics.get(name)
+        if topic is None or not all(rule.permits(topic, one) for one in permissions or (Permission.VIEW,)):
+            raise UnknownTopic(f"there is no topic {name[:100]!r}")
+        return topic
+
+    def present(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
+        """Return a topic like ``declared``, with its current slots, whatever the settings say."""
+        return connections.present(self.declared(name, *permissions), self._given, at_once=at_once)
 
     def in_present_slots(self, topic: Topic, act: Callable[[Topic], T]) -> T:
         """Perform an action in a slot, with the slot count that ``topic`` has now if the slot refuses this one."""
@@ -63,15 +105,24 @@ class OperationContext:
             return act(present)
 
     def present_all(self, names: Iterable[str] | None) -> list[Topic]:
-        """Return these topics, or all of the settings, like ``present``."""
-        return [self.present(name) for name in (self.config.topics if names is None else names)]
+        """Return these topics, or all of which the actor may know, like ``present``."""
+        return [self.present(name) for name in (self.topics() if names is None else names)]
 
-    def agreed(self, name: str) -> Topic:
+    def agreed(self, name: str, *permissions: Permission) -> Topic:
         """Return a topic like ``present``. Raises ``TopicMismatch`` under the same conditions as a worker."""
-        declared = self.config.topic(name)
+        declared = self.declared(name, *permissions)
         if self._given is None:
             connections.agree(declared)
         return connections.present(declared, self._given)
+
+    def of_all_topics(self) -> OperationContext:
+        """Return this context for an answer that actors with other rules share; each of them is shown a part of it."""
+        return OperationContext(replace(self.actor, rule=None), self.purpose, broker=self._given)
+
+    def require_all_topics(self) -> None:
+        """Raise ``NotPermitted`` if there are topics of which the actor may not know, declared or not."""
+        if self.hides_topics:
+            raise NotPermitted(f"{self.actor.name} may not know of all topics")
 
     def record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
         """Record the outcomes of an action, and announce replayed messages."""

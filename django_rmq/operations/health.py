@@ -191,6 +191,7 @@ def check_health(
     does not answer in this time is a bad finding.
     """
     context.actor.require(Permission.VIEW)
+    names = context.known(names)
     seconds = max(TOTAL_SECONDS, patience + PATIENCE_MARGIN)
     end = time.monotonic() + seconds
     parts = [ParallelReads("redis", partial(_in_english, _check_redis, context, limits, names, patience))]

@@ -31,8 +31,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
 
     Raises the errors of ``get``; ``MessageGone`` only if nothing is known about the message.
     """
-    context.actor.require(Permission.VIEW)
-    topic = context.present(name)
+    topic = context.present(name, Permission.VIEW)
     hidden = not context.actor.may(Permission.VIEW_BODIES)
     identity = identified(context, topic, message_id)
     places = whereabouts(context, topic, identity)
@@ -71,8 +70,7 @@ def _asked(
 
 def status(context: OperationContext, name: str, body: Any = None, **named: Any) -> MessageStatus:
     """Return the status of a message that is named like for ``django_rmq.message_status``."""
-    context.actor.require(Permission.VIEW)
-    require_search(context.actor, context.config.topic(name))
+    require_search(context.actor, context.declared(name, Permission.VIEW))
     return message_tracking.message_status(name, body, **named)
 
 

@@ -423,8 +423,7 @@ def listing(
     for a cursor of another list, and the errors of ``Filter.check``. An actor who may not see bodies gets
     copies without content, and cannot filter by text.
     """
-    context.actor.require(Permission.VIEW)
-    topic, queue = context.present(name), queue_of(state)
+    topic, queue = context.present(name, Permission.VIEW), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     limit = context.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
@@ -457,14 +456,12 @@ def get(context: OperationContext, name: str, message_id: str) -> list[MessageCo
     Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
     was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
     """
-    context.actor.require(Permission.VIEW)
-    return copies_of(context, context.present(name), message_id)
+    return copies_of(context, context.present(name, Permission.VIEW), message_id)
 
 
 def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:
     """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
-    context.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
-    if is_withheld(context.actor, context.config.topic(name)):
+    if is_withheld(context.actor, context.declared(name, Permission.VIEW, Permission.VIEW_BODIES)):
         raise NotPermitted(f"the bodies of topic {name} are redacted")
     copies = get(context, name, message_id)
     wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
@@ -506,8 +503,7 @@ def gone(topic: Topic, message_id: str) -> MessageGone:
 
 def sent_id(context: OperationContext, result: SendResult) -> str:
     """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
-    context.actor.require(Permission.SEND)
-    topic = context.config.topic(result.topic)
+    topic = context.declared(result.topic, Permission.SEND)
     sealed = not may_search(context.actor, topic)
     return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
 

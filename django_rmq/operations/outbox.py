@@ -97,6 +97,7 @@ def outbox_as_known(
 ) -> Known[Waiting]:
     """Return the same as ``outbox``, from the databases that answer within ``seconds``."""
     context.actor.require(Permission.VIEW)
+    names = context.known(names)
     parts, problems = _ask_each(contents.waiting, ANSWER_SECONDS if seconds is None else seconds)
     found = contents.together(one for part in parts for one in part)
     return Known([one for one in found if names is None or one.topic in names], problems)
@@ -111,6 +112,7 @@ def outbox_rows(
 ) -> Known[OutboxRow]:
     """Return rows of the outbox, oldest first. ``refused``: only those that the relay leaves out, or only the others."""
     context.actor.require(Permission.VIEW)
+    names = context.known(names)
     if names is not None:
         # PostgreSQL refuses a query with NUL in a text. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
@@ -163,13 +165,13 @@ def _silent(alias: str, seconds: float) -> str:
 def retry_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Have the relay send these rows at once; return how many were ``retried``, and how many were ``gone``."""
     context.actor.require(Permission.SEND)
-    return _do(context, "retry in the outbox", ids, "retried")
+    return _do(context, Permission.SEND, "retry in the outbox", ids, "retried")
 
 
 def delete_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Delete these rows, so that their messages are never sent; return how many were ``deleted`` and ``gone``."""
     context.actor.require(Permission.DELETE)
-    return _do(context, "delete from the outbox", ids, "deleted")
+    return _do(context, Permission.DELETE, "delete from the outbox", ids, "deleted")
 
 
 def relay_outbox(context: OperationContext) -> Known[RelayStep]:
@@ -178,6 +180,7 @@ def relay_outbox(context: OperationContext) -> Known[RelayStep]:
     Raises ``ServerTrouble`` if Redis does not answer.
     """
     context.actor.require(Permission.SEND)
+    context.require_all_topics()
     inquiries = [_begin(alias, partial(relay.relay_all, [alias])) for alias in aliases()]
     steps, problems = list[RelayStep](), list[str]()
     for one in inquiries:
@@ -196,14 +199,17 @@ def relay_duties(context: OperationContext) -> list[Maintenance]:
     return threads_of_duties(relay.duties())
 
 
-def _do(context: OperationContext, act: str, ids: Sequence[str], word: str) -> dict[str, int]:
+def _do(
+    context: OperationContext, needed: Permission, act: str, ids: Sequence[str], word: str
+) -> dict[str, int]:
+    known = context.known(None, needed)
     chosen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     done = gone = 0
     database = ""
     try:
         for database, number in map(_parsed, ids):
             topic = contents.topic_of(database, number)
-            if topic is None:
+            if topic is None or (known is not None and topic not in known):
                 gone += 1
             else:
                 chosen[database, topic].append(number)

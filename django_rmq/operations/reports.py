@@ -42,7 +42,12 @@ def survey(context: OperationContext, names: Iterable[str] | None = None) -> Ove
 def shared_survey(context: OperationContext, names: Iterable[str] | None = None) -> Overview:
     """Return the same as ``survey``, up to three seconds old: all dashboards share one."""
     context.actor.require(Permission.VIEW)
-    return shared_reads.shared_survey(context.broker, context.present_all(names))
+    found = shared_reads.shared_survey(context.broker, context.present_all(names))
+    if context.hides_topics and not found.problem:
+        # They may have become unknown since the figures were read.
+        with contextlib.suppress(RmqError):
+            found = found._replace(workers=len(shared_reads.shared_workers(context).workers))
+    return found
 
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
@@ -118,8 +123,7 @@ def topic(context: OperationContext, name: str) -> TopicStats:
 
 def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_000) -> SlotsStats:
     """Return up to ``limit`` slots from ``first``: the contents of each, and its owner."""
-    context.actor.require(Permission.VIEW)
-    present = context.present(name)
+    present = context.present(name, Permission.VIEW)
     wanted = range(max(0, first), min(present.slots, max(0, first) + max(1, min(limit, 5_000))))
     return stats.slots(context.broker, present, wanted)
 
@@ -145,7 +149,11 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
 def workers(context: OperationContext) -> list[WorkerStats]:
     """Return all live workers, and how many slots of which topics each has."""
     context.actor.require(Permission.VIEW)
-    return stats.workers(context.broker)
+    found = stats.workers(context.broker)
+    if not context.hides_topics:
+        return found
+    known = context.topics()
+    return [seen for one in found if (seen := one.of_topics(known)) is not None]
 
 
 def history(context: OperationContext, name: str, hours: float, *, step: int = 1) -> list[Minute]:
@@ -153,8 +161,7 @@ def history(context: OperationContext, name: str, hours: float, *, step: int = 1
 
     Raises ``WrongType`` if the history cannot be read.
     """
-    context.actor.require(Permission.VIEW)
-    return kept.read(context.broker, context.config.topic(name), hours, step=step)
+    return kept.read(context.broker, context.declared(name, Permission.VIEW), hours, step=step)
 
 
 def last_minutes(
@@ -168,12 +175,14 @@ def last_minutes(
 def stranded(context: OperationContext) -> list[UndeclaredTopic]:
     """Return the topics that are registered in Redis and not declared in the settings, with their contents."""
     context.actor.require(Permission.VIEW)
+    context.require_all_topics()
     return topics.stranded(context.broker, context.config.topics)
 
 
 def find_stranded(context: OperationContext, name: str) -> UndeclaredTopic:
     """Return one of these topics. Raises ``OperationRefused`` if it is declared, unknown or being re-slotted."""
     context.actor.require(Permission.VIEW)
+    context.require_all_topics()
     return topics.find(context.broker, context.config.topics, name)
 
 
@@ -184,6 +193,7 @@ def events(context: OperationContext) -> Iterator[list[dict[str, Any]]]:
     EVENTS is off, and ``ServerTrouble`` when the connection is lost.
     """
     context.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+    context.require_all_topics()
     if not context.config.events:
         raise OperationRefused('RMQ["EVENTS"] is off, so no events are published')
     return _heard(context.broker)

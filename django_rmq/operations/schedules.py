@@ -100,6 +100,7 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
     Those that the project declares, and Redis does not know, are among them.
     """
     context.actor.require(Permission.VIEW)
+    names = context.known(names)
     declared_topics = context.config.topics if names is None else names
     found = context.broker.run(calls.read_schedules())
     known = {one.name for one in found}
@@ -114,8 +115,7 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
 
 def schedule(context: OperationContext, name: str) -> ScheduleStats:
     """Return one schedule. Raises ``UnknownSchedule``."""
-    context.actor.require(Permission.VIEW)
-    (found,) = _all_figures(context, [_record(context, name)])
+    (found,) = _all_figures(context, [_record(context, name, Permission.VIEW)])
     return found
 
 
@@ -124,14 +124,16 @@ def pause_schedule(context: OperationContext, name: str, names: Collection[str] 
 
     ``names``: a schedule of another topic counts as unknown.
     """
-    context.actor.require(Permission.PAUSE)
-    return _change(context, _record(context, name, names), "paused", "1", "paused", from_now=False)
+    return _change(
+        context, _record(context, name, Permission.PAUSE, names), "paused", "1", "paused", from_now=False
+    )
 
 
 def resume_schedule(context: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Continue a paused schedule from now on; what it missed is not sent. Answers resumed or unchanged."""
-    context.actor.require(Permission.PAUSE)
-    return _change(context, _record(context, name, names), "paused", "", "resumed", from_now=True)
+    return _change(
+        context, _record(context, name, Permission.PAUSE, names), "paused", "", "resumed", from_now=True
+    )
 
 
 def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, object]) -> str:
@@ -140,8 +142,7 @@ def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, ob
     The changes take precedence over the settings until ``reset_schedule``, also after a deployment. Answers
     changed or unchanged. Raises ``InvalidRequest``.
     """
-    context.actor.require(Permission.EDIT)
-    record = _record(context, name)
+    record = _record(context, name, Permission.EDIT)
     given = {field: _parsed(field, value) for field, value in changes.items()}
     if given.get("cron") is not None and given.get("every") is not None:
         raise InvalidRequest("give either cron or every")
@@ -166,8 +167,7 @@ def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, ob
 
 def reset_schedule(context: OperationContext, name: str) -> str:
     """Let a schedule run as the settings say. Answers changed or unchanged."""
-    context.actor.require(Permission.EDIT)
-    record = _record(context, name)
+    record = _record(context, name, Permission.EDIT)
     return _set_override(context, record, "", record.declared)
 
 
@@ -190,8 +190,7 @@ def delete_schedule(context: OperationContext, name: str) -> str:
 
     Raises ``OperationRefused`` for another one, which goes when it is no longer declared.
     """
-    context.actor.require(Permission.DELETE)
-    record = _record(context, name)
+    record = _record(context, name, Permission.DELETE)
     if record.schedule.topic in context.config.topics:
         raise OperationRefused(
             f"remove schedule {name[:100]} from the settings: it goes when no worker declares it"
@@ -211,10 +210,9 @@ def run_schedule(
     ``is_charged``: the actor is charged with one message and the size of its body. Raises ``TopicFull``, and the
     errors of ``spend_sends``.
     """
-    context.actor.require(Permission.SEND)
-    record, now_ms = _record(context, name, names), context.broker.now_ms()
+    record, now_ms = _record(context, name, Permission.SEND, names), context.broker.now_ms()
     declared = record.schedule
-    topic = context.agreed(declared.topic)
+    topic = context.agreed(declared.topic, Permission.SEND)
     instant = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
     out = stepper.message(
         topic,
@@ -239,7 +237,11 @@ def run_schedule(
     return message_id(result.slot, result.member)
 
 
-def _record(context: OperationContext, name: str, names: Collection[str] | None = None) -> ScheduleRecord:
+def _record(
+    context: OperationContext, name: str, needed: Permission, names: Collection[str] | None = None
+) -> ScheduleRecord:
+    context.actor.require(needed)
+    names = context.known(names, needed)
     for found in context.broker.run(calls.read_schedules()):
         if found.name == name and (names is None or found.schedule.topic in names):
             return found

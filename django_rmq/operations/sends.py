@@ -153,7 +153,7 @@ def _name(actor: Actor, key: str = "") -> str:
 
 def send(context: OperationContext, name: str, body: Any, **options: Any) -> SendResult:
     """Send one message at once; ``options`` are those of ``send_message``. Raises its errors."""
-    context.actor.require(Permission.SEND)
+    context.declared(name, Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
     record(context.actor, "send", name, {result.status: 1}, sealed_id(name, result.slot, result.member))
     return result
@@ -167,10 +167,10 @@ def ensure(
     ``message_id``: that of an earlier send, in place of a key. ``entry``: whether the admin's history shows it. Raises
     the errors of ``ensure_message``, and with an id those of ``require_search``.
     """
-    context.actor.require(Permission.SEND)
+    topic = context.declared(name, Permission.SEND)
     if message_id is not None:
         # The answer shows whether the message of the id has this body.
-        require_search(context.actor, context.config.topic(name))
+        require_search(context.actor, topic)
     result = ensure_message(name, one.body, id=message_id, on_commit=False, **one.options())
     sealed = sealed_id(name, result.slot, result.member)
     record(context.actor, "send", name, {result.status: 1}, sealed, entry=entry)
@@ -179,7 +179,7 @@ def ensure(
 
 def send_many(context: OperationContext, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
     """Send many messages at once; return the number of each status. Nothing is sent if one is invalid."""
-    context.actor.require(Permission.SEND)
+    context.declared(name, Permission.SEND)
     results = send_messages(name, bodies, on_commit=False, **options)
     outcomes = dict(results.counts())
     record(context.actor, "send", name, outcomes)
@@ -191,7 +191,7 @@ def send_each(context: OperationContext, name: str, sends: Sequence[Send]) -> Se
 
     Like ``send_many``, but without a LogEntry. Raises ``TopicFull`` if all of them were refused.
     """
-    context.actor.require(Permission.SEND)
+    context.declared(name, Permission.SEND)
     results = send_messages(name, list(sends), on_commit=False)
     outcomes = results.counts()
     record(context.actor, "send", name, dict(outcomes), entry=False)
@@ -214,8 +214,7 @@ def cancel_sent(
 
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    context.actor.require(Permission.DELETE)
-    require_search(context.actor, context.config.topic(name))
+    require_search(context.actor, context.declared(name, Permission.DELETE))
     found = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
     outcome = CANCEL.outcomes.get(found, str(found))
     record(context.actor, "cancel", name, {outcome: 1})

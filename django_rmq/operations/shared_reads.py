@@ -2,7 +2,8 @@
 
 A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page asks for
 one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other web processes.
-Those who ask while one is being made wait for it. Permissions are checked by ``reports``.
+Those who ask while one is being made wait for it. Permissions are checked by ``reports``. An answer about all
+topics is kept whole, and an actor who may not know of all of them gets a part of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
 from django_rmq.operations.topics import UndeclaredTopic, some_stranded
-from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
+from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
@@ -101,14 +102,18 @@ def shared_flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
     """Return what ``outbox`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(("outbox", id(context.config)), partial(outbox, context), OTHERS_SECONDS)
+    ask = partial(outbox, context.of_all_topics())
+    found = _shared(("outbox", id(context.config)), ask, OTHERS_SECONDS)
+    known = context.known(None)
+    return found if known is None else [one for one in found if one.topic in known]
 
 
 def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
     """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(
-        ("schedules", id(context.config), context.broker), partial(schedules, context), OTHERS_SECONDS
-    )
+    ask = partial(schedules, context.of_all_topics())
+    found = _shared(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    known = context.known(None)
+    return found if known is None else [one for one in found if one.topic in known]
 
 
 def shared_servers(context: OperationContext) -> list[ServerInfo]:
@@ -120,13 +125,14 @@ def shared_servers(context: OperationContext) -> list[ServerInfo]:
 
 def shared_workers(context: OperationContext) -> WorkerOverview:
     """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(
-        ("workers", id(context.config), context.broker), partial(worker_overview, context), OTHERS_SECONDS
-    )
+    ask = partial(worker_overview, context.of_all_topics())
+    found = _shared(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    return seen_overview(context, found)
 
 
 def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
-    """Return what ``some_stranded`` returned at most a minute ago. Raises ``ServerTrouble``."""
+    """Return what ``some_stranded`` returned at most a minute ago. Raises ``ServerTrouble``, and ``NotPermitted``."""
+    context.require_all_topics()
     topics = context.config.topics
     return _shared(
         ("stranded", id(context.config), context.broker),

@@ -6,7 +6,7 @@ They are read at one instant, in one round trip, and nothing is kept. ``shared_r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import ClassVar, NamedTuple
@@ -95,6 +95,18 @@ class WorkerStats:
     """Serial topic -> the number of its slots."""
     shared: tuple[str, ...] = ()
     """Topics that all their workers share."""
+
+    def of_topics(self, names: Collection[str]) -> WorkerStats | None:
+        """Return the worker with no topic but these, or None if it serves none of them."""
+        worker = self.member.worker
+        topics = tuple(topic for topic in worker.topics if topic.name in names)
+        if not topics:
+            return None
+        return WorkerStats(
+            replace(self.member, worker=replace(worker, topics=topics, full=worker.full.intersection(names))),
+            {name: count for name, count in self.slots.items() if name in names},
+            tuple(name for name in self.shared if name in names),
+        )
 
 
 def workers(broker: Broker) -> list[WorkerStats]:

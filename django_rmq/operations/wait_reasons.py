@@ -71,8 +71,7 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
 
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
-    context.actor.require(Permission.VIEW)
-    topic = context.present(name)
+    topic = context.present(name, Permission.VIEW)
     places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
         seen = _see(context.broker, topic, at.slot, at.member or b"")

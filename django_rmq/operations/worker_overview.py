@@ -91,8 +91,34 @@ class WorkerOverview:
 
 
 def worker_overview(context: OperationContext) -> WorkerOverview:
-    """Return all workers and what they run, in one round trip. Raises ``ServerTrouble`` if the workers are unknown."""
+    """Return all workers and what they run, in one round trip. Raises ``ServerTrouble`` if the workers are unknown.
+
+    An actor who may not know of all topics gets the part that ``seen_overview`` returns.
+    """
     context.actor.require(Permission.VIEW)
+    return seen_overview(context, _overview_of_all(context))
+
+
+def seen_overview(context: OperationContext, overview: WorkerOverview) -> WorkerOverview:
+    """Return the part of an overview that the actor may know of: the workers that serve its topics, with no others.
+
+    Which topics a vanished worker had, or an unreported message has, is not known, so both are left out. The report of a
+    worker is about the whole process.
+    """
+    if not context.hides_topics:
+        return overview
+    known = context.topics()
+    seen = ((one.stats.of_topics(known), one.report) for one in overview.workers)
+    return WorkerOverview(
+        overview.now_ms,
+        [ReportedWorker(worker, report) for worker, report in seen if worker is not None],
+        [],
+        [name for name in overview.unserved if name in known],
+        [one for one in overview.running if one.call.topic in known],
+    )
+
+
+def _overview_of_all(context: OperationContext) -> WorkerOverview:
     topics = context.config.topics
     pipeline = context.broker.pipeline()
     asked, answer = pipeline.add(roster()), pipeline.add(read_reports())
@@ -149,16 +175,20 @@ def live_worker(
     context.actor.require(Permission.VIEW, Permission.CONTROL_WORKERS)
     found = [
         one
-        for one in worker_overview(context).workers
+        for one in _overview_of_all(context).workers
         if one.stats.member.worker.id == worker
         or (len(worker) >= SHORTEST_ID and one.stats.member.worker.id.startswith(worker))
     ]
+    known = context.known(names, Permission.CONTROL_WORKERS)
+    if context.hides_topics:
+        # Of a worker that serves none of its topics, the actor does not even learn that it lives.
+        found = [one for one in found if one.stats.of_topics(known or ()) is not None]
     if len(found) != 1:
         which = "more than one live worker" if found else "no live worker"
         raise OperationRefused(f"{which} has the id {worker[:100]!r}")
     (one,) = found
     served = {topic.name for topic in one.stats.member.worker.topics}
-    if names is not None and not served.issubset(names):
+    if known is not None and not served.issubset(known):
         raise OperationRefused(f"worker {worker[:8]} also serves topics that you may not see")
     if one.report is None or not one.report.state:
         raise OperationRefused(f"worker {worker[:8]} takes no requests: it has not reported yet, or is older")
@@ -379,5 +409,6 @@ __all__ = [
     "message_stacks",
     "processes_of",
     "running_messages",
+    "seen_overview",
     "worker_overview",
 ]

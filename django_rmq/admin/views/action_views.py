@@ -95,7 +95,7 @@ def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse
     if act is None or not act.fits(topic, state):
         messages.error(request, _("This action is not available for these messages."))
         return HttpResponseRedirect(leave)
-    operations.actor.require(*act.permissions)
+    operations.declared(topic.name, *act.permissions)
     form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
     answer = _act_on_named if act.named is not None else _act_on_all
     return answer(pages, request, operations, _Asked(act, topic, state, form, leave, back))

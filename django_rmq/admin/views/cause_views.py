@@ -47,7 +47,7 @@ def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     )
     now_ms = operations.broker.now_ms()
     lines = [
-        _line(pages, operations, operations.config.topic(name), group, now_ms)
+        _line(pages, operations, operations.declared(name), group, now_ms)
         for name, grouped in found.topics
         for group in grouped.rows
     ]
@@ -75,9 +75,7 @@ def _line(
     places = pages.places(topic.name)
     selection = {"tab": "dead", "error": group.error_class, "cause": group.cause}
     query = urlencode({name: value for name, value in selection.items() if value})
-    may_edit = all(
-        operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
-    )
+    may_edit = operations.may(topic, Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
     return {
         "topic": topic.name,
         "group": group,

@@ -46,7 +46,7 @@ def claims_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespo
             for one in found
         ],
         "now_ms": time.time() * 1000,
-        "acts": ACTS if operations.actor.may(Permission.REPLAY) else {},
+        "acts": ACTS if operations.may(topic, Permission.REPLAY) else {},
         "urls": PageAddresses(topic=places.topic, act=places.claims),
     }
     return pages.render(request, "topic/claims.html", context, topic)
@@ -56,7 +56,7 @@ def _act(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, found: list[ClaimStats]
 ) -> HttpResponse:
     """Return the claims of a consumer, after a question."""
-    operations.actor.require(Permission.REPLAY)
+    operations.declared(topic.name, Permission.REPLAY)
     name, consumer = request.POST.get("act", ""), request.POST.get("consumer", "")
     places = pages.places(topic.name)
     held = [one for one in found if one.consumer == consumer]

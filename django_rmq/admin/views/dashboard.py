@@ -153,7 +153,7 @@ def dashboard(
     ``q``: part of a name; ``show``: dead, late or paused; ``sort``: name, dead, age or due; ``p``: the page. ``pinned``: the
     topics that are first. ``live`` is the address of the figures alone, ``url`` the address of a topic.
     """
-    names = list(operations.config.topics)
+    names = list(operations.topics())
     wanted = query.get("q", "").strip()[:LONGEST_SEARCH]
     matching = [name for name in names if wanted.lower() in name.lower()]
     # What one page can show is read alone; more than that is better shared with those who look at all topics.

@@ -64,9 +64,7 @@ def _slot_of(followed: Followed | None, message_id: str) -> str:
 def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) -> dict[str, Any]:
     topic = copy.topic
     redacted = is_redacted(topic)
-    may_edit = all(
-        operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
-    )
+    may_edit = operations.may(topic, Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
     query = urlencode({"state": copy.queue, "back": back})
     return {
         "copy": copy,

@@ -111,7 +111,7 @@ def _ask(pages: Pages, request: HttpRequest, ids: list[str]) -> HttpResponse:
 
 
 def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, Any]:
-    topic = operations.config.topics.get(one.topic)
+    topic = operations.topics().get(one.topic)
     if one.raw is None or topic is None:
         text = _("%(size)s bytes") % {"size": one.size}
     elif one.key is not None:

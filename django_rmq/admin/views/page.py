@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -33,9 +34,10 @@ from django_rmq.exceptions import (
     NotPermitted,
     RmqError,
     ServerTrouble,
+    UnknownSchedule,
     UnknownTopic,
 )
-from django_rmq.operations import Actor, BulkProgress, Operations, Permission
+from django_rmq.operations import Actor, BulkProgress, Operations, Permission, TopicRule, topic_permission
 
 _LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
     name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
@@ -95,12 +97,13 @@ def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable
         @wraps(view)
         def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> Answer | HttpResponse:
             request.current_app = self.admin_site.name
+            request.rmq_needed = permissions  # type: ignore[attr-defined]
             try:
                 self.operations(request).actor.require(*permissions)
                 return view(self, request, *args, **kwargs)
             except NotPermitted as error:
                 raise PermissionDenied(str(error)) from error
-            except UnknownTopic as error:
+            except (UnknownTopic, UnknownSchedule) as error:
                 raise Http404(str(error)) from error
             except (RmqError, ImportError) as error:
                 return self.trouble(request, error)
@@ -120,8 +123,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     # --- permissions and addresses
 
     def operations(self, request: HttpRequest) -> Operations:
-        """Return the operations of the user of this request."""
-        return Operations(Actor.of_user(request.user, "admin"))
+        """Return the operations of the user of this request, with the topics that the user may know of."""
+        try:
+            rule: TopicRule | None = request.rmq_rule  # type: ignore[attr-defined]
+        except AttributeError:
+            rule = request.rmq_rule = _topic_rule(request)  # type: ignore[attr-defined]
+        return Operations(Actor.of_user(request.user, "admin", rule))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
@@ -139,13 +146,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
-        """Return the topic of this name, if it is declared; there is no table to query."""
-        return self.model(name=object_id) if object_id in self.operations(request).config.topics else None
+        """Return the topic of this name, if the user may know of it; there is no table to query."""
+        return self.model(name=object_id) if object_id in self.operations(request).topics() else None
 
     def asked(self, request: HttpRequest, object_id: str) -> tuple[Operations, Topic]:
-        """Return the user's operations, and the topic in an address. Raises ``UnknownTopic``."""
+        """Return the user's operations, and the topic in an address, for what the page requires. Raises ``UnknownTopic``."""
         operations = self.operations(request)
-        return operations, operations.config.topic(unquote(object_id))
+        return operations, operations.declared(unquote(object_id), *getattr(request, "rmq_needed", ()))
 
     def url(self, name: str, *args: str) -> str:
         """Return the address of one of RMQ's pages on this admin site."""
@@ -254,6 +261,19 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             _complain(type(error), "A page of the admin could not be shown: %s", error)
             return Trouble(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
         return Trouble(_("This action is not possible."), text), 400
+
+
+def _topic_rule(request: HttpRequest) -> TopicRule | None:
+    """Return which topics the user may know of, as the class says that decides it for REST; None without one."""
+    permission = topic_permission()
+    if permission is None:
+        return None
+
+    def ask(topic: Topic, needed: Permission) -> bool:
+        view = SimpleNamespace(request=request, needed=needed)
+        return bool(permission.has_object_permission(request, view, topic))
+
+    return TopicRule(ask)
 
 
 # --- messages above the next page

@@ -15,7 +15,7 @@ from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses, Trouble, is_late
 from django_rmq.admin.views.page import Pages, page, tell
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble
+from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
 from django_rmq.operations import Operations, Permission, ScheduleStats
 
 CATCH_UPS = {"none": gettext_lazy("none"), "last": gettext_lazy("the last one"), "all": gettext_lazy("all")}
@@ -79,7 +79,7 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
         else:
             messages.error(request, _("This action is not available for these messages."))
     except CallerError as error:
-        if isinstance(error, NotPermitted):
+        if isinstance(error, (NotPermitted, UnknownSchedule)):
             raise
         messages.error(request, str(error))
     return HttpResponseRedirect(pages.url("schedules"))
@@ -134,7 +134,7 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "is_late": is_late(one),
         "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "problem": visible(one.problem),
-        "url": pages.url("change", quote(one.topic)) if one.topic in operations.config.topics else "",
+        "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
         "edit_url": pages.url("schedule", quote(one.name)),
     }
 

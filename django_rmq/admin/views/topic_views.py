@@ -163,8 +163,8 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "verdict": verdict_of(pages, operations.shared_health([figures], figures.workers_problem)),
         "back": back_of(request.GET.urlencode()),
         "may": {
-            "send": operations.actor.may(Permission.SEND),
-            "pause": operations.actor.may(Permission.PAUSE),
+            "send": operations.may(topic, Permission.SEND),
+            "pause": operations.may(topic, Permission.PAUSE),
         },
         "notes": [
             _("Only %(looked)s of %(slots)s slots were read.")

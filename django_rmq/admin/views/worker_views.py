@@ -235,7 +235,7 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
 def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
     operations = pages.operations(request)
     found = operations.worker_overview()
-    known = operations.config.topics
+    known = operations.topics()
     return {
         "heading": _("Workers"),
         "here": _("Workers"),

@@ -332,6 +332,13 @@ class RunningMessageAnswer(ResponseSerializer):
     )
     p99_ms = maybe(serializers.FloatField, help_text="99 of 100 calls of the topic took no longer")
     attempt = serializers.IntegerField()
+    progress = maybe(
+        serializers.FloatField,
+        help_text="The part that is done, from 0 to 1; null if the listener has not reported any",
+    )
+    progress_text = serializers.CharField(
+        allow_blank=True, help_text="What the listener says about it; empty without `view_bodies`"
+    )
     worker = serializers.CharField()
     host = serializers.CharField()
     pid = serializers.IntegerField()
@@ -357,6 +364,8 @@ def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, ob
         "p50_ms": usual.p50_ms if usual else None,
         "p99_ms": usual.p99_ms if usual else None,
         "attempt": call.attempt,
+        "progress": call.progress,
+        "progress_text": call.progress_text,
         "worker": one.worker,
         "host": one.report.host,
         "pid": one.report.pid,

@@ -29,6 +29,7 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
+from django_rmq.operations.message_view import is_withheld
 from django_rmq.operations.messages import identified
 from django_rmq.operations.stats import WorkerStats
 from django_rmq.worker.worker_reports import FORGET_MS
@@ -145,7 +146,7 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
         and not (report.state == "stopping" and report.at_ms >= now_ms - STOPPING_MS)
     ]
     running = [
-        RunningMessage(call, topics[call.topic], worker, report)
+        RunningMessage(_as_shown(context, call, topics[call.topic]), topics[call.topic], worker, report)
         for worker, report in reports.items()
         if worker in live
         for call in report.calls
@@ -163,6 +164,15 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
         sorted(running, key=lambda one: one.call.since_ms),
         sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
     )
+
+
+def _as_shown(context: OperationContext, call: RunningCall, topic: Topic) -> RunningCall:
+    # The text is written by a listener, which may quote the body.
+    if call.progress_text and (
+        not context.actor.may(Permission.VIEW_BODIES) or is_withheld(context.actor, topic)
+    ):
+        return call._replace(progress_text="")
+    return call
 
 
 def live_worker(

@@ -2,7 +2,7 @@
 
 A report is one field of a hash in Redis. A worker that leaves deletes its own, so a report without a live worker is that of
 a process that vanished. Reports are only shown: no other worker depends on them, and a report that cannot be written is
-skipped. They contain sealed ids, and nothing of the messages themselves.
+skipped. They contain sealed ids and what listeners report of their progress, and nothing of the messages themselves.
 
 With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, to stop, or for
 the stacks of messages that it runs.
@@ -30,6 +30,7 @@ from django_rmq.core.commands.registry import (
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.replies import MAX_TEXT, cut_error
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,
@@ -85,6 +86,7 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
                 since_ms,
                 message.max_retries - message.retries_left + 1,
                 str(thread.name),
+                *_progress(message.reported),
             )
             for message in batch.running()
         ]
@@ -110,6 +112,13 @@ def _innermost(stack: str) -> str:
     cut = stack[-LONGEST_STACK:]
     # It begins with a whole call, if there is one.
     return cut[max(0, cut.find('  File "')) :]
+
+
+def _progress(reported: tuple[float, str] | None) -> tuple[float | None, str]:
+    if reported is None:
+        return None, ""
+    fraction, text = reported
+    return float(fraction), cut_error(str(text), MAX_TEXT).decode()
 
 
 class ReportDuty:

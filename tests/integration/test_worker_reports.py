@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
@@ -29,7 +30,7 @@ from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.keys import reports_key, stacks_key, times_key, worker_requests_key
-from django_rmq.core.model.message import message_id
+from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import LATENESS_BUCKETS
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
@@ -66,7 +67,10 @@ REPORT = WorkerReport(
     taken=1,
     messages=3,
     running=1,
-    calls=(RunningCall("timed", "1~sealed", 900, 1, "rmq-executor-0"),),
+    calls=(
+        RunningCall("timed", "1~sealed", 900, 1, "rmq-executor-0"),
+        RunningCall("timed", "1~other", 950, 1, "rmq-executor-1", 0.25, "page 1"),
+    ),
 )
 
 
@@ -116,11 +120,30 @@ def test_a_report_is_read_as_it_was_written() -> None:
         {"calls": [["timed", "id"]]},
         {"calls": [["timed", "id", "soon", 1, "thread"]]},
         {"calls": {"a": 1}},
+        {"progress": [[None, ""]]},
+        {"progress": [["half", ""], [None, ""]]},
+        {"progress": [[0.5, None], [None, ""]]},
+        {"progress": {"a": 1}},
     ],
 )
 def test_a_report_of_another_form_is_not_read(changed: dict[str, Any]) -> None:
     text = json.dumps({**json.loads(REPORT.encode()), **changed})
     assert decode(text.encode()) is None
+
+
+def test_a_report_without_progress_is_one_of_an_earlier_version() -> None:
+    without = replace(REPORT, calls=REPORT.calls[:1])
+    assert "progress" not in json.loads(without.encode())
+    given = json.loads(REPORT.encode())
+    # What an earlier version reads of a call, and what it does not look for.
+    assert [len(call) for call in given["calls"]] == [5, 5]
+    assert given.pop("progress") == [[None, ""], [0.25, "page 1"]]
+    found = decode(json.dumps(given).encode())
+    assert found is not None
+    assert [(one.id, one.progress, one.progress_text) for one in found.calls] == [
+        ("1~sealed", None, ""),
+        ("1~other", None, ""),
+    ]
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"[]", b"1", b"\xff", b"[" * 100_000, b"{}"])
@@ -134,11 +157,13 @@ def test_long_texts_and_lists_of_a_report_are_cut() -> None:
         **json.loads(REPORT.encode()),
         "host": "h" * 9_999 + "\ud800",
         "code": "\ud800",
-        "calls": [call] * 999,
+        "calls": [call[:5]] * 999,
+        "progress": [[0.5, "p" * 999]] * 999,
     }
     found = decode(json.dumps(given).encode())
     assert found is not None
     assert (len(found.host), found.code, len(found.calls)) == (200, "?", MOST_CALLS)
+    assert {len(one.progress_text) for one in found.calls} == {200}
 
 
 # --- what a worker writes
@@ -584,6 +609,70 @@ def test_rest_lists_running_messages(shop: Any, staff: Callable[..., Client]) ->
     assert one["running_ms"] == answer["now_ms"] - since_ms >= 60_000
     assert 500 <= one["p50_ms"] < one["p99_ms"] <= 1_000
     assert (other["p50_ms"], other["p99_ms"], answer["unlisted"]) == (None, None, 3)
+
+
+# --- how far a listener has got
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_a_worker_reports_the_progress_of_what_it_runs_without_a_round_trip(shop: Any, kind: str) -> None:
+    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
+    written: list[bool] = []
+
+    def hang(message: Message) -> None:
+        written.append(message.progress(0.25, "first"))
+        written.append(message.progress(0.5, "é" * 300))
+        began.set()
+        assert go.wait(5 * LONG)
+
+    async def ahang(message: Message) -> None:
+        written.append(await message.aprogress(0.25, "first"))
+        written.append(await message.aprogress(0.5, "é" * 300))
+        began.set()
+        # It blocks the loop, which is all that the worker has to do.
+        assert go.wait(5 * LONG)
+
+    send(shop, topic, [1])
+    with Worker(shop, topic, hang if kind == "thread" else ahang) as worker:
+        try:
+            assert began.wait(LONG)
+            # The topic has no OUTCOME_RETENTION, so nothing is written for its status.
+            assert written == [False, False]
+            duty = ReportDuty(shop, "w", 1, "", worker.dispatcher.batches, lambda: 1.0)
+            (call,) = duty.report(shop.now_ms()).calls
+            assert (call.progress, call.progress_text) == (0.5, "é" * 100)
+        finally:
+            go.set()
+
+
+@pytest.mark.django_db
+def test_progress_is_shown_with_its_text_to_who_may_read_bodies(
+    shop: Any, staff: Callable[..., Client]
+) -> None:
+    join(shop, "live", "timed", "other")
+    now_ms = shop.now_ms()
+    calls = (
+        RunningCall("timed", "1~id", now_ms, 1, "thread", 0.999, "<b>card 4111</b>"),
+        RunningCall("other", "2~id", now_ms, 1, "thread"),
+    )
+    report(shop, "live", calls=calls, running=2)
+    reader, viewer = staff("view_topic", "view_bodies"), staff("view_topic")
+    running = reverse("admin:django_rmq_topic_running")
+    page = reader.get(running).content.decode()
+    assert "99 %" in page and "&lt;b&gt;card 4111" in page
+    page = viewer.get(running).content.decode()
+    assert "99 %" in page and "card 4111" not in page
+    told = {one["topic"]: one for one in reader.get("/api/rmq/running/").json()["results"]}
+    assert (told["timed"]["progress"], told["timed"]["progress_text"]) == (0.999, "<b>card 4111</b>")
+    assert (told["other"]["progress"], told["other"]["progress_text"]) == (None, "")
+    told = {one["topic"]: one for one in viewer.get("/api/rmq/running/").json()["results"]}
+    assert (told["timed"]["progress"], told["timed"]["progress_text"]) == (0.999, "")
+    # A topic whose bodies are redacted shows no text to anybody.
+    rmq = {**settings.RMQ, "ADMIN": {"FORMATTER": {"timed": "tests.browser.shop.redaction.hide_numbers"}}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(shop):
+        assert "card 4111" not in reader.get(running).content.decode()
+    report(shop, "live", calls=calls[1:], running=1)
+    assert "Progress" not in reader.get(running).content.decode()
 
 
 # --- where a listener is

@@ -5,6 +5,7 @@ What they run, over all topics, is a page of its own.
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 from django.contrib import messages
@@ -197,6 +198,7 @@ def _running(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         "now_ms": found.now_ms,
         "lines": _calls(pages, found),
         "unlisted": found.unlisted,
+        "shows_progress": any(one.call.progress is not None for one in found.messages),
         "may_cancel": operations.actor.may(Permission.DELETE),
         "may_stack": operations.actor.may(Permission.VIEW_STACK),
         "workers_url": pages.url("workers"),
@@ -223,6 +225,8 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,
                 "is_unusual": found.is_unusual(one),
                 "attempt": call.attempt,
+                "percent": None if call.progress is None else math.floor(call.progress * 100),
+                "progress_text": visible(call.progress_text),
                 "thread": visible(call.thread),
                 "worker": one.worker[:8],
                 "host": visible(one.report.host),

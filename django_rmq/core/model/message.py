@@ -39,13 +39,15 @@ class DeliveryControl(Protocol):
 class DeliveryHandle:
     """The part of a delivery that its listener uses to extend it, to report progress, and to see that it has to stop."""
 
-    __slots__ = ("_holder", "_reported_at", "stopped")
+    __slots__ = ("_holder", "_reported_at", "reported", "stopped")
 
     topic: Topic
     _holder: DeliveryControl | None
     """The holder of the delivery. None if this object reports neither extensions nor progress."""
     _reported_at: float
     """When the progress was last reported (monotonic)."""
+    reported: tuple[float, str] | None
+    """The fraction and the text that the listener reported last. The worker carries them in its next report about itself."""
     stopped: str
     """Why the listener has to stop: ``cancelled`` or ``overran``; empty if it may continue."""
 
@@ -63,21 +65,22 @@ class DeliveryHandle:
         return await asyncio.to_thread(self.extend)
 
     def progress(self, fraction: float, text: str = "") -> bool:
-        """Report that ``fraction`` (from 0 to 1) of the work is done, for its status (topics with OUTCOME_RETENTION).
+        """Report that ``fraction`` (from 0 to 1) of the work is done: workers say it of what they run, without a round trip.
 
-        ``text``: what to say about it, of which 200 bytes are kept. At most one report per second is written;
-        the others are left out, except one with 1. Returns whether it was written: False also if the delivery
-        has ended, if Redis is unavailable, and on topics without OUTCOME_RETENTION.
+        ``text``: what to say about it, of which 200 bytes are kept. On topics with OUTCOME_RETENTION it is also written to
+        the status of the message: at most once per second; the others are left out, except one with 1. Returns whether
+        it was written there: False also if the delivery has ended, and if Redis is unavailable.
         """
-        return self._is_to_report(fraction) and self._report(fraction, text)
+        return self._is_to_report(fraction, text) and self._report(fraction, text)
 
     async def aprogress(self, fraction: float, text: str = "") -> bool:
         """Do what ``progress`` does, from a coroutine, without blocking its event loop."""
-        return self._is_to_report(fraction) and await asyncio.to_thread(self._report, fraction, text)
+        return self._is_to_report(fraction, text) and await asyncio.to_thread(self._report, fraction, text)
 
-    def _is_to_report(self, fraction: float) -> bool:
+    def _is_to_report(self, fraction: float, text: str) -> bool:
         if not (is_number(fraction) and 0 <= fraction <= 1):
             raise ValueError(f"the progress of a message must be from 0 to 1, got {abbreviated(fraction)}")
+        self.reported = (fraction, text)
         now = time.monotonic()
         is_soon = now - self._reported_at < PROGRESS_SECONDS
         if not self.topic.outcome_retention_ms or (is_soon and fraction < 1):
@@ -149,6 +152,7 @@ class Message(DeliveryHandle, Generic[Body]):
     ) -> None:
         self._holder = holder
         self._reported_at = -math.inf
+        self.reported = None
         self.topic = topic
         self.slot = slot
         self.receipt = receipt

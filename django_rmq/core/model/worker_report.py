@@ -29,6 +29,9 @@ MOST_STACKS = 8
 LONGEST_STACK = 16_000
 """Maximum number of characters of a stack: its innermost calls."""
 
+_CALL_VALUES = 5
+"""How many values of a call are in the list of calls. Its progress is in a list beside it."""
+
 _OTHER_FORM = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What reading a text raises that no worker wrote."""
 
@@ -47,6 +50,10 @@ class RunningCall(NamedTuple):
     """When the call of the listener began, by the clock of Redis."""
     attempt: int
     thread: str
+    progress: float | None = None
+    """The part that is done, from 0 to 1; None: the listener has not reported any."""
+    progress_text: str = ""
+    """What the listener says about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +88,20 @@ class WorkerReport:
 
     def encode(self) -> str:
         """Return the text that Redis keeps."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        found = asdict(self)
+        # Earlier versions read calls of five values, and do not know of progress.
+        found["calls"] = [call[:_CALL_VALUES] for call in self.calls]
+        if any(call.progress is not None for call in self.calls):
+            found["progress"] = [call[_CALL_VALUES:] for call in self.calls]
+        return json.dumps(found, separators=(",", ":"))
 
 
 def decode(text: bytes) -> WorkerReport | None:
     """Return the report in a text, or None if another program wrote it."""
     try:
         given = json.loads(text)
+        calls = given["calls"][:MOST_CALLS]
+        progress = given.get("progress", [(None, "")] * len(calls))[:MOST_CALLS]
         return WorkerReport(
             at_ms=_whole(given["at_ms"]),
             host=_short(given["host"]),
@@ -103,9 +117,17 @@ def decode(text: bytes) -> WorkerReport | None:
             running=_whole(given["running"]),
             calls=tuple(
                 RunningCall(
-                    _short(topic), _short(message, LONGEST_ID), _whole(since), _whole(attempt), _short(thread)
+                    _short(topic),
+                    _short(message, LONGEST_ID),
+                    _whole(since),
+                    _whole(attempt),
+                    _short(thread),
+                    None if done is None else min(1.0, _finite(done)),
+                    _short(words),
                 )
-                for topic, message, since, attempt, thread in given["calls"][:MOST_CALLS]
+                for (topic, message, since, attempt, thread), (done, words) in zip(
+                    calls, progress, strict=True
+                )
             ),
             state=_short(given.get("state", "")),
             parent=_whole(given.get("parent", 0)),

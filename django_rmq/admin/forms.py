@@ -11,10 +11,19 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.core.model.body_codec import encode_body, exact_json
-from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT
+from django_rmq.core.model.limits import (
+    FASTEST,
+    LARGEST,
+    LONGEST_WAIT,
+    MAX_PRIORITY,
+    MAX_TIMEOUT,
+    SHORTEST_WAIT,
+    SLOWEST,
+)
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
+from django_rmq.operations import TopicLimits
 from django_rmq.operations.sends import body_schema
 
 TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
@@ -96,6 +105,50 @@ class PurgeForm(QuestionForm):
         if name != self.topic.name:
             raise forms.ValidationError(_("This is not the name of the topic."))
         return name
+
+
+class LimitsForm(forms.Form):
+    """The limits of a topic at run time."""
+
+    max_rate = forms.FloatField(
+        label=_("Messages per second"),
+        required=False,
+        min_value=0,
+        max_value=FASTEST,
+        widget=forms.NumberInput(attrs={"step": "any"}),
+    )
+    max_in_flight = forms.IntegerField(
+        label=_("Messages in flight at most"), required=False, min_value=0, max_value=LARGEST - 1
+    )
+
+    def __init__(self, found: TopicLimits, data: Any = None) -> None:
+        changed = found.changed.values if found.changed is not None else {}
+        super().__init__(
+            data,
+            initial={name: value or 0 for name, value in changed.items()},
+            auto_id="rmq-%s",
+            label_suffix="",
+        )
+        for name, field in self.fields.items():
+            field.help_text = _("Leave empty for the settings (%(value)s). 0: no limit.") % {
+                "value": limit_text(getattr(found.declared, name))
+            }
+
+    def clean_max_rate(self) -> float | None:
+        value: float | None = self.cleaned_data["max_rate"]
+        if value and value < SLOWEST:
+            raise forms.ValidationError(_("This is slower than the slowest rate, 0.000001."))
+        return value
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The limits that were given."""
+        return {name: value or None for name, value in self.cleaned_data.items() if value is not None}
+
+
+def limit_text(value: float | None) -> str:
+    """Return a limit as text."""
+    return str(_("no limit")) if value is None else f"{value:.9g}"
 
 
 class BodyForm(forms.Form):

@@ -36,7 +36,7 @@ class TopicAdmin(Pages):
     changelist_view = dashboard.changelist_view
     dashboard_live_view, pin_view = dashboard.live_view, dashboard.pin_view
     change_view = topic_views.change_view
-    topic_live_view = topic_views.live_view
+    topic_live_view, limits_view = topic_views.live_view, topic_views.limits_view
     export_view = export_views.export_view
     message_view, raw_view = message_views.message_view, message_views.raw_view
     edit_view, send_view = send_views.edit_view, send_views.send_view
@@ -74,6 +74,7 @@ class TopicAdmin(Pages):
             at("<str:object_id>/history/", self.history_view, "history"),
             at("<str:object_id>/send/", self.send_view, "send"),
             at("<str:object_id>/act/", self.act_view, "act"),
+            at("<str:object_id>/limits/", self.limits_view, "limits"),
             at("<str:object_id>/export/", self.export_view, "export"),
             at("<str:object_id>/causes/", self.topic_causes_view, "topic_causes"),
             at("<str:object_id>/claims/", self.claims_view, "claims"),

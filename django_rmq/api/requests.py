@@ -22,12 +22,14 @@ from rest_framework.settings import api_settings
 from django_rmq.api.schema import shaped
 from django_rmq.core.model.limits import (
     BATCH,
+    FASTEST,
     LARGEST,
     MAX_AGE,
     MAX_DURATION_MS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     MAX_TIMEOUT,
+    SLOWEST,
     is_number,
     is_whole,
 )
@@ -252,6 +254,25 @@ def wanted(values: dict[str, Any]) -> Filter:
     """Return the filter from validated values."""
     names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: values[name] for name in names if name in values})
+
+
+class LimitsFields(Strict):
+    """Limits of a topic at run time. One that is left out is that of the settings; null: there is none."""
+
+    max_rate = Number(
+        required=False,
+        allow_null=True,
+        min_value=SLOWEST,
+        max_value=FASTEST,
+        help_text="Deliveries per second of the topic",
+    )
+    max_in_flight = Whole(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=LATEST_MS,
+        help_text="Messages that run at the same time",
+    )
 
 
 class MessagesQuery(FilterFields):

@@ -13,12 +13,15 @@ from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute
 from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
+from django_rmq.core.model.run_time_limits import LIMITS
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
 from django_rmq.operations import (
     Permission,
     RunningMessages,
     SlotsStats,
     TopicCounters,
+    TopicLimits,
     TopicStats,
     WorkerStack,
 )
@@ -81,6 +84,34 @@ class OneTopicAnswer(TopicAnswer):
     )
 
 
+class LimitsAnswer(ResponseSerializer):
+    """The limits of a topic in effect, and those of its settings. null: there is no limit."""
+
+    topic = serializers.CharField()
+    max_rate = maybe(serializers.FloatField, help_text="Deliveries per second of the topic")
+    max_in_flight = maybe(help_text="Messages that run at the same time")
+    declared_max_rate = maybe(serializers.FloatField, help_text="max_rate of the settings")
+    declared_max_in_flight = maybe(help_text="max_in_flight of the settings")
+    changed = serializers.ListField(
+        child=serializers.CharField(), help_text="The limits that were changed at run time"
+    )
+    changed_by = maybe(serializers.CharField, help_text="Who changed them")
+    changed_ms = maybe(help_text="When they were changed")
+
+
+def limits(found: TopicLimits) -> dict[str, Any]:
+    """Return the limits of a topic."""
+    changed = found.changed
+    return {
+        "topic": found.topic.name,
+        **{name: getattr(found.topic, name) for name in LIMITS},
+        **{f"declared_{name}": getattr(found.declared, name) for name in LIMITS},
+        "changed": [name for name in LIMITS if changed is not None and name in changed.values],
+        "changed_by": changed.by if changed is not None else None,
+        "changed_ms": changed.at_ms if changed is not None else None,
+    }
+
+
 class TopicsAnswer(ResponseSerializer):
     """All topics."""
 
@@ -108,9 +139,8 @@ def topic(one: TopicStats) -> dict[str, Any]:
     }
 
 
-def one_topic(one: TopicStats, body_schema: dict[str, Any] | None) -> dict[str, object]:
+def one_topic(one: TopicStats, declared: Topic, body_schema: dict[str, Any] | None) -> dict[str, object]:
     """Return a topic's figures, its order and limits, and the JSON schema of its bodies."""
-    declared = one.topic
     return {
         **topic(one),
         "order": declared.order if declared.is_fifo else None,
@@ -445,7 +475,37 @@ class TopicView(RmqView):
         """Show one topic with its figures, its order and limits, and the type of its bodies."""
         declared = self.topic(topic)
         figures = self.operations.topic(declared.name)
-        return Response(one_topic(figures, body_schema(declared)))
+        in_effect = self.operations.topic_limits(declared.name).topic
+        return Response(one_topic(figures, in_effect, body_schema(declared)))
+
+
+class LimitsView(RmqView):
+    """``topics/{topic}/limits/``."""
+
+    needs = {"GET": Permission.VIEW, "POST": Permission.PAUSE, "DELETE": Permission.PAUSE}
+
+    @documented("limits", answers={200: LimitsAnswer}, errors=[404])
+    def get(self, request: Request, topic: str) -> Response:
+        """Show the limits of a topic in effect, and what was changed at run time."""
+        return Response(limits(self.operations.topic_limits(self.topic(topic).name)))
+
+    @documented(
+        "change_limits",
+        takes=requests.LimitsFields,
+        answers={200: LimitsAnswer},
+        errors=[400, 404],
+        examples={"slower": {"max_rate": 5}, "no limit": {"max_rate": None, "max_in_flight": None}},
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Change limits of a topic at run time; workers apply them within five seconds."""
+        declared = self.topic(topic)
+        asked = self.read(requests.LimitsFields, request.data)
+        return Response(limits(self.operations.change_limits(declared.name, asked)))
+
+    @documented("reset_limits", answers={200: LimitsAnswer}, errors=[404])
+    def delete(self, request: Request, topic: str) -> Response:
+        """Return a topic to the limits of its settings."""
+        return Response(limits(self.operations.reset_limits(self.topic(topic).name)))
 
 
 class StatsView(RmqView):

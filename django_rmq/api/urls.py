@@ -35,6 +35,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "purge": (f"{TOPIC}purge/", actions.PurgeView),
     "pause": (f"{TOPIC}pause/", actions.PauseView),
     "resume": (f"{TOPIC}resume/", actions.ResumeView),
+    "limits": (f"{TOPIC}limits/", topics.LimitsView),
     "prepare": (f"{TOPIC}prepare/", deliveries.PrepareView),
     "commit": (f"{TOPIC}commit/", deliveries.CommitView),
     "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),

@@ -30,11 +30,13 @@ from django_rmq.conf.values import (
 from django_rmq.core.model.keys import check_slots, check_topic_name
 from django_rmq.core.model.limits import (
     BATCH,
+    FASTEST,
     LONGEST_WAIT,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     MAX_TIMEOUT,
     SHORTEST_WAIT,
+    SLOWEST,
     is_number,
 )
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -170,9 +172,6 @@ def slots(value: object) -> int:
 time_range = in_ms(SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
 """Returns TIME_RANGE or MAX_WAIT."""
 
-SLOWEST, FASTEST = 1e-6, 1e6
-"""The bounds of MAX_RATE. A slot counts its rate in whole µs from one delivery to the next."""
-
 
 class PerSlot(NamedTuple):
     """A rate that holds for each slot."""
@@ -276,6 +275,9 @@ _ONLY = (
     ("ON_DUPLICATE", TopicType.FIFO),
 )
 """Settings that topics of one type have."""
+
+SETTINGS_OF_TYPES: Mapping[str, TopicType] = MappingProxyType(dict(_ONLY))
+"""The same by their keys."""
 
 
 def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, Topic]:

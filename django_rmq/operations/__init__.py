@@ -52,7 +52,15 @@ from django_rmq.operations.stats import (
     WorkerStats,
 )
 from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
-from django_rmq.operations.topics import UndeclaredTopic
+from django_rmq.operations.topics import (
+    TopicCard,
+    TopicLimits,
+    UndeclaredTopic,
+    change_limits,
+    reset_limits,
+    topic_card,
+    topic_limits,
+)
 from django_rmq.operations.wait_reasons import Hold
 from django_rmq.operations.worker_overview import (
     MessageStacks,
@@ -80,6 +88,8 @@ class Operations(OperationContext):
     shared_outbox, shared_schedules = reports.shared_outbox, reports.shared_schedules
     shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
     flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
+    topic_card, topic_limits = topic_card, topic_limits
+    change_limits, reset_limits = change_limits, reset_limits
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
@@ -154,7 +164,9 @@ __all__ = [
     "ScheduleStats",
     "SlotStats",
     "SlotsStats",
+    "TopicCard",
     "TopicCounters",
+    "TopicLimits",
     "TopicMetrics",
     "TopicRule",
     "TopicStats",

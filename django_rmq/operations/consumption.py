@@ -28,11 +28,13 @@ from django_rmq.core.consumer.failures import chosen_delay
 from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure, Prepared
+from django_rmq.core.model.run_time_limits import limited
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
 from django_rmq.operations.authorization import Actor, Permission
 from django_rmq.operations.context import OperationContext
+from django_rmq.operations.shared_reads import shared_limits
 
 _SIGNER_SALT = "django_rmq.operations.consumption"
 
@@ -542,4 +544,5 @@ class Deliveries:
 
 def deliveries_of(context: OperationContext, name: str) -> Deliveries:
     """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
-    return Deliveries(context.actor, context.agreed(name, Permission.CONSUME), context.broker)
+    topic = limited(context.agreed(name, Permission.CONSUME), shared_limits(context).get(name))
+    return Deliveries(context.actor, topic, context.broker)

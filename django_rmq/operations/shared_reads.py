@@ -22,6 +22,7 @@ from uuid import uuid4
 from django_rmq import connections
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -31,7 +32,7 @@ from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
-from django_rmq.operations.topics import UndeclaredTopic, some_stranded
+from django_rmq.operations.topics import UndeclaredTopic, changed_limits, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
 
 KEPT_MS = 2_000
@@ -121,6 +122,11 @@ def shared_servers(context: OperationContext) -> list[ServerInfo]:
     return _shared(
         ("servers", id(context.config), context.broker), lambda: read_servers(context) or [], KEPT_SECONDS
     )
+
+
+def shared_limits(context: OperationContext) -> dict[str, RunTimeLimits]:
+    """Return the limits that were changed at run time, as of at most five seconds ago. Raises ``ServerTrouble``."""
+    return _shared(("limits", context.broker), partial(changed_limits, context.broker), OTHERS_SECONDS)
 
 
 def shared_workers(context: OperationContext) -> WorkerOverview:
@@ -249,6 +255,7 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
 __all__ = [
     "shared_deaths",
     "shared_flow",
+    "shared_limits",
     "shared_outbox",
     "shared_schedules",
     "shared_servers",

@@ -1,4 +1,4 @@
-"""Topics as a whole: their definitions, and the end of a topic that is no longer declared."""
+"""Topics as a whole: their rules and definitions, limits at run time, and the end of a topic that is no longer declared."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
+from django.conf import settings
+
+from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import topic_registration
-from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands import inspect, operate, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.replies import Death, Entry
+from django_rmq.core.model.run_time_limits import LIMITS, RunTimeLimits, check_limit, limited
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.topic_registration import Difference
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.durations import duration_text
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
+from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import from_entry
+from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import serving
+from django_rmq.worker.listener_registry import Listener, listeners
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,166 @@ def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
         topic_registration.apply(broker, topic)
         return Defined(topic, "applied", found.registered, found.differences)
     return found
+
+
+class TopicLimits(NamedTuple):
+    """The limits of a topic that can be changed at run time."""
+
+    declared: Topic
+    """The topic with the limits of its settings."""
+    topic: Topic
+    """The topic with the limits in effect."""
+    changed: RunTimeLimits | None
+    """What a person has changed, or None if the settings are in effect."""
+
+    @property
+    def different(self) -> list[str]:
+        """The limits that differ from the settings."""
+        return [name for name in LIMITS if getattr(self.topic, name) != getattr(self.declared, name)]
+
+
+def topic_limits(context: OperationContext, name: str) -> TopicLimits:
+    """Return the limits of a topic in effect."""
+    topic = context.present(name, Permission.VIEW)
+    changed = changed_limits(context.broker).get(name)
+    return TopicLimits(topic, limited(topic, changed), changed)
+
+
+def changed_limits(broker: Broker) -> dict[str, RunTimeLimits]:
+    """Return the limits that were changed at run time, by topic. Raises ``ServerTrouble``."""
+    try:
+        return broker.run(registry.read_run_time_limits())
+    except ServerTrouble:
+        raise
+    except RmqError:
+        # Another program has put a value of another type in their place, and workers apply the settings.
+        return {}
+
+
+def change_limits(context: OperationContext, name: str, values: Mapping[str, object]) -> TopicLimits:
+    """Let limits take precedence over the settings; those that are not in ``values`` are those of the settings.
+
+    Workers apply them within five seconds, without a restart. ``values``: max_rate and max_in_flight; None is no limit.
+    Raises ``InvalidRequest``.
+    """
+    topic = context.present(name, Permission.PAUSE)
+    if not values or not set(values) <= set(LIMITS):
+        raise InvalidRequest(f"give one or more of {', '.join(LIMITS)}")
+    try:
+        checked = {limit: check_limit(limit, value) for limit, value in values.items()}
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    before = limited(topic, changed_limits(context.broker).get(name))
+    changed = RunTimeLimits(checked, context.actor.name, context.broker.now_ms())
+    context.broker.run(registry.write_run_time_limits(name, changed))
+    found = TopicLimits(topic, limited(topic, changed), changed)
+    context.record("change limits", name, {"changed": 1}, _change(before, found.topic))
+    return found
+
+
+def reset_limits(context: OperationContext, name: str) -> TopicLimits:
+    """Return a topic to the limits of its settings. Workers apply them within five seconds."""
+    topic = context.present(name, Permission.PAUSE)
+    before = limited(topic, changed_limits(context.broker).get(name))
+    if context.broker.run(registry.delete_run_time_limits(name)):
+        context.record("reset limits", name, {"changed": 1}, _change(before, topic))
+    return TopicLimits(topic, topic, None)
+
+
+def _change(before: Topic, after: Topic) -> str:
+    """Return the text of the audit trail about limits."""
+    changes = []
+    for name in LIMITS:
+        was, now = getattr(before, name), getattr(after, name)
+        changes.append(f"{name} {_limit(was)} -> {_limit(now)}" if was != now else f"{name} {_limit(now)}")
+    return ", ".join(changes)
+
+
+def _limit(value: float | None) -> str:
+    return "none" if value is None else f"{value:.9g}"
+
+
+class SettingInEffect(NamedTuple):
+    """One setting of a topic."""
+
+    key: str
+    """The key in ``RMQ["TOPICS"][name]``."""
+    value: str
+    """As text in the form of the settings."""
+    origin: str
+    """topic: its own options have it. defaults: TOPIC_DEFAULTS have it. Empty: it is the default of the package."""
+    registered: str
+    """The value in Redis, if it is another one; otherwise empty."""
+
+
+class TopicCard(NamedTuple):
+    """All rules of one topic."""
+
+    limits: TopicLimits
+    settings: list[SettingInEffect]
+    listener: Listener | None
+    """The function of this project that listens, or None if there is none in this process."""
+    schedules: list[ScheduleStats]
+    """The schedules that send to it."""
+
+
+def topic_card(context: OperationContext, name: str) -> TopicCard:
+    """Return all rules of a topic. Raises ``ServerTrouble``."""
+    found = topic_limits(context, name)
+    declared = context.declared(name)
+    different = compare(declared, context.broker.definitions()).differences
+    registered = {one.setting: str(one.registered) for one in different}
+    own, defaults = _given(settings.RMQ, "TOPICS", name), _given(settings.RMQ, "TOPIC_DEFAULTS")
+    rows = [
+        SettingInEffect(
+            key,
+            _value(declared, key),
+            "topic" if key in own else "defaults" if key in defaults else "",
+            registered.get(key, ""),
+        )
+        for key in TOPIC_KEYS
+        if SETTINGS_OF_TYPES.get(key, declared.type) is declared.type
+    ]
+    return TopicCard(found, rows, listeners().get(name), schedules(context, [name]))
+
+
+def _given(options: Any, *path: str) -> Mapping[str, object]:
+    """Return the options that the settings give at a place; topics of tasks and of schedules have none of their own."""
+    for step in path:
+        options = options.get(step, {})
+    return options if isinstance(options, Mapping) else {}
+
+
+_MILLISECONDS = ("TIME_RANGE", "MAX_WAIT", "OUTCOME_RETENTION")
+_SECONDS = ("TIMEOUT", "MAX_RUNTIME", "HARD_TIMEOUT", "DEAD_RETENTION")
+
+
+def _value(topic: Topic, key: str) -> str:
+    """Return the value of a setting as text."""
+    if key in ("BODY", "UPCAST") and topic.typed is not None:
+        return str(topic.typed.path if key == "BODY" else getattr(topic.typed, "upcast", None))
+    if key == "UPCAST":
+        return "None"
+    if key == "BACKOFF":
+        return _back_off(topic)
+    if key == "MAX_RATE" and topic.slot_rate is not None:
+        return f"{topic.slot_rate:.9g} per slot"
+    value = getattr(topic, TOPIC_KEYS[key][0])
+    if value is not None and key in _MILLISECONDS:
+        return duration_text(timedelta(milliseconds=value))
+    if value is not None and key in _SECONDS:
+        return duration_text(timedelta(seconds=value))
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _back_off(topic: Topic) -> str:
+    if topic.backoff.function is not None:
+        function: Any = topic.backoff.function
+        return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+    first, last = (
+        duration_text(timedelta(milliseconds=ms)) for ms in (topic.backoff.base_ms, topic.backoff.cap_ms)
+    )
+    return first if first == last else f"{first} to {last}"
 
 
 PAGE = 250
@@ -331,5 +501,6 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
                     f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
                 )
         yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
+    broker.run(registry.delete_run_time_limits(topic.name))
     broker.undefine(topic)
     yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)

@@ -14,6 +14,7 @@ from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.limits import is_retry
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
+from django_rmq.core.model.run_time_limits import limited
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
@@ -22,6 +23,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts
 from django_rmq.operations.stats import WorkerList, holding_of, survey, worker_list
+from django_rmq.operations.topics import changed_limits
 
 REASONS = (
     "paused",
@@ -152,6 +154,7 @@ def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> I
         yield Hold("behind_failed", message_id=named("retry", seen.failed[0]))
     if seen.looked.store is not None:
         yield from _behind(context.broker, topic, slot, seen.looked.store, named)
+    topic = limited(topic, changed_limits(context.broker).get(topic.name))
     if topic.max_in_flight:
         (figures,) = survey(context.broker, [topic]).topics
         if figures.prepare >= topic.max_in_flight:

@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from django.db import connections as databases
 from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core.commands.registry import read_run_time_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
 from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.consumer.progress import (
@@ -44,6 +46,7 @@ from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.log.worker_name import name_worker
+from django_rmq.core.model.run_time_limits import RunTimeLimits, limited
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
@@ -123,7 +126,11 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
     """Settle the messages that a dead process had in flight; return how many were given back."""
     try:
         broker = connections.get_broker("coordinator")
-        served = [connections.present(topic) for topic in topics]
+        changed: Mapping[str, RunTimeLimits] = {}
+        # Without them, the permits of a limit that was changed end with their lease.
+        with suppress(RmqError):
+            changed = broker.run(read_run_time_limits())
+        served = [limited(connections.present(topic), changed.get(topic.name)) for topic in topics]
         settled = settle(broker, served, notes)
         return_permits(broker, served, notes.owner)
     finally:
@@ -264,6 +271,9 @@ class WorkerProcess:
         duties_broker = connections.get_broker("coordinator")
         times = history.TimesCount(duties_broker) if config.history_retention else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
+        self._limited = {topic.name: topic for topic in self._topics}
+        """The topics with the limits that the dispatcher applies."""
+        self._read_limits()
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
         self.dispatcher.watchdog.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
@@ -336,6 +346,7 @@ class WorkerProcess:
                 self._state,
                 self.obey,
                 self._parent or 0,
+                self.limit,
             ),
         ]
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
@@ -429,6 +440,25 @@ class WorkerProcess:
         with self._publishing:
             self._is_quiet = request == "quiet"
         self._publish()
+
+    def _read_limits(self) -> None:
+        """Apply the limits that were changed before this worker began."""
+        # If Redis does not answer now, the first report reads them.
+        with suppress(RmqError):
+            self.limit(connections.get_broker("worker").run(read_run_time_limits()))
+
+    def limit(self, changed: Mapping[str, RunTimeLimits]) -> None:
+        """Apply the limits of topics that were changed at run time, and those of the settings to all others."""
+        now = {topic.name: limited(topic, changed.get(topic.name)) for topic in self._topics}
+        different = [topic for name, topic in now.items() if topic != self._limited[name]]
+        if different:
+            self._limited = now
+            self.dispatcher.change_limits(different)
+            logger.info(
+                "The limits of these topics have changed: %s",
+                ", ".join(topic.name for topic in different),
+                extra={"rmq_event": "limits_changed", "rmq_topics": [topic.name for topic in different]},
+            )
 
     def _publish(self) -> None:
         """Publish the topics that this worker serves: none while it is quiet, so that others get its slots."""

@@ -5,7 +5,7 @@ a process that vanished. Reports are only shown: no other worker depends on them
 skipped. They contain sealed ids and what listeners report of their progress, and nothing of the messages themselves.
 
 With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, to stop, or for
-the stacks of messages that it runs.
+the stacks of messages that it runs; and the limits of topics that a person has changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import get_args
 
 from django_rmq.core.commands.broker_interface import Broker
@@ -24,6 +24,7 @@ from django_rmq.core.commands.registry import (
     end_stacks,
     read_reports,
     read_requests,
+    read_run_time_limits,
     write_report,
     write_stacks,
 )
@@ -31,6 +32,7 @@ from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
+from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,
@@ -135,6 +137,7 @@ class ReportDuty:
         state: Callable[[], str] = lambda: "working",
         obey: Callable[[WorkerRequest], None] = lambda request: None,
         parent: int = 0,
+        limit: Callable[[Mapping[str, RunTimeLimits]], None] = lambda changed: None,
     ) -> None:
         self._broker = broker
         self._worker = worker
@@ -145,6 +148,7 @@ class ReportDuty:
         self._state = state
         self._obey = obey
         self._parent = parent
+        self._limit = limit
         self._obeyed = ""
         """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
         self._answered = ""
@@ -172,11 +176,18 @@ class ReportDuty:
             self._broker.run(delete_reports(self._worker))
 
     def _exchange(self, now_ms: int) -> bool:
-        """Write a report and read the last request, in one round trip; obey it, and return whether it is a new one."""
+        """Write a report, and read the last request and the changed limits, in one round trip.
+
+        Obey the request, and return whether it is a new one.
+        """
         pipeline = self._broker.pipeline()
         written = pipeline.add(write_report(self._worker, self.report(now_ms)))
         asked = pipeline.add(read_requests(self._worker))
+        changed = pipeline.add(read_run_time_limits())
         pipeline.execute()
+        # Another program may have put a value of another type in the place of the limits. Those known until then hold.
+        if not isinstance(limits := changed.result(), RmqError):
+            self._limit(limits)
         written.get()
         request, stacks = asked.get()
         is_new = self._obey_new(request)

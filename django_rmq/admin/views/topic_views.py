@@ -1,22 +1,30 @@
-"""The pages of a topic. Below its figures stand the messages of one state, its slots with their workers, or its history."""
+"""The pages of a topic. Below its figures stand the messages of one state, its slots with their workers, its history, or its
+settings.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import HttpRequest, HttpResponse
+from django.contrib import messages
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin import charts
+from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import DashboardRow, Tab, row_of
+from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import PLAIN_STATES, STATES
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.page import Pages, back_of, number, page
 from django_rmq.admin.views.verdict import verdict_of
+from django_rmq.core.model.run_time_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, WrongType
 from django_rmq.operations import Operations, Permission, SlotStats
@@ -122,6 +130,65 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
     }
 
 
+def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[str, Any]:
+    """Return the content about the rules of a topic."""
+    card = operations.topic_card(topic.name)
+    found = card.limits
+
+    def declared(name: str) -> str:
+        return limit_text(getattr(found.declared, name)) if name in found.different else ""
+
+    return {
+        "panel": "admin/django_rmq/topic/_settings.html",
+        "limits": {
+            "rate": limit_text(found.topic.max_rate),
+            "declared_rate": declared("max_rate"),
+            "in_flight": limit_text(found.topic.max_in_flight),
+            "declared_in_flight": declared("max_in_flight"),
+            "changed": found.changed is not None,
+            "by": visible(found.changed.by) if found.changed is not None else "",
+            "at_ms": found.changed.at_ms if found.changed is not None else None,
+        },
+        "settings": card.settings,
+        "listener": card.listener,
+        "schedules": card.schedules,
+        "schedules_url": pages.url("schedules"),
+        "limits_url": pages.url("limits", quote(topic.name)),
+    }
+
+
+@page(Permission.VIEW, Permission.PAUSE)
+def limits_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Change the limits of a topic at run time, or return it to its settings."""
+    operations, topic = pages.asked(request, object_id)
+    back_url = f"{pages.places(topic.name).topic}?tab=settings"
+    if request.method == "POST" and request.POST.get("act") == "reset":
+        operations.reset_limits(topic.name)
+        messages.success(
+            request, _("The limits are those of the settings. Workers apply them within five seconds.")
+        )
+        return HttpResponseRedirect(back_url)
+    form = LimitsForm(operations.topic_limits(topic.name), request.POST if request.method == "POST" else None)
+    if form.is_bound and form.is_valid():
+        if form.values:
+            operations.change_limits(topic.name, form.values)
+        else:
+            operations.reset_limits(topic.name)
+        messages.success(request, _("The limits were changed. Workers apply them within five seconds."))
+        return HttpResponseRedirect(back_url)
+    heading = _("Limits of %(topic)s") % {"topic": topic.name}
+    context = {
+        "heading": heading,
+        "here": _("Limits"),
+        "form": form,
+        "notes": [_("What was changed here takes precedence over the settings, also after a deployment.")],
+        "submit": _("Save"),
+        "back_url": back_url,
+        "urls": pages.places(topic.name),
+    }
+    return pages.render(request, "topic/form.html", context, topic)
+
+
 @page(Permission.VIEW)
 def change_view(
     pages: Pages, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -140,7 +207,7 @@ def live_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespons
     """Return the current figures of a topic; a list of messages is not refreshed by itself."""
     operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
-    if context["tab"] in STATES:
+    if context["tab"] in (*STATES, "settings"):
         context["panel"] = ""
     return pages.fragment(request, "topic/_live.html", context)
 
@@ -150,11 +217,14 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     places = pages.places(topic.name)
     row = row_of(figures, charts.recent(operations, [figures], {figures.topic})[figures.topic], places.topic)
     wanted = request.GET.get("tab", "")
-    tab = wanted if wanted in (*STATES, "slots", "history") else "store"
+    tab = wanted if wanted in (*STATES, "slots", "history", "settings") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}
     places.live = f"{places.live}?{urlencode(query)}"
+    limits = operations.topic_limits(topic.name)
     context: dict[str, Any] = {
-        "topic": topic,
+        # The badges show the limits in effect.
+        "topic": replace(topic, **{name: getattr(limits.topic, name) for name in LIMITS}),
+        "limits_differ": bool(limits.different),
         "row": row,
         "now_ms": figures.now_ms,
         "tab": tab,
@@ -178,6 +248,8 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         context |= slots_panel(request, operations, topic)
     elif tab == "history":
         context |= history_panel(request, operations, topic)
+    elif tab == "settings":
+        context |= settings_panel(pages, operations, topic)
     return context
 
 
@@ -199,4 +271,5 @@ def _tabs(row: DashboardRow, current: str) -> list[Tab]:
     ]
     tabs.append(Tab("slots", _("Consumers and slots"), f"{row.url}?tab=slots", current == "slots"))
     tabs.append(Tab("history", _("History"), f"{row.url}?tab=history", current == "history"))
+    tabs.append(Tab("settings", _("Settings"), f"{row.url}?tab=settings", current == "settings"))
     return tabs

@@ -28,12 +28,15 @@ from django_rmq.core.model.keys import (
     limits_key,
     reports_key,
     result_key,
+    run_time_limits_key,
     schedules_key,
     stacks_key,
     topics_key,
     worker_requests_key,
 )
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
+from django_rmq.core.model.run_time_limits import RunTimeLimits
+from django_rmq.core.model.run_time_limits import decode as decode_limits
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
@@ -270,6 +273,35 @@ def _stacks(reply: Sequence[Any]) -> list[list[Stack]]:
 def read_stacks(workers: Sequence[str]) -> Call[list[list[Stack]]]:
     """Return the last stacks of each of these workers."""
     return RedisCommand("HMGET", _STACKS, tuple(workers), _stacks)
+
+
+def _run_time_limits_key(prefix: str, _: str) -> bytes:
+    return run_time_limits_key(prefix)
+
+
+_RUN_TIME_LIMITS = Named(_run_time_limits_key, "")
+
+
+def _limits(key: bytes, reply: Any) -> dict[str, RunTimeLimits]:
+    # On connections with RESP3 the reply is a map, otherwise a flat list.
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in pairs)
+    return {topic: changed for topic, changed in found if changed is not None}
+
+
+def read_run_time_limits() -> Call[dict[str, RunTimeLimits]]:
+    """Return the limits that were changed at run time, by topic."""
+    return RedisCommand("HGETALL", _RUN_TIME_LIMITS, (), OfKey("limits", _limits))
+
+
+def write_run_time_limits(topic: str, changed: RunTimeLimits) -> Call[int]:
+    """Keep these limits of a topic in place of those that were changed before."""
+    return RedisCommand("HSET", _RUN_TIME_LIMITS, (topic, changed.encode()), int)
+
+
+def delete_run_time_limits(topic: str) -> Call[int]:
+    """Return a topic to the limits of its settings. Answers 0 if none was changed."""
+    return RedisCommand("HDEL", _RUN_TIME_LIMITS, (topic,), int)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

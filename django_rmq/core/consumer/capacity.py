@@ -15,6 +15,7 @@ from operator import itemgetter
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
 from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
+from django_rmq.core.consumer.mailbox import LimitsChange
 from django_rmq.core.consumer.rate_limits import RateLimits
 from django_rmq.core.consumer.slot_schedule import SlotState, SlotTable
 from django_rmq.core.model.limits import BATCH
@@ -289,7 +290,7 @@ class Capacity:
         if can_move and self.partitions.is_lane(state.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
-        has_one = state.topic.is_priority or state.topic.max_in_flight or state.topic.flow
+        has_one = state.topic.is_priority or state.topic.flow or self.limits.has_permits(state.topic.name)
         return 1 if has_one and self.paces[state.topic.name].seconds > QUICK_SECONDS else 2
 
     def thread_for(self, state: SlotState, load: list[float]) -> int:
@@ -359,6 +360,16 @@ class Capacity:
         """Record the batches in flight whose present call has run for so long that its end is unknown."""
         self._slow = {batch.state for batch in slow}
         self.async_capacity.slow = Counter(batch.topic.name for batch in slow)
+
+    def change_limits(self, item: LimitsChange) -> None:
+        """Apply limits that a person has changed."""
+        for topic in item.topics:
+            held = sum(
+                len(batch.messages)
+                for batch in self._in_flight.batches.values()
+                if batch.topic.name == topic.name
+            )
+            self.limits.change(topic, held, time.monotonic())
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""

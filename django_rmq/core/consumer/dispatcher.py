@@ -25,6 +25,7 @@ from django_rmq.core.consumer.heartbeat import BackgroundThreads, Watchdog
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeouts,
+    LimitsChange,
     Mailbox,
     Own,
     Resubscribed,
@@ -229,6 +230,7 @@ class Dispatcher:
         self._capacity = capacity = Capacity(
             broker, owner, table, listeners, count, async_capacity, in_flight
         )
+        mailbox.on(LimitsChange, capacity.change_limits)
         self._schedule = schedule = SlotSchedule(
             table, capacity.depth, options.poll_seconds, asks_always=options.burst
         )
@@ -289,6 +291,10 @@ class Dispatcher:
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; messages that have not begun are given back."""
         self._mailbox.queue.put(Disown(list(slots)))
+
+    def change_limits(self, topics: Iterable[Topic]) -> None:
+        """Apply the MAX_RATE and MAX_IN_FLIGHT of these topics from now on."""
+        self._mailbox.queue.put(LimitsChange(list(topics)))
 
     def stop(self) -> None:
         """Take no more messages, let listeners finish, and give the other messages back. Safe in signal handlers."""

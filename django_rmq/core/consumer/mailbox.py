@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.progress import SharedProgress, mark_of
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import SlotMoved
 
 
@@ -49,6 +50,12 @@ class HardTimeoutExceeded(NamedTuple):
     """A listener has exceeded HARD_TIMEOUT, and only the end of the process can end it."""
 
     batch: Batch
+
+
+class LimitsChange(NamedTuple):
+    """Topics whose limits a person has changed, with those in effect."""
+
+    topics: list[Topic]
 
 
 class Stop(NamedTuple):

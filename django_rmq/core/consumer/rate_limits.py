@@ -68,6 +68,18 @@ class RateLimitShare:
         self.renew_at = float("inf")
         """Monotonic time at which to report the share of this worker, even if it asks for nothing."""
 
+    def change(self, topic: Topic) -> None:
+        """Use the limits of ``topic``. What another rate has granted is used up; a new limit grants nothing yet."""
+        if bool(topic.max_rate) != bool(self.topic.max_rate):
+            self.tokens = 0 if topic.max_rate else UNLIMITED
+        if not topic.max_in_flight:
+            self.permits, self.told, self.others_wait = UNLIMITED, 0, False
+        elif not self.topic.max_in_flight:
+            self.permits = 0
+        else:
+            self.permits = min(self.permits, topic.max_in_flight)
+        self.topic = topic
+
     @property
     def room(self) -> int:
         """How many messages may be taken now."""
@@ -97,6 +109,24 @@ class RateLimits:
 
     def __bool__(self) -> bool:
         return bool(self.shares)
+
+    def change(self, topic: Topic, in_flight: int, now: float) -> None:
+        """Apply the limits of ``topic`` from now on. ``in_flight``: how many of its messages this worker has."""
+        share = self.shares.get(topic.name)
+        if share is None:
+            if not (topic.max_rate or topic.max_in_flight):
+                return
+            share = self.shares[topic.name] = RateLimitShare(topic)
+            share.in_use = in_flight
+        else:
+            share.change(topic)
+        # The other workers must know what is in flight here. A share without limits asks for nothing.
+        share.ask_at = share.renew_at = now if topic.max_rate or topic.max_in_flight else float("inf")
+
+    def has_permits(self, topic: str) -> bool:
+        """Return whether the number of messages of ``topic`` in flight is limited."""
+        share = self.shares.get(topic)
+        return share is not None and bool(share.topic.max_in_flight)
 
     def room(self, topic: str) -> int:
         """Return how many messages of ``topic`` may be taken now."""

@@ -128,6 +128,11 @@ def stacks_key(prefix: str) -> bytes:
     return b"stacks_{%s}" % workers_channel(prefix)
 
 
+def run_time_limits_key(prefix: str) -> bytes:
+    """Return the hash of the limits of topics that people have changed at run time."""
+    return b"changed_limits_{%s}" % workers_channel(prefix)
+
+
 def history_keys(prefix: str, topic: str) -> HistoryKeys:
     """Return the keys of the history of ``topic``."""
     return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))

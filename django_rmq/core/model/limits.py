@@ -86,6 +86,9 @@ MAX_KEY_BYTES = 512
 MAX_ERROR_BYTES = 1024
 """The maximum size of the error text stored per message, in bytes of UTF-8."""
 
+SLOWEST, FASTEST = 1e-6, 1e6
+"""The bounds of a rate, in messages per second. A slot counts its rate in whole µs from one delivery to the next."""
+
 BATCH = 1_000
 """The maximum number of messages per script: it limits how long Redis is blocked, and unpack takes 7,000 values."""
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_rmq.core.model.run_time_limits import LIMITS, RunTimeLimits
+from django_rmq.core.model.topic import Topic
 from django_rmq.management import RmqCommand, duration
-from django_rmq.operations import UndeclaredTopic
+from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined
 
@@ -18,12 +20,17 @@ LOOK_SECONDS = 0.5
 """Seconds between two checks of a topic that workers are still emptying."""
 
 
+NONE = "none"
+"""The word for no limit."""
+
+
 class Command(RmqCommand):
     """Compare, and with --apply change, the registered definitions; with --retire, end topics that are not declared."""
 
     help = (
-        "Show how the topics in the settings differ from those registered in Redis. Exits with 1 if a "
-        "difference was not applied, or if a topic that is not in the settings holds messages."
+        "Show how the topics in the settings differ from those registered in Redis, and which limits were changed at run "
+        "time. Exits with 1 if a difference was not applied, or if a topic that is not in the settings holds messages. "
+        "Or change the limits of topics at run time: workers apply them within five seconds."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,6 +50,7 @@ class Command(RmqCommand):
             action="store_true",
             help="remove the named topics, which are not in the settings, from Redis",
         )
+        _add_limits(parser)
         parser.add_argument("--move-to", metavar="TOPIC", help="send their waiting messages to this topic")
         parser.add_argument("--delete", action="store_true", help="delete all their messages")
         parser.add_argument(
@@ -71,12 +79,17 @@ class Command(RmqCommand):
         if options["move_to"] or options["delete"] or options["dead"]:
             raise CommandError("--move-to, --delete and --dead require --retire", returncode=2)
         operations, topics = self.operations(), self.topics(options["topics"])
+        if self._change_limits(operations, options):
+            return
+        changed = topic_definitions.changed_limits(operations.broker)
         registered = operations.broker.definitions()
         found = [topic_definitions.compare(topic, registered) for topic in topics]
         if options["apply"]:
             found = [topic_definitions.apply(operations.broker, one, force=options["force"]) for one in found]
         left = [] if options["topics"] else operations.stranded()
-        rows = [_row(one) for one in found] + [_left_row(one, registered[one.topic.name]) for one in left]
+        rows = [_row(one, changed.get(one.topic.name)) for one in found] + [
+            _left_row(one, registered[one.topic.name]) for one in left
+        ]
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -91,6 +104,24 @@ class Command(RmqCommand):
         if open_:
             advice = "" if options["apply"] else "; use --apply"
             raise CommandError(f"the settings differ from Redis: {', '.join(open_)}{advice}", returncode=1)
+
+    def _change_limits(self, operations: Operations, options: dict[str, Any]) -> bool:
+        """Change or reset limits of the named topics, and return whether that was asked for."""
+        values = {name: options[name] for name in LIMITS if options[name] is not None}
+        if not values and not options["reset_limits"]:
+            return False
+        if not options["topics"] or (values and options["reset_limits"]):
+            raise CommandError(
+                "name the topics whose limits change, and give new limits or --reset-limits", returncode=2
+            )
+        for name in options["topics"]:
+            if values:
+                given = {limit: None if value == NONE else value for limit, value in values.items()}
+                found = operations.change_limits(name, given)
+            else:
+                found = operations.reset_limits(name)
+            self.stdout.write(f"{name}: {_limits(found.topic)}; workers apply this within five seconds")
+        return True
 
     def _retire(self, options: dict[str, Any]) -> None:
         operations, until = self.operations(), time.monotonic() + options["wait"]
@@ -135,17 +166,56 @@ class Command(RmqCommand):
                     f"  {difference['setting']}: {_as_json(difference['declared'])} in the settings, "
                     f"{_as_json(difference['registered'])} in Redis"
                 )
+            if row["changed_limits"]:
+                shown = ", ".join(f"{name} {_limit(value)}" for name, value in row["changed_limits"].items())
+                self.stdout.write(f"  changed at run time: {shown}")
             for obstacle in row["obstacles"]:
                 self.stdout.write(self.style.WARNING(f"  not applied: {obstacle}"))
 
 
-def _row(found: Defined) -> dict[str, object]:
+def _add_limits(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-rate",
+        type=limit,
+        metavar="RATE",
+        help="change the messages per second of the named topics at run time; none: no limit",
+    )
+    parser.add_argument(
+        "--max-in-flight",
+        type=limit,
+        metavar="N",
+        help="change the number of messages in flight of the named topics at run time; none: no limit",
+    )
+    parser.add_argument(
+        "--reset-limits",
+        action="store_true",
+        help="return the named topics to the limits of their settings",
+    )
+
+
+def limit(text: str) -> float | int | str:
+    """Return a limit of the command line, or ``NONE``. Whether it is within its bounds, the operation decides."""
+    if text == NONE:
+        return text
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _limit(value: float | None) -> str:
+    return NONE if value is None else f"{value:.9g}"
+
+
+def _limits(topic: Topic) -> str:
+    return ", ".join(f"{name} {_limit(getattr(topic, name))}" for name in LIMITS)
+
+
+def _row(found: Defined, changed: RunTimeLimits | None) -> dict[str, object]:
     return {
         "topic": found.topic.name,
         "state": found.state,
         "declared": found.topic.definition(),
         "registered": found.registered,
         "differences": [difference._asdict() for difference in found.differences],
+        "changed_limits": dict(changed.values) if changed is not None else None,
         "obstacles": found.obstacles,
     }
 
@@ -157,6 +227,7 @@ def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> dict[str
         "declared": None,
         "registered": registered,
         "differences": [],
+        "changed_limits": None,
         "obstacles": [],
         "holds": found.held,
     }

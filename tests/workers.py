@@ -73,12 +73,19 @@ def cluster_of(server: RedisCluster, socket_timeout: float = LONG, patience: flo
 
 
 def eventually(condition: Callable[[], object], what: str = "the condition", seconds: float = LONG) -> None:
-    """Return as soon as `condition()` holds; an assertion fails after so many seconds."""
-    end = time.monotonic() + seconds
+    """Return soon after `condition()` holds; an assertion fails after so many seconds.
+
+    The longer it takes, and the more it costs to ask, the more rarely it is asked: whoever asks all the time keeps busy the
+    core that what is waited for needs.
+    """
+    began = time.monotonic()
     pause = threading.Event()
+    asked = began
     while not condition():
-        assert time.monotonic() < end, f"{what} did not hold within {seconds} s"
-        pause.wait(0.005)
+        now = time.monotonic()
+        assert now < began + seconds, f"{what} did not hold within {seconds} s"
+        pause.wait(min(max(0.005, (now - began) / 20, 4 * (now - asked)), 0.1))
+        asked = time.monotonic()
 
 
 class Heard:

@@ -90,7 +90,7 @@ def test_a_listener_that_lets_no_other_thread_work_is_ended_by_the_watchdog(
     send(broker, HANGING, messages)
     more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async))}
     worker = start("hanging", "--processes", "2", "-t", "2", "--watchdog", "3", **more)
-    eventually(lambda: live(broker, HANGING) == 0, "everything", 60)
+    eventually(lambda: live(broker, HANGING) == 0, "everything", 120)
     worker.signal()
     worker.wait()
     assert {line.name for line in ledger.read(tmp_path / "ledger") if line.word == "end"} == {

@@ -66,7 +66,7 @@ class Copy:
                 shutil.copy2(ROOT / name, root / name)
         # Without bytecode of its own, a changed file cannot be mistaken for the one before it.
         ours = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "REDIS_URL": redis_url}
-        ours["TEST_PATIENCE"] = "30"
+        ours["TEST_PATIENCE"] = "15"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.proof.copies"],
             cwd=root,

@@ -39,6 +39,7 @@ class TopicAdmin(Pages):
     topic_live_view, limits_view = topic_views.live_view, topic_views.limits_view
     export_view = export_views.export_view
     message_view, raw_view = message_views.message_view, message_views.raw_view
+    search_view = message_views.search_view
     edit_view, send_view = send_views.edit_view, send_views.send_view
     act_view = action_views.act_view
     causes_view, topic_causes_view = cause_views.causes_view, cause_views.topic_causes_view
@@ -66,6 +67,7 @@ class TopicAdmin(Pages):
             at("running/", self.running_view, "running"),
             at("running/live/", self.running_live_view, "running_live"),
             at("causes/", self.causes_view, "causes"),
+            at("search/", self.search_view, "search"),
             at("schedules/", self.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
             at("<str:object_id>/change/", self.change_view, "change"),

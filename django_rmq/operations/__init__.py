@@ -20,6 +20,7 @@ from django_rmq.operations import (
     bulk_actions,
     edited_replay,
     message_details,
+    message_search,
     messages,
     reports,
     sends,
@@ -39,6 +40,7 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers
 from django_rmq.operations.message_details import Followed
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
+from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
 from django_rmq.operations.outbox import OutboxRow, Waiting
@@ -100,6 +102,7 @@ class Operations(OperationContext):
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, causes, holds = grouped.groups, grouped.causes, wait_reasons.holds
     follow, status = message_details.follow, message_details.status
+    search_messages = message_search.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
     cancel_sent, ensure = sends.cancel_sent, sends.ensure
@@ -162,6 +165,7 @@ __all__ = [
     "Permission",
     "RunningMessages",
     "ScheduleStats",
+    "SearchResult",
     "SlotStats",
     "SlotsStats",
     "TopicCard",

@@ -449,6 +449,7 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
         f"{shop.admin}letters/send/",
         f"{shop.admin}workers/",
         f"{shop.admin}running/",
+        f"{shop.admin}search/?q=axe",
     ]
     open_dead(shop, page, "letters", "&text=axe")
     addresses.append(shop.url + str(rows(page).locator("th a").first.get_attribute("href")))

@@ -195,6 +195,7 @@ QUERIES = (
     *(f"?tab={tab}" for tab in ("store", "prepare", "retry", "dead", "claim", "slots", "history")),
     *(f"?show={show}&sort=dead" for show in ("dead", "late", "paused")),
     *(f"?state={state}" for state in ("waiting", "refused")),
+    *(f"?q={text}" for text in ("dead", "oka", "Hoop", "e")),
 )
 
 

@@ -114,7 +114,8 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
     links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
     links.insert(1, Link(_("Running now"), pages.url("running")))
-    return {**content, "links": links, "verdict": verdict_of(pages, content["health"])}
+    verdict = verdict_of(pages, content["health"])
+    return {**content, "links": links, "verdict": verdict, "search_url": pages.url("search")}
 
 
 def _outbox_link(operations: Operations, url: str) -> Link:

@@ -10,11 +10,11 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import show_body, summary, visible
-from django_rmq.admin.dashboard_rows import timeline
+from django_rmq.admin.dashboard_rows import PageAddresses, timeline
 from django_rmq.admin.filter_form import FilterForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
-from django_rmq.admin.views.page import Pages, back_of, page, short_id
+from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
@@ -131,7 +131,7 @@ def panel(
         "filtered": not wanted.is_empty,
         "exported": "" if errors else urlencode([("tab", state), *form.values]),
         "listing": listing,
-        "lines": [_line(pages, topic, copy, request) for copy in listing.copies],
+        "lines": [list_line(pages, topic, copy, request) for copy in listing.copies],
         "first_page": not cursor,
         "acts": named_acts(operations, topic, state),
         "mass_acts": sweeping_acts(operations, topic, state, wanted)
@@ -146,7 +146,41 @@ def filter_form(operations: Operations, topic: Topic, state: str, data: QueryDic
     return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
 
 
-def _line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpRequest) -> dict[str, Any]:
+@page(Permission.VIEW)
+def search_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show the messages of all topics that have the given id or key, or contain the given text."""
+    operations = pages.operations(request)
+    text = request.GET.get("q", "").strip().replace("\0", "")[:LONGEST_ID]
+    found = operations.search_messages(text)
+    context = {
+        "heading": _("Find messages"),
+        "here": _("Find messages"),
+        "title": _("Find messages"),
+        "search": text,
+        "search_url": pages.url("search"),
+        "found": found,
+        "lines": [_found_line(pages, operations, copy, request, text) for copy in found.copies],
+        "now_ms": operations.broker.now_ms(),
+        "urls": PageAddresses(),
+    }
+    return pages.render(request, "topic/search.html", context)
+
+
+def _found_line(
+    pages: Pages, operations: Operations, copy: MessageCopy, request: HttpRequest, text: str
+) -> dict[str, Any]:
+    place = pages.places(copy.topic.name).topic
+    filtered = "text" if may_search(operations.actor, copy.topic) else "error"
+    return {
+        **list_line(pages, copy.topic, copy, request),
+        "topic": copy.topic.name,
+        "state": STATES[copy.queue],
+        "topic_url": f"{place}?{urlencode({'tab': copy.queue, filtered: text})}",
+    }
+
+
+def list_line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpRequest) -> dict[str, Any]:
+    """Return what the line of a list shows of a message."""
     if copy.raw is None:
         line = _("%(size)s bytes, %(id)s") % {"size": copy.size, "id": copy.id.rpartition("~")[2][:16]}
     elif copy.key is not None:

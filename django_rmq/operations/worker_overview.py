@@ -388,7 +388,7 @@ def message_stacks(context: OperationContext, name: str, message_id: str) -> Mes
 
 def _sealed(context: OperationContext, name: str, message_id: str) -> str:
     """Return what follows the tilde in the sealed id of a message; nothing matches a plain id that the actor may not use."""
-    topic = context.config.topic(name)
+    topic = context.declared(name)
     identity = identified(context, topic, message_id)
     if identity.member is not None:
         message_id = sealed_id(name, identity.slot, identity.member)

@@ -55,14 +55,14 @@ ALL = [one.value for one in Permission]
 
 
 class OnlySeen(TopicPermission):
-    """Knows of one topic, and pauses none."""
+    """Knows of one topic, and purges none."""
 
     asked: list[tuple[str, Permission]] = []
 
     def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
         assert request.user.is_authenticated and view.request.user == request.user
         self.asked.append((obj.name, view.needed))
-        return obj.name == SEEN and view.needed is not Permission.PAUSE
+        return obj.name == SEEN and view.needed is not Permission.PURGE
 
 
 @pytest.fixture
@@ -281,9 +281,10 @@ def test_an_action_on_a_hidden_topic_is_refused_and_does_nothing(shop: Any) -> N
             assert [word for word in named_in(answer) if word not in worker] == []
     assert state_of(shop) == before
     # What the rule forbids of the topic that is seen is refused as well, and its button is not there.
-    assert client.post(seen["act"], {"act": "pause"}).status_code == 404
-    assert client.post(seen["schedules"], {"act": "pause", "name": "harvest"}).status_code == 404
-    assert 'value="pause"' not in text(client.get(seen["change"]))
+    for given in ({}, {"confirmed": "1", "typed": SEEN}):
+        assert client.post(seen["act"], {"act": "purge", "state": "dead", **given}).status_code == 404
+    buttons = text(client.get(seen["change"]))
+    assert 'value="purge"' not in buttons and 'value="reschedule_all"' in buttons
     assert state_of(shop) == before
 
 

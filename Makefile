@@ -241,7 +241,7 @@ exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and Postgre
 	$(BIN)/python -m benchmarks.exactly_once $(EXACTLY_ONCE_ARGS)
 
 # What reads files of ours alone, and the broker in memory, meet none of these versions.
-OF_FILES := cells charts deploy flow locale log_events lua packaging papers repository style
+OF_FILES := cells charts deploy flow locale log_events lua naming packaging papers repository style
 
 # The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
 lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -217,24 +216,3 @@ def kill_children(worker: WorkerProcess, data: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         eventually(lambda pid=pid: is_gone(pid), "dying")  # type: ignore[misc]
         ledger.write(data / "ledger", "killed", pid)
-
-
-@keyed_topic
-def test_what_cannot_be_done_is_refused_with_its_reason(load: Load, broker: Broker) -> None:
-    def refused(*arguments: str) -> Any:
-        code, text = load.run("rmqreslot", *arguments)
-        assert code == 2, text
-        return text
-
-    load.run("rmqtopics", load.topic, "--apply")
-    registered = broker.definitions()
-    assert "must be a power of two" in refused(load.topic, "48")
-    assert "give the new number of slots" in refused(load.topic)
-    assert "nothing" in refused("nothing", "4")
-    assert "--at-once: must be at least 1" in refused(load.topic, "4", "--at-once", "0")
-    for order in (("32", "--dry-run"), ("--dry-run", "32")):
-        code, text = load.run("rmqreslot", load.topic, *order)
-        assert (code, broker.definitions()) == (0, registered), text
-        assert "would get 32" in text
-    load.run(load.topic, "32", "begun", module="tests.e2e.mover")
-    assert "is being re-slotted from 16 to 32 slots" in refused(load.topic, "64")

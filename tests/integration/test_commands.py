@@ -23,6 +23,7 @@ from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
+from django_rmq.core import resharding
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
@@ -302,6 +303,20 @@ def test_rmqreslot_as_json(broker: Broker, run: Run) -> None:
     found = json.loads(run("rmqreslot", "orders", "8", "--json"))
     assert (found["before"], found["slots"], found["strays"]) == (4, 8, 0) and 0 < found["moved"] <= 20
     assert json.loads(run("rmqreslot", "orders", "8", "--json"))["moved"] == 0
+
+
+def test_rmqreslot_refuses_what_cannot_be_done_with_its_reason(broker: Broker, run: Run) -> None:
+    run("rmqtopics", "keyed", "--apply")
+    registered = broker.definitions()
+    assert "must be a power of two" in run("rmqreslot", "keyed", "48", code=2)
+    assert "give the new number of slots" in run("rmqreslot", "keyed", code=2)
+    assert "nothing" in run("rmqreslot", "nothing", "4", code=2)
+    assert "--at-once: must be at least 1" in run("rmqreslot", "keyed", "4", "--at-once", "0", code=2)
+    for order in (("32", "--dry-run"), ("--dry-run", "32")):
+        assert "would get 32" in run("rmqreslot", "keyed", *order)
+        assert broker.definitions() == registered
+    resharding.begin(broker, get_config().topic("keyed"), 32)
+    assert "is being re-slotted from 2 to 32 slots" in run("rmqreslot", "keyed", "64", code=2)
 
 
 # --- rmqreschedule

@@ -1,12 +1,11 @@
 """Rows of Arrow on their way into Redis, without Python code for each row: canonical JSON, and bulk sends.
 
-The JSON has the same bytes as ``encode_json`` makes of each text. Most texts of a topic have the same keys in the
-same order. A pattern made from the first one takes their values out, and these are joined in the canonical order.
-It matches only texts of which this is the whole difference; all others are parsed and encoded one by one.
+``encode_json`` would make the same bytes of each text. Most texts of a topic have the same keys in the same order, so a pattern
+made from the first one takes their values out, and these are joined in the canonical order. Texts that differ in
+anything else are parsed and encoded one by one.
 
-For a send the rows are grouped by slot and encoded for the server. Only the CRC of each slot basis is computed in
-Python. The rules are those of ``Producer``, which sends again what a slot refuses because its topic is being
-re-slotted.
+Rows to send are grouped by slot and encoded for the server; Python computes only the CRC of each slot basis. What a slot
+refuses, because its topic is being re-slotted, ``Producer`` sends again.
 """
 
 from __future__ import annotations

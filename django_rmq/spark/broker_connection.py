@@ -1,7 +1,4 @@
-"""Makes a broker and a topic from options: on the driver, and in each Python worker of an executor.
-
-Waits for a Redis that is briefly unavailable, instead of failing a query.
-"""
+"""Make a broker and a topic from options, on the driver and in each Python worker, and wait while Redis is unavailable."""
 
 from __future__ import annotations
 

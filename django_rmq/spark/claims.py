@@ -1,9 +1,7 @@
-"""The claims of a query on a topic: the driver claims, keeps the lease, and acknowledges.
+"""The claims of a query on a topic: its driver claims messages, keeps the lease, and acknowledges. Nothing here knows Spark.
 
-One consumer has at most one open claim, in any number of slots; decision 0004 gives the reasons. One driver has the
-name of a consumer at a time. It renews the name and the claims that it holds, for as long as it lives. Nothing here
-knows Spark: ``stream_reader`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has
-recorded.
+A consumer has one driver at a time, and at most one open claim, in any number of slots (decision 0004 says why). While the
+driver lives, a thread renews both: the name of the consumer and the claims.
 """
 
 from __future__ import annotations

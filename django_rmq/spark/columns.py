@@ -1,10 +1,7 @@
-"""The columns of a write: which a topic takes, their types, and rows that are sent as columns, as they are.
+"""The columns of a write: which a topic takes, which types they may have, and what becomes of their values.
 
-The messages are those of ``Producer.build``, without Python code for each option of each row.
-
-The columns of a write that are times: what Spark has, as the milliseconds of the core.
-
-Durations are numbers of seconds, intervals, or text such as ``15m``. Instants are timestamps.
+Durations (numbers of seconds, intervals, or text such as ``15m``) and instants (timestamps) become milliseconds. ``rows_of``
+returns the messages that ``Producer.build`` would make, without Python code for each row, where no row needs a look.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Stream read: a query consumes a topic in two phases.
 
-The driver claims in ``latestOffset``; tasks only read what is claimed, all of one claim or none, so Spark may
-repeat a task as often as it likes. A batch is acknowledged when the next poll reports it as committed, or at once
-by ``listening``: Spark itself calls ``commit`` only when there is a next batch. The consumer's identity is in the
-offset, so it belongs to the checkpoint.
+The driver decides how much to claim, and claims it in ``latestOffset``. Tasks read all of one claim or none, so Spark may
+repeat them. The next poll acknowledges what Spark has recorded, unless ``listening`` has done so. The offset names the
+consumer, which therefore belongs to the checkpoint.
 """
 
 from __future__ import annotations
@@ -47,6 +46,16 @@ from django_rmq.spark.reader import (
     too_old,
 )
 from django_rmq.spark.source_options import CONNECTION, SourceOptions, gathering, most_bytes
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    raise too_old("stream reads", "4.2") from None
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -298,17 +307,6 @@ class Backlog:
             "claimed": sum(found.claimed for found in counts),
             "lostClaims": self._claims.lease.lost,
         }
-
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:
-    raise too_old("stream reads", "4.2") from None
 
 
 LOOK_SECONDS = 5.0

@@ -231,7 +231,7 @@ bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,
 bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a million messages (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
-flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, every count reconciled (BENCH_ARGS=...)
+flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, every count reconciled; with BENCH_ARGS="--kills 48" every value, through kills
 	$(BIN)/python -m benchmarks.flights $(BENCH_ARGS)
 
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions, a million messages in order (SOAK_ARGS=...)

@@ -58,6 +58,8 @@ class EmbeddedRedis(EmbeddedServer):
     """
 
     log_name = "redis.log"
+    start_seconds = START_SECONDS
+    """How long a start may take, loading of data included."""
 
     def __init__(
         self, directory: str | Path, port: int = 0, *, binary: Path | None = None, **options: object
@@ -99,7 +101,7 @@ class EmbeddedRedis(EmbeddedServer):
         configuration.write_text(self._configuration())
         log_from = len(self.log())
         self._launch([str(self.binary), str(configuration)])
-        self._wait(START_SECONDS, log_from)
+        self._wait(self.start_seconds, log_from)
 
     def _serves(self) -> bool:
         try:

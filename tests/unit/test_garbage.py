@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.consumer.supervisor import THRESHOLD, collect_less
+from django_rmq.core.consumer.progress import DONE_FOR_GOOD, SharedProgress
+from django_rmq.core.consumer.supervisor import THRESHOLD, Supervisor, collect_less
 from django_rmq.worker import worker_process
 
 
@@ -52,3 +54,19 @@ def test_a_worker_does_so_before_it_starts_anything(monkeypatch: pytest.MonkeyPa
     process = object.__new__(worker_process.WorkerProcess)
     with pytest.raises(Collected):
         process.run()
+
+
+def test_a_child_begins_with_what_the_parent_has_loaded_out_of_its_collections() -> None:
+    """Otherwise its first collection would write to the pages that it shares, and make copies of all of them."""
+    reader, writer = os.pipe()
+    kept: list[list[int]] = [[] for _ in range(100)]
+
+    def child(notes: SharedProgress) -> int:
+        alive = {id(one) for one in gc.get_objects()}
+        os.write(writer, str(sum(id(one) in alive for one in kept)).encode())
+        return DONE_FOR_GOOD
+
+    assert Supervisor(child, 1, lambda: SharedProgress(1)).run() == DONE_FOR_GOOD
+    os.close(writer)
+    assert os.read(reader, 100) == b"0"
+    os.close(reader)

@@ -591,6 +591,8 @@ class Supervisor:
         self._is_prepared = self.prepare()
         self._next_prepare = time.monotonic() + 1.0
         if self._is_prepared:
+            # A collection in a child would write to the pages of all objects that it shares with the parent.
+            collect_less()
             for child in self._children:
                 child.seen = time.monotonic()
             self.ready()

@@ -45,19 +45,14 @@
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
--- check: types but claim claims claim_body claim_failed inserting
--- The other keys of claims are touched only while something is claimed.
-local claimed = unusual and redis.call('ZCARD', claimants) > 0
-local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
-if wrong_claim then return wrong_claim end
-local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
+-- A foreign key of the slot has another type: then the check of the types below ends the script.
+local known = redis.pcall('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us', 'inserting')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 -- The caller assumes the retries of its own settings if the answer has none.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since, spent_us, noted = known[10], known[11], known[12]
-if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 -- Another worker has acquired the slot since; this call may have been under way for long.
@@ -72,14 +67,21 @@ limit = math.max(1, math.min(limit, 1000))
 local receipt = last_receipt + 1 -- rule: receipts_repeat
 local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
+redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
+-- include: _usual_delivery
+-- check: types but claim claims claim_body claim_failed inserting
+-- The other keys of claims are touched only while something is claimed.
+local claimed = unusual and redis.call('ZCARD', claimants) > 0
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
+if wrong_claim then return wrong_claim end
+if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 -- include: _numbers
 -- include: _retries
 -- include: _message_limits
 -- include: _retry_budget
 -- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
--- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
-redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end

@@ -395,5 +395,5 @@ def test_a_message_that_comes_alone_takes_few_commands_from_its_send_to_its_end(
         send(broker, LONE, [2])
         wake(dispatcher)
         end_the_batch(dispatcher)
-        assert commands(client) - before <= 41
+        assert commands(client) - before <= 36
         assert total(broker, LONE, "committed") == 2

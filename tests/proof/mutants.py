@@ -78,6 +78,58 @@ def switched_off(name: str, text: str) -> str:
 
 
 MUTANTS: dict[str, Mutant] = {
+    # --- the usual delivery
+    "usual_beside_others": Mutant(
+        If("type(redis.pcall('HLEN', stats)) == 'number'"),
+        "Only a slot that has nothing else is delivered without the rest of the rules.",
+        "tests/contract/test_gate.py::test_while_one_owner_holds_anything_no_other_gets_anything[redis-range_merge]",
+    ),
+    "usual_beyond_the_limit": Mutant(
+        As("local is_usual = not rows.err"),
+        "The usual delivery keeps to the limit, to the room of the slot and to the order of priorities.",
+        "tests/contract/test_usual_delivery.py::test_the_highest_priority_comes_first[redis]",
+    ),
+    "usual_before_its_time": Mutant(
+        GONE,
+        "The usual delivery hands out nothing before its time.",
+        "tests/contract/test_usual_delivery.py::test_nothing_comes_before_its_time[redis-fifo]",
+    ),
+    "usual_retries": Mutant(
+        GONE,
+        "The usual delivery leaves what carries its retries in its score to the rest of the script.",
+        "tests/contract/test_usual_delivery.py::test_a_retry_in_store_has_the_deliveries_that_its_score_tells[redis-range_merge]",
+    ),
+    "usual_bytes": Mutant(
+        GONE,
+        "The usual delivery hands out a bounded number of bytes.",
+        "tests/contract/test_usual_delivery.py::test_it_takes_no_more_messages_and_bytes_than_it_may[redis-range_merge]",
+    ),
+    "usual_never_drained": Mutant(
+        If("false"),
+        "A slot that the usual delivery has emptied starts again.",
+        "tests/contract/test_usual_delivery.py::test_a_slot_of_priorities_that_is_emptied_waits_no_longer[redis]",
+    ),
+    "usual_idle_unnoticed": Mutant(
+        GONE,
+        "Who finds nothing by the usual delivery is woken by the next message.",
+        "tests/contract/test_usual_delivery.py::test_an_empty_slot_sleeps_until_it_is_woken[redis-range_merge]",
+    ),
+    "usual_sleeps_unnoticed": Mutant(
+        As("redis.call('HSET', control, 'owner', owner, 'deliveries', ticket)"),
+        "Who takes everything by the usual delivery is woken by the next message.",
+        "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
+        "usual_owner_unknown",
+    ),
+    "usual_owner_unknown": Mutant(
+        As("redis.call('HSET', control, 'deliveries', ticket, 'sleeping_until', NEVER)"),
+        "The usual delivery sets the owner.",
+        "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
+    ),
+    "usual_retries_of_the_topic": Mutant(
+        GONE,
+        "The usual delivery tells the retries of the slot where they differ from the caller's.",
+        "tests/contract/test_usual_delivery.py::test_the_retries_of_the_slot_are_told_where_the_caller_has_others[redis]",
+    ),
     # --- inserting
     "keeps_what_nobody_began": Mutant(
         GONE,
@@ -905,7 +957,7 @@ MUTANTS: dict[str, Mutant] = {
     "takes_the_last_and_sleeps_unnoticed": Mutant(
         GONE,
         "Who takes the last message that is due is woken by the next one.",
-        "tests/contract/test_waking.py::test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one[redis-range_merge]",
+        "tests/contract/test_waking.py",
     ),
     "sleeps_beside_what_can_be_taken": Mutant(
         As("local sleeps = saw_all and not (more or behind or claimed or suspect)"),

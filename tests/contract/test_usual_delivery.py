@@ -103,7 +103,6 @@ def test_a_retry_in_store_has_the_deliveries_that_its_score_tells(
     assert [delivery.retries_left for delivery in slot.take().deliveries] == [2]
 
 
-
 def test_the_retries_of_the_slot_are_told_where_the_caller_has_others(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.RANGE_MERGE)
     slot.send(A)

@@ -115,13 +115,13 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_usual_delivery.py::test_an_empty_slot_sleeps_until_it_is_woken[redis-range_merge]",
     ),
     "usual_sleeps_unnoticed": Mutant(
-        As("redis.call('HSET', control, 'owner', owner, 'deliveries', ticket)"),
+        As("redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))"),
         "Who takes everything by the usual delivery is woken by the next message.",
         "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
         "usual_owner_unknown",
     ),
     "usual_owner_unknown": Mutant(
-        As("redis.call('HSET', control, 'deliveries', ticket, 'sleeping_until', NEVER)"),
+        As("redis.call('HSET', control, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)"),
         "The usual delivery sets the owner.",
         "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
     ),

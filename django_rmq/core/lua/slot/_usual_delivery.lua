@@ -1,10 +1,10 @@
--- Deliver the few messages that wait, or find none, where all of them are due and the slot has nothing else: nothing in flight, in
--- Retry or Dead, no key, no failure, no claim. Most prepares meet such a slot. The rest of the script does the same for all others;
--- to make its functions takes longer than this.
+-- Deliver the few messages that wait, or find none, where all of them are due and the slot has nothing else: nothing in flight,
+-- in Retry, in Dead or claimed, no key, no failure. Most prepares meet such a slot. The rest of the script does the same for all
+-- others; to make its functions takes longer than this.
 --
 -- needs: store prepare inflight dead deaths failures body stats control retry claimants prepare_body
 -- needs: room kind slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
--- needs: known known_slots paused noted undrained_since now_s now_ms receipt
+-- needs: known known_slots paused noted undrained_since now_s now_ms receipt text_of bounded
 
 local is_open = not (known.err or paused or known[9] or noted) and slot_each_us == 0 and after_score == ''
 local others = is_open and redis.call('EXISTS', prepare, inflight, dead, deaths, failures, body, retry, claimants, prepare_body)
@@ -30,27 +30,28 @@ if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
     -- rule: usual_never_drained
     if kind == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
     if not (known_slots and known[6] and known[7]) then
-      redis.call('HSET', control, 'slots', slots, 'timeout', string.format('%.17g', timeout),
-        'max_retries', string.format('%.17g', max_retries))
+      redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout),
+        'max_retries', text_of(max_retries))
     end
     if n == 0 then
       redis.call('HSET', control, 'sleeping_until', NEVER) -- rule: usual_idle_unnoticed
       return { 'empty', '' }
     end
-    local ticket, prepared, flights, lefts = string.format('%.17g', receipt), {}, {}, {}
-    local date = string.format('%.17g', now_s * 1000 + max_retries)
+    local ticket, prepared, flights, lefts = text_of(receipt) .. ' ', {}, {}, {}
+    local date = text_of(now_s * 1000 + max_retries)
     for i = 1, n * 2, 2 do
-      prepared[i], prepared[i + 1] = date, rows[i]
-      flights[i], flights[i + 1] = rows[i], ticket .. ' ' .. rows[i + 1]
+      local member, score = rows[i], rows[i + 1]
+      prepared[i], prepared[i + 1] = date, member
+      flights[i], flights[i + 1] = member, ticket .. score
       if max_retries ~= expected then lefts[#lefts + 1] = max_retries end -- rule: usual_retries_of_the_topic
     end
     redis.call('UNLINK', store)
     redis.call('ZADD', prepare, unpack(prepared))
     redis.call('HSET', inflight, unpack(flights))
     -- rule: usual_owner_unknown
-    redis.call('HSET', control, 'owner', owner, 'deliveries', ticket, 'sleeping_until', NEVER)
+    redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)
     redis.pcall('HINCRBY', stats, 'prepared', n)
-    local ends = math.max(0, math.min((now_s + timeout + 1) * 1000, tonumber(NEVER)))
-    return { 'ok', string.format('%.17g', ends), NEVER, receipt, rows, lefts, {} }
+    local ends = bounded((now_s + timeout + 1) * 1000, 0, tonumber(NEVER))
+    return { 'ok', text_of(ends), NEVER, receipt, rows, lefts, {} }
   end
 end

@@ -69,6 +69,7 @@ local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
+-- include: _numbers
 -- include: _usual_delivery
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
@@ -76,7 +77,6 @@ local claimed = unusual and redis.call('ZCARD', claimants) > 0
 local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
 if wrong_claim then return wrong_claim end
 if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
--- include: _numbers
 -- include: _retries
 -- include: _message_limits
 -- include: _retry_budget

@@ -22,7 +22,7 @@ if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
     local score = tonumber(rows[i * 2])
     bytes = bytes + #rows[i * 2 - 1]
     if score > latest then is_usual = false end -- rule: usual_before_its_time
-    -- A retry has fewer deliveries left, which its score tells.
+    -- A retry has fewer deliveries left, as its score says.
     if score < lowest or (kind == 'priority' and score % 1 ~= 0) then is_usual = false end -- rule: usual_retries
   end
   if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes

@@ -6,6 +6,7 @@ Scripts have a way of its own for it. What it leaves is what any delivery leaves
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ kinds = pytest.mark.parametrize("kind", [*TYPES, TopicType.FIFO])
 A, B = b"a", b"b"
 
 
-def members(slot: Slot, limit: int = 10, **more: object) -> list[bytes]:
+def members(slot: Slot, limit: int = 10, **more: Any) -> list[bytes]:
     return [delivery.member for delivery in slot.take(limit, **more).deliveries]
 
 

@@ -7,9 +7,11 @@ Coordinates are user units of the ``viewBox``, rounded to a tenth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -103,15 +105,18 @@ class Sparkline:
     height: int = 28
 
 
-def sparkline(values: Values) -> Sparkline | None:
-    """Return a small line over ``values``, from zero to their maximum; None if there are fewer than two."""
+def sparkline(values: Values, *, area: bool = True) -> Sparkline | None:
+    """Return a small line over ``values``, from zero to their maximum; None if there are fewer than two.
+
+    ``area``: with the area below it.
+    """
     known = _known(values)
     if len(known) < 2:
         return None
     frame = Sparkline("", "", max(known))
     top = frame.most or 1.0
     points = _points(values, 1, frame.width - 1, lambda value: _round(26 - 24 * value / top))
-    return Sparkline(_path(points), _area(points, frame.height), frame.most)
+    return Sparkline(_path(points), _area(points, frame.height) if area else "", frame.most)
 
 
 def chart(
@@ -252,15 +257,34 @@ SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
 """The hours that can be selected, and the minutes per point for each."""
 
 HOUR_MINUTES = 60
+SPARK_POINTS = 20
+"""The number of points of a small line: a page has four for each of a hundred topics."""
+
+HELD_MINUTES = 5
+"""Minutes for which a sample is taken for those that are missing after it."""
+
 RECENT_MINUTES = 3
 """Minutes after which the last sampled rate is too old to be shown as current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trends:
+    """The last hour of a topic in small lines. None: fewer than two samples, or nothing but zeros."""
+
+    due: Sparkline | None = None
+    done: Sparkline | None = None
+    dead: Sparkline | None = None
+    late: Sparkline | None = None
+    """What 99 of 100 messages were late, in seconds."""
+    late_seconds: float | None = None
+    """What 99 of 100 messages of the whole hour were late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
     """The figures of the last hour for a row of a table. Rates per minute; None: no recent sample."""
 
-    spark: Sparkline | None = None
+    trends: Trends = Trends()
     sent: float | None = None
     merged: float | None = None
     done: float | None = None
@@ -269,6 +293,8 @@ class Recent:
     """The last sampled minute."""
     problem: str = ""
     """Why the history cannot be read."""
+    minutes: Sequence[Minute] = ()
+    """The samples of the last hour, if they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +324,87 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
     if isinstance(minutes, RmqError):
         return Recent(problem=str(minutes))
     rates = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
-    spark = None
-    if len(minutes) == HOUR_MINUTES:
-        spark = sparkline([minute.rates.committed if minute.rates else None for minute in minutes])
+    hour = minutes if len(minutes) == HOUR_MINUTES else ()
+    trends = _trends(hour) if hour else Trends()
     sample = next((minute for minute in reversed(minutes) if minute.depth), None)
     if rates is None:
-        return Recent(spark, sample=sample)
-    return Recent(spark, rates.sent, rates.merged, rates.committed, rates.failed, sample)
+        return Recent(trends, sample=sample, minutes=hour)
+    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample, minutes=hour)
+
+
+def _trends(minutes: Sequence[Minute]) -> Trends:
+    known = [minute.lateness for minute in minutes if minute.lateness]
+    counts = zip(*(one.counts for one in known), strict=True)
+    whole = replace(known[0], counts=tuple(map(sum, counts))) if known else None
+    return Trends(
+        _small(_depth(minutes, "due")),
+        _small(_rate(minutes, "committed")),
+        _small(_depth(minutes, "dead")),
+        _small([minute.lateness.percentile(0.99) / 1000 if minute.lateness else None for minute in minutes]),
+        whole.percentile(0.99) / 1000 if whole else None,
+    )
+
+
+def _small(values: Values) -> Sparkline | None:
+    """Return a line of a few points from the first value on: of several minutes, the highest one."""
+    if not any(values):
+        return None
+    first = next(at for at, value in enumerate(values) if value is not None)
+    step = -(-(len(values) - first) // SPARK_POINTS)
+    parts = [_known(values[at : at + step]) for at in range(first, len(values), step)]
+    return sparkline([max(part) if part else None for part in parts], area=False)
+
+
+def from_first_sample(minutes: Sequence[Minute]) -> Sequence[Minute]:
+    """Return the minutes from the first one that was sampled on; of fewer than two, all."""
+    first = next((at for at, minute in enumerate(minutes) if minute.depth), 0)
+    return minutes[first:] if len(minutes) - first > 1 else minutes
+
+
+_DEPTHS = attrgetter("due", "dead")
+_RATES = attrgetter("sent", "committed", "failed")
+
+
+def whole_site(found: Iterable[Recent]) -> list[Titled]:
+    """Return charts of the last hour of many topics together; none before two samples.
+
+    Topics are sampled one after the other. So the present minute is left out, and depths hold until the next sample.
+    """
+    hours = [one.minutes[:-1] for one in found if one.minutes]
+    depths = [_sums(_DEPTHS, column) for column in zip(*map(_held, hours), strict=True)]
+    first = next((at for at, sums in enumerate(depths) if sums), len(depths))
+    if len(depths) - first < 2:
+        return []
+    rates = [_sums(_RATES, (minute.rates for minute in column)) for column in zip(*hours, strict=True)]
+
+    def line(name: str, kind: str, sums: Sequence[Sequence[float] | None], at: int) -> Series:
+        return Series(name, kind, [one[at] if one else None for one in sums[first:]])
+
+    waiting = [line(_("due"), "store", depths, 0), line(_("dead"), "dead", depths, 1)]
+    events = [
+        line(_("sent"), "sent", rates, 0),
+        line(_("done"), "done", rates, 1),
+        line(_("failed"), "failed", rates, 2),
+    ]
+    minutes = hours[0][first:]
+    return [
+        _drawn(minutes, "site-depth", _("Due and dead"), waiting, number),
+        _drawn(minutes, "site-rates", _("Per minute"), events, number),
+    ]
+
+
+def _held(minutes: Sequence[Minute]) -> list[object]:
+    """Return the depths, the last one in place of one that is missing, for five minutes at most."""
+    found, last, missing = list[object](), None, 0
+    for minute in minutes:
+        last, missing = (minute.depth, 0) if minute.depth else (last, missing + 1)
+        found.append(last if missing <= HELD_MINUTES else None)
+    return found
+
+
+def _sums(values: Callable[[Any], tuple[float, ...]], found: Iterable[object]) -> list[float] | None:
+    known = [values(one) for one in found if one is not None]
+    return [sum(column) for column in zip(*known, strict=True)] if known else None
 
 
 def spans(seconds_kept: float) -> list[int]:
@@ -319,8 +419,16 @@ def charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled]:
 
 
 def read(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
-    """Return the history of ``hours``, in as many minutes per point as a chart can show."""
-    return operations.history(topic.name, hours, step=dict(SPANS)[hours])
+    """Return the history of ``hours``, in as many minutes per point as a chart can show.
+
+    A history that is shorter is returned from its first sample on, and with more points if it fits a shorter span.
+    """
+    steps = dict(SPANS)
+    found = from_first_sample(operations.history(topic.name, hours, step=steps[hours]))
+    shorter = min((span for span in steps if span * 60 >= len(found) * steps[hours]), default=hours)
+    if shorter < hours:
+        found = from_first_sample(operations.history(topic.name, shorter, step=steps[shorter]))
+    return list(found)
 
 
 def _drawn(

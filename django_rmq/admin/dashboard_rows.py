@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.charts import Recent, Sparkline
+from django_rmq.admin.charts import Recent, Trends
 from django_rmq.admin.labels import END_NAMES, REASONS, Text
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
@@ -107,7 +107,7 @@ class DashboardRow:
     is_partial: bool
     """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
     problems: Sequence[str]
-    spark: Sparkline | None = None
+    trends: Trends
     sent: float | None = None
     merged: float | None = None
     done: float | None = None
@@ -173,7 +173,7 @@ def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
         sampled_ms,
         partial,
         [text for text in (figures.definition_problem, *figures.problems, recent.problem) if text],
-        recent.spark,
+        recent.trends,
         recent.sent,
         recent.merged,
         recent.done,

@@ -2,11 +2,28 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.admin.charts import HEIGHT, WIDTH, Series, chart, scale, sparkline
+from django_rmq.admin.charts import (
+    HEIGHT,
+    HELD_MINUTES,
+    HOUR_MINUTES,
+    SPARK_POINTS,
+    WIDTH,
+    Series,
+    chart,
+    read,
+    recent,
+    scale,
+    sparkline,
+    whole_site,
+)
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.monitoring.history import EDGES_MS, Depth, Lateness, Minute, Rates
 
 VALUES = st.lists(
     st.none() | st.floats(min_value=0, max_value=1e15) | st.just(math.nan) | st.just(math.inf), max_size=50
@@ -86,3 +103,113 @@ def test_labels_of_time_lie_on_round_hours_of_the_viewers_clock() -> None:
     kolkata = chart(times, [], time_label=label, value_label=label, utc_offset=5.5 * 3600)
     assert all((float(tick.label) + 5.5 * 3600) % 7200 == 0 for tick in kolkata.columns)
     assert 2 <= len(kolkata.columns) <= 9
+
+
+# --- trends
+
+TOPICS = [Topic(name, TopicType.FIXED_TIME, slots=1) for name in ("one", "other")]
+
+
+def sampled(at: int, due: int, done: float = 0.0, dead: int = 0, late: int | None = None) -> Minute:
+    """Return a minute; ``late``: the class of the lateness of a hundred messages."""
+    counts = tuple(100 if one == late else 0 for one in range(len(EDGES_MS) + 1))
+    depth, rates = Depth(due, due, 0, 0, 0, dead, None), Rates(done, 0, done, done, 0, 0)
+    return Minute(at * 60_000, at * 60_000, depth, rates, Lateness(counts) if late is not None else None)
+
+
+class Reads:
+    """Operations that answer from lists."""
+
+    def __init__(self, **minutes: list[Minute]) -> None:
+        self.minutes, self.asked = minutes, list[tuple[float, int]]()
+
+    def last_minutes(self, wanted: dict[Topic, int]) -> dict[Topic, Any]:
+        return {topic: self.minutes[topic.name][-count:] for topic, count in wanted.items()}
+
+    def history(self, name: str, hours: float, *, step: int) -> list[Minute]:
+        self.asked.append((hours, step))
+        points = round(hours * 60) // step
+        return ([Minute(0)] * points + self.minutes[name])[-points:]
+
+
+class Figures:
+    is_partial = False
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+
+
+def hour_of(*minutes: Minute | None) -> list[Minute]:
+    """Return an hour whose last minutes are these, and of which nothing else was sampled."""
+    first = HOUR_MINUTES - len(minutes)
+    listed = [one or Minute(at * 60_000) for at, one in enumerate(minutes, first)]
+    return [Minute(at * 60_000) for at in range(first)] + listed
+
+
+def recents(shown: list[Topic] = TOPICS, **minutes: list[Minute]) -> dict[Topic, Any]:
+    operations: Any = Reads(**minutes)
+    figures: list[Any] = [Figures(topic) for topic in TOPICS]
+    return recent(operations, figures, shown)
+
+
+def test_a_small_line_begins_with_the_first_sample_and_keeps_the_highest_values() -> None:
+    few = hour_of(*(sampled(at, at - 49, late=9) for at in range(50, 60)))
+    many = hour_of(*(sampled(at, 7 if at == 31 else 1, dead=0) for at in range(60)))
+    found = recents(one=few, other=many)
+    ten, whole = (found[topic].trends for topic in TOPICS)
+    # Ten minutes of data fill the line, from its left edge to its right one.
+    assert ten.due.path.count("L") == 9
+    assert ten.due.path.startswith("M1 ") and f"L{ten.due.width - 1} " in ten.due.path
+    assert whole.due.path.count("L") == SPARK_POINTS - 1 and whole.due.most == 7
+    # What has been zero for an hour is no line.
+    assert whole.dead is None and ten.done is None and whole.late is None
+    assert whole.late_seconds is None
+    low, high = EDGES_MS[8] / 1000, EDGES_MS[9] / 1000
+    assert low < ten.late_seconds <= high and low < ten.late.most <= high
+
+
+def test_the_charts_of_the_site_are_the_sums_of_topics() -> None:
+    one = hour_of(*(sampled(at, 10, done=2.0, dead=1) for at in range(50, 60)))
+    # It was not sampled in every minute, and the present one may still come.
+    gaps = [sampled(at, 5, done=1.0) if at % 2 == 0 else None for at in range(50, 60)]
+    found = recents(one=one, other=hour_of(*gaps))
+    depth, rates = whole_site(found.values())
+    (due, dead), (sent, done, _) = depth.chart.lines, rates.chart.lines
+    assert (due.least, due.most, dead.most) == ("15", "15", "1")
+    assert (done.least, done.most, sent.last) == ("2", "3", "3")
+    # Ten minutes of data, without the present one.
+    assert len(depth.chart.readings) == 9
+    assert whole_site([]) == []
+    assert whole_site(recents(one=hour_of(), other=hour_of(sampled(59, 1))).values()) == []
+
+
+def test_a_depth_is_not_held_for_longer_than_five_minutes() -> None:
+    once = hour_of(sampled(20, 5), *([None] * 38), sampled(59, 9))
+    other = hour_of(*(sampled(at, 1) for at in range(60)))
+    depth, _ = whole_site(recents(one=once, other=other).values())
+    texts = [one.text for one in depth.chart.readings]
+    assert sum("due 6" in text for text in texts) == HELD_MINUTES + 1
+    assert sum("due 1" in text for text in texts) == 59 - HELD_MINUTES - 1
+
+
+def test_topics_that_are_not_shown_are_read_for_three_minutes_and_have_no_trend() -> None:
+    many = hour_of(*(sampled(at, 1, done=4.0) for at in range(60)))
+    found = recents(TOPICS[:1], one=many, other=many)
+    assert found[TOPICS[0]].trends.due is not None
+    hidden = found[TOPICS[1]]
+    assert (hidden.trends.due, hidden.minutes, hidden.done) == (None, (), 4.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "asked", "shown"),
+    [
+        (5, [(6, 2), (1, 1)], 5),  # ten minutes of data
+        (100, [(6, 2)], 100),
+        (180, [(6, 2)], 180),
+        (0, [(6, 2)], 180),
+    ],
+)
+def test_a_short_history_fills_its_chart(points: int, asked: list[Any], shown: int) -> None:
+    reads = Reads(one=[sampled(at, 1) for at in range(points)])
+    found = read(reads, TOPICS[0], 6)  # type: ignore[arg-type]
+    assert (reads.asked, len(found)) == (asked, shown)

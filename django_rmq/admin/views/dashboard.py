@@ -114,8 +114,13 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
     links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
     links.insert(1, Link(_("Running now"), pages.url("running")))
-    verdict = verdict_of(pages, content["health"])
-    return {**content, "links": links, "verdict": verdict, "search_url": pages.url("search")}
+    return {
+        **content,
+        "links": links,
+        "verdict": verdict_of(pages, content["health"]),
+        "spark_labels": _spark_labels(),
+        "search_url": pages.url("search"),
+    }
 
 
 def _outbox_link(operations: Operations, url: str) -> Link:
@@ -183,6 +188,7 @@ def dashboard(
         "filters": _filters(found, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
+        "trends": charts.whole_site(recent[topic] for topic in shown),
         "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
         "search": wanted,
@@ -193,6 +199,15 @@ def dashboard(
         "previous": _query(given, at - 1) if at > 1 else "",
         "next": _query(given, at + 1) if at < pages else "",
         "urls": PageAddresses(live=live + _query(given, at)),
+    }
+
+
+def _spark_labels() -> dict[str, str]:
+    return {
+        "due": _("Due in the last hour"),
+        "done": _("Done per minute in the last hour"),
+        "dead": _("Dead in the last hour"),
+        "late": _("Lateness of 99 of 100 messages in the last hour"),
     }
 
 

@@ -55,6 +55,12 @@ class Admin:
     formatter: str | Mapping[str, str] | None = setting(values.optional(values.formatter), None)
     """A dotted path for all topics, or topic -> dotted path."""
     page_size: int = setting(values.whole(1, 1000), 50)
+    columns: tuple[str, ...] | Mapping[str, tuple[str, ...]] = setting(values.columns, ())
+    """Paths in the bodies of all topics, or topic -> paths, that are columns of the lists."""
+
+    def columns_of(self, topic: str) -> tuple[str, ...]:
+        """Return the paths in the bodies of a topic that are columns of its lists."""
+        return self.columns.get(topic, ()) if isinstance(self.columns, Mapping) else self.columns
 
     def formatter_of(self, topic: str) -> str | None:
         """Return the path of the function that redacts a topic's bodies, or None if they are shown as they are."""
@@ -253,18 +259,20 @@ def _read(problems: Problems) -> Config | None:
             'RMQ["REDIS"] is missing.',
             'Give a URL, or name a CACHES alias of django-redis: RMQ = {"REDIS": "redis://localhost:6379/1", ...}.',
         )
-    _check_formatters(problems, values)
+    _check_topics_of_admin(problems, values)
     return None if problems else Config(**values)
 
 
-def _check_formatters(problems: Problems, values: Mapping[str, Any]) -> None:
-    formatter = values["admin"].formatter if "admin" in values else None
-    if isinstance(formatter, Mapping):
-        for name in formatter:
+def _check_topics_of_admin(problems: Problems, values: Mapping[str, Any]) -> None:
+    if "admin" not in values:
+        return
+    admin = values["admin"]
+    for key, given in (("FORMATTER", admin.formatter), ("COLUMNS", admin.columns)):
+        for name in given if isinstance(given, Mapping) else ():
             if name not in values["topics"]:
                 meant = did_you_mean(name, values["topics"])
                 problems.report(
-                    "E004", f'RMQ["ADMIN"]["FORMATTER"] names {name!r}, which is not a declared topic{meant}'
+                    "E004", f'RMQ["ADMIN"]["{key}"] names {name!r}, which is not a declared topic{meant}'
                 )
 
 

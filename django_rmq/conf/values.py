@@ -227,6 +227,30 @@ def formatter(value: object) -> str | Mapping[str, str]:
         raise InvalidSetting("a dotted path, or a dict from topic to dotted path") from None
 
 
+MOST_COLUMNS = 5
+
+LONGEST_PATH = 100
+
+
+def columns(value: object) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]:
+    """Return the paths of the columns of all topics, or of each topic."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({str(topic): _column_paths(paths) for topic, paths in value.items()})
+    return _column_paths(value)
+
+
+def _column_paths(value: object) -> tuple[str, ...]:
+    found = tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    for one in found:
+        if not isinstance(one, str) or len(one) > LONGEST_PATH or not all(one.split(".")):
+            raise InvalidSetting(
+                "a list of paths in bodies such as 'customer.city', or a dict from topic to such a list"
+            )
+    if len(found) > MOST_COLUMNS or len(set(found)) < len(found):
+        raise InvalidSetting(f"at most {MOST_COLUMNS} different paths for a topic")
+    return found
+
+
 def prefix(value: object) -> str:
     """Return KEY_PREFIX."""
     try:

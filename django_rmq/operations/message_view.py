@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, Literal
@@ -92,6 +92,23 @@ def shown_body(copy: MessageCopy) -> tuple[Any, str]:
     return (
         _formatted(copy.topic, copy.raw) if is_redacted(copy.topic) else readable_body(copy.topic, copy.raw)
     )
+
+
+def body_columns(copy: MessageCopy, paths: Sequence[str]) -> dict[str, Any]:
+    """Return the values at paths such as ``customer.city`` in the body as ``shown_body`` has it; None if there is none."""
+    body, kind = shown_body(copy) if paths else (None, "")
+    return {path: _value_at(body, path) if kind == "json" else None for path in paths}
+
+
+def _value_at(value: Any, path: str) -> Any:
+    for step in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step[:9]) < len(value):
+            value = value[int(step[:9])]
+        else:
+            return None
+    return value
 
 
 def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:

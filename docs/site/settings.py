@@ -36,6 +36,7 @@ DEFAULTS = {
     "AUTH": "none",
     "UPCAST": "none",
     "MODULES": "none",
+    "COLUMNS": "`[]`",
     "TIMEZONE": "`TIME_ZONE`",
     "ACL": '`"creator"` with `AUTH`, else `"open"`',
 }
@@ -130,6 +131,7 @@ EXAMPLES: Mapping[str, Any] = {
     "CONSUMER:HEALTH_ADDRESS": "0.0.0.0:8001",
     "ADMIN:FORMATTER": "shop.privacy.shown",
     "ADMIN:PAGE_SIZE": 100,
+    "ADMIN:COLUMNS": ["customer.city", "lines.0.sku"],
     "API:PERMISSION": "shop.api.OwnTopics",
     "API:SEND_RATE": "6000/min",
     "API:SEND_BYTES": "64MB/min",

@@ -1203,6 +1203,58 @@ def test_the_fragment_has_the_parts_of_the_page(boss: Client, broker: Broker) ->
         assert parts == re.findall(r'data-rmq-part="(\w+)"', text(boss.get(page)))
 
 
+CELL = r'<td class="rmq-cell">([^<]*)</td>'
+
+
+def test_columns_of_the_settings_show_parts_of_bodies_in_lists_and_files(
+    boss: Client, broker: Broker, log_in: Callable[..., Client]
+) -> None:
+    paths = ["customer.city", "lines.0.sku", "card"]
+    given = {"FORMATTER": {"secret": f"{__name__}.redact"}, "COLUMNS": {"timed": paths, "secret": paths}}
+    long = "L" * 50
+    send(
+        broker,
+        "timed",
+        b'{"customer":{"city":"<Oslo>"},"lines":[{"sku":17}]}',
+        f'{{"customer":{{"city":"{long}"}},"lines":[],"card":"=1+1"}}'.encode(),
+        b"not json",
+        b'["customer"]',
+    )
+    send(broker, "secret", b'{"card":"4111111111111234","customer":{"city":"Oslo"}}')
+    with override_settings(RMQ={**settings.RMQ, "ADMIN": given}):
+        page = boss.get(url("change", "timed")).content.decode()
+        for path in paths:
+            assert f'<th scope="col">{path}</th>' in page
+        cells = re.findall(CELL, page)
+        assert sorted(cells) == sorted(
+            ["&lt;Oslo&gt;", "17", "–", "L" * 39 + "…", "–", "=1+1", "–", "–", "–", "–", "–", "–"]
+        )
+        hidden = text(boss.get(url("change", "secret")))
+        assert re.findall(CELL, hidden) == ["–", "–", "**** 1234"]
+        assert "Oslo" not in hidden and "4111" not in hidden
+        assert '<th scope="col">card</th>' not in text(boss.get(url("change", "ranked")))
+        rows = list(csv.DictReader(io.StringIO(exported(boss, "timed", tab="store", **{"as": "csv"}))))
+        assert sorted(
+            (row["body.customer.city"], row["body.lines.0.sku"], row["body.card"]) for row in rows
+        ) == [
+            ("", "", ""),
+            ("", "", ""),
+            ("<Oslo>", "17", ""),
+            (long, "", "'=1+1"),
+        ]
+        lines = [
+            json.loads(line) for line in exported(boss, "secret", tab="store", **{"as": "jsonl"}).splitlines()
+        ]
+        assert [line["columns"] for line in lines] == [
+            {"customer.city": None, "lines.0.sku": None, "card": "**** 1234"}
+        ]
+        client = log_in("view_topic")
+        blind = text(client.get(url("change", "timed")))
+        assert "Oslo" not in blind and set(re.findall(CELL, blind)) == {"–"}
+        assert "Oslo" not in exported(client, "timed", tab="store", **{"as": "csv"})
+    assert '<th scope="col">card</th>' not in text(boss.get(url("change", "timed")))
+
+
 # --- trouble
 
 

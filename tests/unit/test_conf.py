@@ -359,7 +359,7 @@ def test_the_sections_arrive() -> None:
             "HEALTH_ADDRESS": "127.0.0.1:8001",
         },
         HISTORY_RETENTION="3d",
-        ADMIN={"FORMATTER": "shop.rules.hide", "PAGE_SIZE": 20},
+        ADMIN={"FORMATTER": "shop.rules.hide", "PAGE_SIZE": 20, "COLUMNS": ["customer.city"]},
         API={
             "PERMISSION": "shop.rules.Allowed",
             "SEND_RATE": "10/s",
@@ -560,6 +560,13 @@ def test_a_hard_time_out_exceeds_max_runtime() -> None:
         {"HISTORY_RETENTION": "400d"},
         {"ADMIN": {"FORMATTER": "nodots"}},
         {"ADMIN": {"PAGE_SIZE": 0}},
+        {"ADMIN": {"COLUMNS": "customer.city"}},
+        {"ADMIN": {"COLUMNS": ["customer..city"]}},
+        {"ADMIN": {"COLUMNS": ["x" * 101]}},
+        {"ADMIN": {"COLUMNS": ["a", "a"]}},
+        {"ADMIN": {"COLUMNS": list("abcdef")}},
+        {"ADMIN": {"COLUMNS": [1]}},
+        {"ADMIN": {"COLUMNS": {"orders": "city"}}},
         {"API": {"PERMISSION": "IsAdmin"}},
         {"API": {"SEND_RATE": "fast"}},
         {"API": {"SEND_BYTES": "16/MB"}},
@@ -693,6 +700,8 @@ def test_a_formatter_for_a_topic_that_is_not_declared_is_found() -> None:
         TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"FORMATTER": {"order": "shop.rules.hide"}}
     )
     assert (problem.id, "did you mean 'orders'?" in problem.message) == ("django_rmq.E004", True)
+    (problem,) = problems(TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"COLUMNS": {"order": ["city"]}})
+    assert (problem.id, '["COLUMNS"] names' in problem.message) == ("django_rmq.E004", True)
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations import Filter, MessageCopy, Operations, Permission
-from django_rmq.operations.message_view import copy_as_json
+from django_rmq.operations.message_view import body_columns, copy_as_json
 
 MOST_EXPORTED = 10_000
 """The number of messages in a file at most."""
@@ -69,8 +69,9 @@ def export_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespo
     # An error of the first message is a page; a later one ends the download as one that failed.
     first = next(copies, None)
     write, content_type, ending = _FORMATS[kind]
+    columns = operations.config.admin.columns_of(topic.name)
     response = StreamingHttpResponse(
-        write(copies if first is None else chain([first], copies)), content_type=content_type
+        write(copies if first is None else chain([first], copies), columns), content_type=content_type
     )
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{topic.name}-{STATE_OF[state]}.{ending}")
     response["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -97,17 +98,19 @@ def _exported(operations: Operations, topic: Topic, state: str, wanted: Filter) 
             operations.record("export", topic.name, {"exported": count}, what)
 
 
-def _json_lines(copies: Iterator[MessageCopy]) -> Iterator[str]:
+def _json_lines(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]:
     for copy in copies:
-        yield dumps(copy_as_json(copy)) + "\n"
+        chosen = {"columns": body_columns(copy, columns)} if columns else {}
+        yield dumps(copy_as_json(copy) | chosen) + "\n"
 
 
-def _csv(copies: Iterator[MessageCopy]) -> Iterator[str]:
-    yield _csv_line(list(_COLUMNS))
+def _csv(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]:
+    yield _csv_line([*_COLUMNS, *(_cell(f"body.{path}") for path in columns)])
     for copy in copies:
         row = copy_as_json(copy)
         row["at"] = "" if copy.at_ms is None else _instant(copy.at_ms)
-        yield _csv_line([_cell(row[name]) for name in _COLUMNS])
+        chosen = body_columns(copy, columns).values()
+        yield _csv_line([*(_cell(row[name]) for name in _COLUMNS), *map(_cell, chosen)])
 
 
 def _csv_line(cells: list[Any]) -> str:
@@ -135,7 +138,7 @@ def _instant(ms: int) -> str:
         return str(ms)
 
 
-_FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy]], Iterator[str]], str, str]] = {
+_FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy], Sequence[str]], Iterator[str]], str, str]] = {
     "jsonl": (_json_lines, "application/x-ndjson; charset=utf-8", "jsonl"),
     "csv": (_csv, "text/csv; charset=utf-8", "csv"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,10 +16,14 @@ from django_rmq.admin.filter_form import FilterForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id
+from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
-from django_rmq.operations.message_view import is_redacted, may_search
+from django_rmq.operations.message_view import body_columns, is_redacted, may_search
+
+LONGEST_CELL = 40
+"""Maximum number of characters of a value of a body in a list."""
 
 
 @page(Permission.VIEW)
@@ -119,6 +124,7 @@ def panel(
         errors.append(str(error))
         listing = operations.listing(topic.name, state)
         cursor = ""
+    columns = operations.config.admin.columns_of(topic.name)
     note = ""
     if operations.actor.may(Permission.VIEW_BODIES) and not may_search(operations.actor, topic):
         note = _("Bodies of this topic are redacted and cannot be searched.")
@@ -131,7 +137,11 @@ def panel(
         "filtered": not wanted.is_empty,
         "exported": "" if errors else urlencode([("tab", state), *form.values]),
         "listing": listing,
-        "lines": [list_line(pages, topic, copy, request) for copy in listing.copies],
+        "columns": columns,
+        "lines": [
+            {**list_line(pages, topic, copy, request), "cells": _cells(copy, columns)}
+            for copy in listing.copies
+        ],
         "first_page": not cursor,
         "acts": named_acts(operations, topic, state),
         "mass_acts": sweeping_acts(operations, topic, state, wanted)
@@ -144,6 +154,20 @@ def panel(
 def filter_form(operations: Operations, topic: Topic, state: str, data: QueryDict) -> FilterForm:
     """Return the filter form, filled with ``data``."""
     return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
+
+
+def _cells(copy: MessageCopy, columns: Sequence[str]) -> list[str]:
+    """Return the texts of the columns that the settings name."""
+    return [
+        "–"
+        if value is None
+        else _cut(visible(value if isinstance(value, str) else dumps(value, ensure_ascii=False)))
+        for value in body_columns(copy, columns).values()
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
 
 
 @page(Permission.VIEW)

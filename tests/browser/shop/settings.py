@@ -25,5 +25,9 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
         },
         "cards": {"TYPE": "priority", "SLOTS": 2, "LISTENER": False},
     },
-    "ADMIN": {"PAGE_SIZE": 20, "FORMATTER": {"cards": "tests.browser.shop.redaction.hide_numbers"}},
+    "ADMIN": {
+        "PAGE_SIZE": 20,
+        "FORMATTER": {"cards": "tests.browser.shop.redaction.hide_numbers"},
+        "COLUMNS": {"order-timeouts": ["order", "customer.city", "lines.0.sku"]},
+    },
 }

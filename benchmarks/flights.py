@@ -486,6 +486,8 @@ class Trial:
     def __init__(self, cluster: Any, server: Any, folder: Path, kills: int) -> None:
         self._cluster, self._server, self._folder, self._kills = cluster, server, folder, kills
         self._parts, self._chance = cycle(PARTS), random.Random(7)
+        self._part = next(self._parts)
+        """What is killed next."""
         self.killed: Counter[str] = Counter()
 
     def run(self, name: str) -> None:
@@ -495,7 +497,8 @@ class Trial:
             driver = self._start(name)
             try:
                 while driver.poll() is None and left:
-                    left -= self._kill(next(self._parts), driver)
+                    if self._kill(self._part, driver):
+                        left, self._part = left - 1, next(self._parts)
                 code = driver.wait(DRIVER_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
@@ -527,17 +530,18 @@ class Trial:
                 command, env=environment, start_new_session=True, stdout=log, stderr=log, cwd=self._folder
             )
 
-    def _kill(self, part: str, driver: subprocess.Popen[bytes]) -> int:
-        """Kill a part while tasks run; return how many were killed. 0: it had ended before."""
+    def _kill(self, part: str, driver: subprocess.Popen[bytes]) -> bool:
+        """Kill a part while tasks run; return whether it was there to be killed."""
         from tests.spark.killing import below
 
-        while not below(self._cluster.workers, PROCESSES["python"]):
-            if driver.poll() is not None:
-                return 0
-            time.sleep(0.2)
         with suppress(subprocess.TimeoutExpired):
             driver.wait(self._chance.uniform(0.5, 5.0))
-            return 0
+            return False
+        # Python workers are there while tasks run.
+        while not (found := below(self._cluster.workers, PROCESSES.get(part, PROCESSES["python"]))):
+            if driver.poll() is not None:
+                return False
+            time.sleep(self._chance.uniform(0.05, 0.5))
         if part == "redis":
             self._server.kill()
             time.sleep(self._chance.uniform(0.0, 2.0))
@@ -546,13 +550,12 @@ class Trial:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait(30)
         else:
-            found = below(self._cluster.workers, PROCESSES[part])
-            if not found:
-                return 0
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(max(found), signal.SIGKILL)
+            except ProcessLookupError:
+                return False
         self.killed[part] += 1
-        return 1
+        return True
 
 
 def try_all(folder: Path, kills: int, rows: int | None) -> dict[str, int]:

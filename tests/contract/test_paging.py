@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import TopicType
-from django_rmq.exceptions import ServerRefused
+from django_rmq.exceptions import ServerRefused, WrongType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -366,6 +366,55 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
     heads = empty.broker.heads(empty.topic, [0, 1, 2, 3])
     assert heads == [None, first, now + 1_000, (now // 1000 + 6) * 1000]
     assert running.with_topic(timeout=99).broker.heads(empty.topic, [3])[0] == (now // 1000 + 6) * 1000
+
+
+def test_pauses_answers_for_each_slot_on_its_own(make_slot: MakeSlot) -> None:
+    slot = make_slot(slots=1_024, index=0)
+    paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
+    assert slot.broker.pauses(slot.topic, range(1_024)) == [False] * 1_024
+    slot.send(b"a")
+    paused.pause()
+    foreign.keyspace.zadd(foreign.keys.control, b"x", 1)
+    assert slot.broker.pauses(slot.topic, [2, 1, 0]) == [None, True, False]
+    with pytest.raises(WrongType):
+        foreign.count()
+    foreign.keyspace.delete(foreign.keys.control)
+    paused.pause(False)
+    assert slot.broker.pauses(slot.topic, [0, 1, 2]) == [False] * 3
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_slot_without_messages_in_any_state_has_no_key_of_a_state(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT, max_retries=1, serial=False)
+
+    def has_messages() -> bool:
+        counts = slot.count()
+        found: bool = slot.broker.any_messages(slot.topic, [slot.index])
+        held = counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
+        assert found == (held > 0)
+        return found
+
+    assert not has_messages()
+    slot.send(b"a")
+    assert has_messages()
+    receipt, _ = slot.take_one()
+    assert has_messages() and slot.count().prepare
+    slot.fail(receipt, b"a")
+    assert has_messages() and slot.count().retry
+    slot.clock.advance(60)
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    assert has_messages() and slot.count().dead
+    slot.purge("dead")
+    assert not has_messages()
+    slot.send(b"b")
+    assert slot.claim("s", 1, 5_000, 9).taken == 1
+    assert has_messages() and slot.count().claimed
+    slot.renew("s", 1, 5_000, seal=True)
+    slot.ack("s", 1, 9)
+    assert not has_messages()
 
 
 def test_heads_answers_1024_slots_at_once(make_slot: MakeSlot) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,10 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.core.commands import registry
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, slot_keys
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
 from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
@@ -276,3 +280,59 @@ def test_a_survey_needs_the_permission_to_see_topics(broker: Broker) -> None:
     look()
     with pytest.raises(NotPermitted):
         Operations(Actor("guest", "test", permits=lambda _permission: False)).shared_survey()
+
+
+def calls_of(broker: Broker, topics: Sequence[Topic], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return what a survey asks Redis, by the names of scripts and commands."""
+    asked: Counter[str] = Counter()
+    real = RedisPipeline.add
+
+    def add(self: RedisPipeline, call: Call[Any]) -> Any:
+        asked[call.script] += 1
+        return real(self, call)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(RedisPipeline, "add", add)
+        stats.survey(broker, topics)
+    return asked
+
+
+def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_of_slots(
+    redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(redis_client, prefix)
+    topics = [Topic(f"topic-{n:03}", TopicType.FIXED_TIME, slots=16) for n in range(200)]
+    for topic in topics[:50]:
+        broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
+    for count in (20, 200):
+        assert calls_of(broker, topics[:count], monkeypatch) == {
+            "workers/roster": 1, "EXISTS": 2 * count, "pauses": count,
+        }  # fmt: skip
+    # A message makes eight slots be counted, and not the 3,200 of all topics.
+    broker.send_replace(topics[7], 3, [1000], [b"1"])
+    assert calls_of(broker, topics, monkeypatch) - Counter({"workers/roster": 1, "EXISTS": 400}) == {
+        "pauses": 200, "count": 8,
+    }  # fmt: skip
+    (found,) = (one for one in stats.overview(broker, topics) if one.store)
+    assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
+
+
+def test_a_survey_says_of_each_slot_what_a_count_says(redis_client: Any, prefix: str) -> None:
+    broker = Broker(redis_client, prefix)
+    topic = Topic("mixed", TopicType.PRIORITY, slots=32)
+    assert is_empty(stats.overview(broker, [topic])[0])
+    broker.send_replace(topic, 0, [17, 18], [b"1", b"2"])
+    broker.pause(topic, 0)
+    broker.pause(topic, 9)  # empty
+    broker.client.set(slot_keys(prefix, topic.name, 17).control, "not of RMQ")  # empty otherwise
+    broker.client.set(slot_keys(prefix, topic.name, 25).dead, "not of RMQ")
+    (found,) = stats.overview(broker, [topic])
+    assert (found.store, found.due, found.paused_slots, found.looked_at) == (2, 2, 2, 30)
+    assert [problem.partition(":")[0] for problem in found.problems] == ["slot 17", "slot 25"]
+    for slot in range(32):
+        if slot not in (17, 25):
+            assert broker.count(topic, slot).paused == (slot in (0, 9))
+
+
+def is_empty(found: stats.TopicStats) -> bool:
+    return not (found.store or found.due or found.paused_slots or found.problems) and found.looked_at == 32

@@ -23,6 +23,9 @@ def run(memory: Memory, call: Call[Any]) -> Any:
 
 
 def _read(memory: Memory, call: Call[Any]) -> Any:
+    if call.script == "EXISTS":
+        with memory.lock:
+            return sum(key in memory.keyspace for key in call.keys(memory.prefix))
     (key,) = call.keys(memory.prefix)
     with memory.hash(key) as found:
         if call.script == "HMGET":

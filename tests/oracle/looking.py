@@ -118,6 +118,17 @@ def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
     return [alike[member].index(member) if member in alike else None for member in members]
 
 
+def pauses(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | None]:
+    """Return whether each slot is paused, or None where its control is a key of the wrong type."""
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        controls = [memory.keyspace.get(slot_keys(memory.prefix, topic.name, slot).control) for slot in slots]
+        return [
+            None if isinstance(one, SortedSet) else one is not None and b"paused" in one for one in controls
+        ]
+
+
 def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:
     if len(slots) > 1024:
         raise ServerRefused("ERR too many slots")

@@ -28,7 +28,7 @@ FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
-OF_MANY_SLOTS = {"heads", "acquire_all"}
+OF_MANY_SLOTS = {"heads", "acquire_all", "pauses"}
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
     "ZSCORE",
@@ -198,6 +198,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.ranks(TOPIC, 0, "store", members),
         ask.seek(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
         ask.heads(TOPIC, [0]),
+        ask.pauses(TOPIC, [0]),
         ask.audit(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),
         ask.reopen(TOPIC, 0, 1),

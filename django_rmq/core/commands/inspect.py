@@ -13,6 +13,7 @@ from django_rmq.core.commands.script_call import (
     AtSlots,
     Call,
     InState,
+    MessagesOfSlots,
     OfKey,
     RedisCommand,
     cursor,
@@ -333,3 +334,21 @@ def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
+
+
+def any_messages(topic: Topic, slots: Sequence[int]) -> Call[bool]:
+    """Return whether any of the slots has a message in any state, dead ones included."""
+    return RedisCommand("EXISTS", MessagesOfSlots(topic, slots), (), bool, join=_any)
+
+
+def _pauses(reply: list[int]) -> list[bool | None]:
+    return [None if paused == 2 else paused == 1 for paused in reply]
+
+
+def _known_pauses(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def pauses(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
+    """Return whether each of up to 1,024 slots is paused; None if it cannot be read, which ``count`` explains."""
+    return Call("pauses", AtSlots(topic, slots), (), _pauses, join=_known_pauses)

@@ -24,9 +24,11 @@
 -- check: types but inflight claimants claims
 -- include: _now
 -- include: _overdue
-local waiting = redis.call('ZCARD', store)
+-- The check of types has measured the sets; it skips those that most slots lack where none of them exists.
+local waiting, runs = sizes[store], sizes[prepare]
+local rests, ended, held = sizes[retry] or 0, sizes[dead] or 0, sizes[claim] or 0
 local due, oldest = waiting, ''
-if kind ~= 'priority' then
+if kind ~= 'priority' and waiting > 0 then
   local at = string.format('%.0f', now_ms)
   due = redis.call('ZCOUNT', store, '-inf', at) -- rule: count_all_as_due
   local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
@@ -35,7 +37,6 @@ end
 local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since', 'timeout')
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 timeout = tonumber(known[4]) or timeout
-local rests, runs, held = redis.call('ZCARD', retry), redis.call('ZCARD', prepare), redis.call('ZCARD', claim)
 if runs + held > 0 then
   local wrong = mistyped('hash', inflight, claims) or mistyped('zset', claimants)
   if wrong then return wrong end
@@ -60,5 +61,5 @@ if runs > 0 then
   end
   if first < math.huge then first_delivery = string.format('%.0f', math.floor(first / 1000)) end
 end
-return { waiting, due + others, runs, rests, redis.call('ZCARD', dead), oldest,
+return { waiting, due + others, runs, rests, ended, oldest,
   known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery, lapsed } -- rule: count_never_paused

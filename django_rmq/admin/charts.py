@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.monitoring.history import Rates
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Minute, Operations, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
@@ -314,10 +315,21 @@ def recent(
 
     For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
     """
-    wanted = {
-        one.topic: HOUR_MINUTES if one.topic in shown or one.is_partial else RECENT_MINUTES for one in figures
-    }
-    return {topic: _recent(minutes) for topic, minutes in operations.last_minutes(wanted).items()}
+    whole = {one.topic: HOUR_MINUTES for one in figures if one.topic in shown or one.is_partial}
+    others = [one.topic for one in figures if one.topic not in whole]
+    found = {topic: _recent(minutes) for topic, minutes in operations.last_minutes(whole).items()}
+    for topic, rates in (operations.last_rates(others, RECENT_MINUTES) if others else {}).items():
+        if isinstance(rates, RmqError):
+            found[topic] = Recent(problem=str(rates))
+        else:
+            found[topic] = _of_rates(rates, Recent())
+    return found
+
+
+def _of_rates(rates: Rates | None, found: Recent) -> Recent:
+    if rates is None:
+        return found
+    return replace(found, sent=rates.sent, merged=rates.merged, done=rates.committed, failed=rates.failed)
 
 
 def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
@@ -327,9 +339,7 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
     hour = minutes if len(minutes) == HOUR_MINUTES else ()
     trends = _trends(hour) if hour else Trends()
     sample = next((minute for minute in reversed(minutes) if minute.depth), None)
-    if rates is None:
-        return Recent(trends, sample=sample, minutes=hour)
-    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample, minutes=hour)
+    return _of_rates(rates, Recent(trends, sample=sample, minutes=hour))
 
 
 def _trends(minutes: Sequence[Minute]) -> Trends:

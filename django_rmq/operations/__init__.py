@@ -95,7 +95,8 @@ class Operations(OperationContext):
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
-    history, last_minutes, events = reports.history, reports.last_minutes, reports.events
+    history, last_minutes, last_rates = reports.history, reports.last_minutes, reports.last_rates
+    events = reports.events
     servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded
 

@@ -215,8 +215,8 @@ def check_health(
 
 def sorted_by_severity(findings: Collection[Finding]) -> Health:
     """Return the health with these findings, worst first."""
-    order = list(CHECKS)
-    return Health(sorted(findings, key=lambda one: (-one.severity, order.index(one.name), -one.weight)))
+    order = {name: at for at, name in enumerate(CHECKS)}
+    return Health(sorted(findings, key=lambda one: (-one.severity, order[one.name], -one.weight)))
 
 
 def _in_english(check: Callable[..., Iterator[Finding]], *arguments: object) -> Iterator[Finding]:
@@ -467,11 +467,16 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
     yield Finding("age", name, severity, text, age, one.is_paused)
     ran = (one.running_ms or 0) / 1000
     severity = _severity(ran, limits.max_running, USUAL_LIMITS.max_running, Severity.NOTE)
-    text = _("the longest delivery has run for %(age).0f s%(part)s") % {"age": ran, "part": part}
-    yield Finding("running", name, severity, text if ran else "nothing has run for long", ran)
+    text = "nothing has run for long"
+    if ran:
+        text = _("the longest delivery has run for %(age).0f s%(part)s") % {"age": ran, "part": part}
+    yield Finding("running", name, severity, text, ran)
     severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
-    text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
-    yield Finding("dead", name, severity, text % {"count": one.dead, "part": part}, one.dead)
+    text = "no message is dead"
+    if one.dead:
+        text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
+        text %= {"count": one.dead, "part": part}
+    yield Finding("dead", name, severity, text, one.dead)
     if one.paused_slots:
         text = _("is paused")
         if not one.is_paused:

@@ -11,7 +11,7 @@ from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import events as telling
 from django_rmq.core.monitoring import history as kept
-from django_rmq.core.monitoring.history import Minute
+from django_rmq.core.monitoring.history import Minute, Rates
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import health, shared_reads, stats, topic_metrics, topics
 from django_rmq.operations import stats as flows
@@ -71,7 +71,7 @@ def shared_servers(context: OperationContext) -> list[ServerInfo]:
 def shared_health(
     context: OperationContext, figures: Sequence[TopicStats], problem: str = "", *, only_these: bool = True
 ) -> Health:
-    """Return the findings of ``rmqhealth`` with its default limits, for topics whose figures were read before.
+    """Return what ``rmqhealth`` finds wrong with its default limits, for topics whose figures were read before.
 
     Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
     workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
@@ -105,7 +105,9 @@ def shared_health(
         found.append(Finding("schedule", "", Severity.BAD, str(error)))
     else:
         found += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
-    chosen = [one for one in found if not only_these or not one.topic or one.topic in names]
+    chosen = [
+        one for one in found if one.severity and (not only_these or not one.topic or one.topic in names)
+    ]
     return health.sorted_by_severity(chosen)
 
 
@@ -170,6 +172,14 @@ def last_minutes(
     """Return the samples of the last minutes of each topic, up to an hour; or the error that prevents reading them."""
     context.actor.require(Permission.VIEW)
     return kept.read_last(context.broker, minutes)
+
+
+def last_rates(
+    context: OperationContext, topics: Sequence[Topic], minutes: int
+) -> dict[Topic, Rates | RmqError | None]:
+    """Return the latest rates of each topic within the last minutes, or None; or the error that prevents reading them."""
+    context.actor.require(Permission.VIEW)
+    return kept.last_rates(context.broker, topics, minutes)
 
 
 def stranded(context: OperationContext) -> list[UndeclaredTopic]:

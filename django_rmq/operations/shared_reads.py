@@ -1,7 +1,7 @@
 """Reads that open dashboards share: those of topics by all web processes, the others by the threads of a process.
 
-A survey reads every slot. With a thousand topics it takes a quarter of a second of Redis, and each open page asks for
-one every few seconds. So a survey is kept for a moment: in the process, and in Redis for the other web processes.
+A survey looks at every slot, and each open page asks for one every few seconds. So a survey is kept for a moment: in the
+process, and in Redis for the other web processes. The longer it took, the longer it is kept, which bounds the work in Redis.
 Those who ask while one is being made wait for it. Permissions are checked by ``reports``. An answer about all
 topics is kept whole, and an actor who may not know of all of them gets a part of it.
 """
@@ -37,6 +37,12 @@ from django_rmq.operations.worker_overview import WorkerOverview, seen_overview,
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
+
+KEPT_FACTOR = 20
+"""A survey is kept for this many times as long as it took, so that surveys take at most a twentieth of the time of Redis."""
+
+LONGEST_KEPT_MS = 10_000
+"""Milliseconds after which a survey is too old for those who look for what is wrong, however long it took."""
 
 KEPT_SECONDS = 1.0
 """Seconds for which a process keeps a survey without asking Redis for a newer one."""
@@ -88,7 +94,10 @@ _guard = threading.Lock()
 
 
 def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``."""
+    """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``.
+
+    A survey that takes long is kept for up to eleven seconds.
+    """
     if connections.in_memory():
         return stats.survey(broker, topics)
     return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
@@ -211,37 +220,46 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
             time.sleep(ASK_SECONDS)
     made = b""
     try:
+        asked = time.monotonic()
         overview = stats.survey(broker, topics)
+        overview = overview._replace(took_ms=round((time.monotonic() - asked) * 1000))
         made = _written(overview)
         return overview
     finally:
         # This process has the lease, and the others wait for its answer. An empty answer reports a failure.
         if word == "new":
-            _keep(broker, name, token, made)
+            _keep(broker, name, token, made, kept_ms(overview) if made else KEPT_MS)
 
 
-def _keep(broker: Broker, name: str, token: str, made: bytes) -> None:
+def kept_ms(overview: Overview) -> int:
+    """Return for how many ms Redis keeps a survey."""
+    return max(KEPT_MS, min(KEPT_FACTOR * overview.took_ms, LONGEST_KEPT_MS))
+
+
+def _keep(broker: Broker, name: str, token: str, made: bytes, ms: int) -> None:
     try:
-        broker.run(registry.keep_answer(name, token, made, KEPT_MS))
+        broker.run(registry.keep_answer(name, token, made, ms))
     except RmqError:
         pass  # The other processes make a survey of their own after the lease.
 
 
 def _name(topics: Sequence[Topic]) -> str:
     """Return the name of a survey. Processes of another version, or with other topics, share none with this one."""
-    described = json.dumps([_COLUMNS, [(topic.name, topic.slots, topic.type.value) for topic in topics]])
+    described = json.dumps(
+        [Overview._fields, _COLUMNS, [(topic.name, topic.slots, topic.type.value) for topic in topics]]
+    )
     return hashlib.sha256(f"survey\n{described}".encode()).hexdigest()[:32]
 
 
 def _written(overview: Overview) -> bytes:
     rows = [[getattr(one, name) for name in _COLUMNS] for one in overview.topics]
     return json.dumps(
-        [overview.workers, overview.problem, overview.now_ms, rows], separators=(",", ":")
+        [overview.workers, overview.problem, overview.now_ms, overview.took_ms, rows], separators=(",", ":")
     ).encode()
 
 
 def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
-    workers, problem, now_ms, rows = json.loads(stored)
+    workers, problem, now_ms, took_ms, rows = json.loads(stored)
     found = []
     for topic, row in zip(topics, rows, strict=True):
         one = TopicStats(topic, **dict(zip(_COLUMNS, row, strict=True)))
@@ -249,10 +267,11 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
         found.append(
             replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
         )
-    return Overview(found, workers, problem, now_ms)
+    return Overview(found, workers, problem, now_ms, took_ms)
 
 
 __all__ = [
+    "kept_ms",
     "shared_deaths",
     "shared_flow",
     "shared_limits",

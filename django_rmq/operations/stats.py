@@ -302,6 +302,8 @@ class Overview(NamedTuple):
     """The number of live workers, or None if it is unknown; see ``problem``."""
     problem: str
     now_ms: int
+    took_ms: int = 0
+    """For how many ms it was being read, if it is shared."""
 
 
 SLOTS_OF_A_LOOK = 8

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -111,6 +112,43 @@ def test_a_survey_is_made_again_when_it_is_old(
     eventually(lambda: bool(look()) and len(made) > 1)
 
 
+@pytest.mark.parametrize(("took_ms", "kept_ms"), [(0, 2_000), (100, 2_000), (200, 4_000), (900, 10_000)])
+def test_a_survey_is_kept_for_twenty_times_as_long_as_it_took(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, took_ms: int, kept_ms: int
+) -> None:
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 2_000)
+    kept, real = list[int](), registry.keep_answer
+
+    def survey(*_given: Any) -> stats.Overview:
+        clock[0] += took_ms / 1000
+        return stats.Overview([], 0, "", 5)
+
+    def keep_answer(name: str, token: str, answer: bytes, ms: int) -> Any:
+        kept.append(ms)
+        return real(name, token, answer, ms)
+
+    clock = [5.0]
+    monkeypatch.setattr(stats, "survey", survey)
+    monkeypatch.setattr(registry, "keep_answer", keep_answer)
+    monkeypatch.setattr(shared_reads, "time", Mock(monotonic=lambda: clock[0]))
+    assert look([]).took_ms == took_ms
+    assert kept == [kept_ms]
+
+
+@pytest.mark.django_db
+def test_a_page_says_of_when_figures_are_that_are_kept_for_long(
+    broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 2_000)
+    client.force_login(User.objects.create_superuser("boss"))
+    for took_ms, is_said in ((3, False), (700, True)):
+        overview = stats.survey(broker, Operations(Actor("me", "test")).present_all(None))
+        seen = overview._replace(took_ms=took_ms)
+        monkeypatch.setattr(shared_reads, "shared_survey", Mock(return_value=seen))
+        page = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+        assert ("as of <time" in page) == is_said
+
+
 def test_a_process_waits_for_the_survey_that_another_one_makes(
     broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +227,7 @@ def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pyt
     assert [one.store for one in look().topics] == [2, 1, 0]
 
 
-@pytest.mark.parametrize("kept", [b"nonsense", b"[]", b'[1,"",2,[[1],[2],[3]]]', b"\xff"])
+@pytest.mark.parametrize("kept", [b"nonsense", b"[]", b'[1,"",2,3,[[1],[2],[3]]]', b"\xff"])
 def test_what_others_have_written_there_is_not_shown(broker: Broker, kept: bytes) -> None:
     name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
     broker.client.hset(answer_key(broker.prefix, name), mapping={"print": name, "kept": kept})

@@ -25,6 +25,7 @@ from django_rmq.admin.views.page import Pages, page
 from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
+from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
 TOPICS_SHOWN = 100
@@ -191,6 +192,8 @@ def dashboard(
         "trends": charts.whole_site(recent[topic] for topic in shown),
         "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
+        # Figures that are kept for longer than between two looks of a page say when they were read.
+        "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
         "topics": len(listed),

@@ -55,7 +55,7 @@ class Verdict:
 
 def verdict_of(pages: Pages, health: Health) -> Verdict:
     """Return what a page says about these findings."""
-    findings = sorted((one for one in health.findings if one.severity), key=lambda one: one.is_intended)
+    findings = sorted(health.findings, key=lambda one: one.is_intended)
     seen: Counter[tuple[bool, Severity, str]] = Counter()
     lines = list[VerdictLine]()
     totals = Counter(_kind(one) for one in findings)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from uuid import uuid4
 
 from django_rmq.core.commands import registry
@@ -293,18 +294,23 @@ def describe(broker: Broker) -> list[Holding]:
 
     Topics that are not serial are shared, and not included.
     """
-    return describe_roster(broker.run(registry.roster()))
+    return [*describe_roster(broker.run(registry.roster()))]
 
 
-def describe_roster(roster: Roster) -> list[Holding]:
+def describe_roster(roster: Roster) -> Sequence[Holding]:
     """Return the result of ``describe`` for a roster that was read already."""
-    raw = roster.plan
+    return _holdings(roster.plan) if roster.plan else ()
+
+
+@lru_cache(maxsize=1)
+def _holdings(plan: bytes) -> tuple[Holding, ...]:
+    """Return what a plan says. It rarely changes, and those who show it read it every few seconds."""
     try:
-        topics = AssignmentPlan.decode(raw).topics if raw else {}
+        topics = AssignmentPlan.decode(plan).topics
     except ValueError:
         # Another program wrote the assignment; the first worker computes it again.
-        return []
-    return [Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans]
+        return ()
+    return tuple(Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans)
 
 
 __all__ = ["RedisCoordinator", "describe", "describe_roster", "members", "members_of_roster"]

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from zlib import crc32
 
 from django_rmq.core.commands import activity
@@ -123,8 +124,7 @@ LARGEST = 1 << 53
 """The largest number in a record; beyond it, division would lose digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(NamedTuple):
     """How many messages a topic held at one instant, by state."""
 
     store: int
@@ -148,8 +148,7 @@ _LATELY = 2
 """The number of the last entries of ``ALSO_COUNTED`` that records of earlier versions lack."""
 
 
-@dataclass(frozen=True, slots=True)
-class MinuteRecord:
+class MinuteRecord(NamedTuple):
     """The record of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … overran
     undrained|bucket:n …``.
 
@@ -201,14 +200,15 @@ class MinuteRecord:
     def parse(cls, raw: bytes | None) -> MinuteRecord | None:
         """Return the record of a stored text, or None for any other text, which is a gap."""
         try:
-            head, _, tail = (raw or b"").decode().partition("|")
-            numbers = list(map(int, head.split(" ")))
+            head, _, tail = (raw or b"").partition(b"|")
+            numbers = list(map(int, head.split(b" ")))
             ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = numbers
-            late = [0] * LATENESS_BUCKETS
+            late = [0] * LATENESS_BUCKETS if tail else []
             for pair in tail.split():
-                bucket, _, count = pair.partition(":")
+                bucket, _, count = pair.partition(b":")
                 late[int(bucket)] = int(count)
-            if not 0 <= min(*numbers, *late) <= max(*numbers, *late) <= LARGEST:
+            numbers += late
+            if min(numbers) < 0 or max(numbers) > LARGEST:
                 return None
         except (ValueError, IndexError):
             return None

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, islice
-from typing import TypeVar
+from operator import sub
+from typing import NamedTuple, TypeVar
 
 from django_rmq.core.commands import activity
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -32,8 +33,7 @@ LONGEST_GAP_MINUTES = 5
 """The longest gap in minutes over which a rate is computed; over a longer one it says nothing about any minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Rates of events, per minute."""
 
     sent: float
@@ -75,8 +75,7 @@ class Lateness:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
+class Minute(NamedTuple):
     """One minute of a topic, or several combined. A field that was not sampled is None."""
 
     at_ms: int
@@ -120,6 +119,29 @@ def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[M
         topic: records if isinstance(records, RmqError) else _read(records, now + 1 - count, count, now, 1)
         for (topic, count), records in zip(topics.items(), _answers(broker, calls), strict=True)
     }
+
+
+def last_rates(broker: Broker, topics: Sequence[Topic], minutes: int) -> dict[Topic, Rates | RmqError | None]:
+    """Return the latest rates of each topic within the last minutes, or None, in two round trips; or the error."""
+    now = broker.now_ms() // 60_000
+    calls = [activity.minutes(topic, now + 1 - minutes - LONGEST_GAP_MINUTES, now) for topic in topics]
+    return {
+        topic: records if isinstance(records, RmqError) else _last_rates(records, minutes)
+        for topic, records in zip(topics, _answers(broker, calls), strict=True)
+    }
+
+
+def _last_rates(records: Sequence[bytes | None], minutes: int) -> Rates | None:
+    later: MinuteRecord | None = None
+    for at in range(len(records) - 1, -1, -1):
+        record = MinuteRecord.parse(records[at])
+        if record is None:
+            continue
+        rates = _rates(later, record) if later else None
+        if rates or at < len(records) - minutes:
+            return rates
+        later = record
+    return None
 
 
 T = TypeVar("T")
@@ -247,9 +269,7 @@ def _together(minutes: list[Minute]) -> Minute:
         minutes[0].at_ms,
         sampled[-1].sampled_ms if sampled else None,
         sampled[-1].depth if sampled else None,
-        Rates(*(sum(getattr(one, name) for one in rates) / len(rates) for name in Rates.__slots__))
-        if rates
-        else None,
+        Rates(*(sum(column) / len(rates) for column in zip(*rates, strict=True))) if rates else None,
         Lateness(tuple(map(sum, zip(*late, strict=True)))) if late else None,
         any(minute.is_scaled for minute in sampled),
     )
@@ -273,8 +293,8 @@ def _rates(record: MinuteRecord, before: MinuteRecord | None) -> Rates | None:
     if before is None or before.asked != record.asked or before.slots != record.slots:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000
-    raised = [record.counters[at] - before.counters[at] for at in range(len(COUNTED))]
+    raised = [*map(sub, record.counters[: len(COUNTED)], before.counters)]
     # If a counter is lower than before, keys were deleted, or the server lost its data or failed over.
     if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
         return None
-    return Rates(*(number / minutes for number in raised))
+    return Rates(*[number / minutes for number in raised])

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from django_rmq import connections
 from django_rmq.connections import coordinators
-from django_rmq.core.commands import inspect, registry
+from django_rmq.core.commands import activity, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.registry import roster
 from django_rmq.core.commands.script_call import Answer, Call
@@ -309,8 +309,8 @@ class Overview(NamedTuple):
 SLOTS_OF_A_LOOK = 8
 """The number of slots of which one command says whether any has a message; if none has, they need not be counted."""
 
-PAUSES_AT_ONCE = 256
-"""The number of slots of which one script reads whether they are paused."""
+SLOTS_AT_ONCE = 256
+"""The number of slots of which one script reads whether they are paused, or sums the counters."""
 
 
 class _Looks:
@@ -326,7 +326,7 @@ class _Looks:
             (part, pipeline.add(inspect.any_messages(topic, part))) for part in _parts(slots, SLOTS_OF_A_LOOK)
         ]
         self._pauses = [
-            (part, pipeline.add(inspect.pauses(topic, part))) for part in _parts(slots, PAUSES_AT_ONCE)
+            (part, pipeline.add(inspect.pauses(topic, part))) for part in _parts(slots, SLOTS_AT_ONCE)
         ]
 
     def occupied(self) -> list[int]:
@@ -514,7 +514,7 @@ class TopicCounters:
     counted: dict[str, dict[str, int]]
     """Topic → name in ``RATES`` → total number."""
     problems: tuple[str, ...] = ()
-    """Slots whose counters cannot be read, and the reasons; they are not in the sums."""
+    """Topics of which some counters cannot be read; they are not in the sums."""
 
     def since(self, before: TopicCounters) -> dict[str, dict[str, float]]:
         """Return topic → name → number per second since the earlier reading."""
@@ -539,21 +539,25 @@ _COUNTERS = {
 
 def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     """Return the counters of ``topics``; those with very many slots are left out."""
-    looked_at = slots_to_look_at(topics)
+    chosen = slots_to_look_at(topics)
     # A rate needs the counters of all slots, so a topic that is read only in part is left out.
-    small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
+    small = [topic for topic in topics if len(chosen[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
-    calls = [inspect.audit(topic, slot) for topic in small for slot in looked_at[topic.name]]
-    answers = iter(run_all(broker, calls))
-    counted, problems = {}, []
-    for topic in small:
-        totals = counted[topic.name] = dict.fromkeys(TopicCounters.RATES, 0)
-        for slot, answer in enumerate(islice(answers, topic.slots)):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError):
-                problems.append(f"topic {topic.name}, slot {slot}: {answer}")
-            else:
-                for name, counters in _COUNTERS.items():
-                    totals[name] += sum(answer[counter] for counter in counters)
+    calls = [
+        (topic, part, activity.sample(topic, part))
+        for topic in small
+        for part in _parts(chosen[topic.name], SLOTS_AT_ONCE)
+    ]
+    counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
+    problems = []
+    for (topic, part, _), answer in zip(calls, run_all(broker, [call for *_, call in calls]), strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError):
+            problems.append(f"topic {topic.name}: {answer}")
+            continue
+        if answer.slots < len(part):
+            problems.append(f"topic {topic.name}: {len(part) - answer.slots} slots cannot be read")
+        for name, counters in _COUNTERS.items():
+            counted[topic.name][name] += sum(answer.counters[counter] for counter in counters)
     return TopicCounters(now_ms, counted, tuple(problems))

@@ -320,7 +320,12 @@ def test_a_survey_needs_the_permission_to_see_topics(broker: Broker) -> None:
         Operations(Actor("guest", "test", permits=lambda _permission: False)).shared_survey()
 
 
-def calls_of(broker: Broker, topics: Sequence[Topic], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls_of(
+    broker: Broker,
+    topics: Sequence[Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[Broker, Sequence[Topic]], object] = stats.survey,
+) -> Counter[str]:
     """Return what a survey asks Redis, by the names of scripts and commands."""
     asked: Counter[str] = Counter()
     real = RedisPipeline.add
@@ -331,7 +336,7 @@ def calls_of(broker: Broker, topics: Sequence[Topic], monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as watched:
         watched.setattr(RedisPipeline, "add", add)
-        stats.survey(broker, topics)
+        read(broker, topics)
     return asked
 
 
@@ -370,6 +375,26 @@ def test_a_survey_says_of_each_slot_what_a_count_says(redis_client: Any, prefix:
     for slot in range(32):
         if slot not in (17, 25):
             assert broker.count(topic, slot).paused == (slot in (0, 9))
+
+
+def test_counters_that_cannot_be_read_are_said_and_the_others_are_summed(
+    redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(redis_client, prefix)
+    topics = [Topic(f"flow-{n}", TopicType.PRIORITY, slots=512) for n in range(2)]
+    for topic in topics:
+        for slot in (0, 300, 511):
+            broker.send_replace(topic, slot, [17], [b"1"])
+        broker.commit(topic, 300, broker.prepare(topic, 300, "worker", None, 1).receipt, [b"1"])
+    broker.client.set(slot_keys(prefix, "flow-1", 511).store, "not of RMQ")
+    asked = calls_of(broker, topics, monkeypatch, stats.flow)
+    assert asked == {"history/sample": 4}, "one script for 256 slots"
+    found = stats.flow(broker, topics)
+    assert found.counted == {
+        "flow-0": {"sent": 3, "done": 1, "failed": 0},
+        "flow-1": {"sent": 2, "done": 1, "failed": 0},
+    }
+    assert found.problems == ("topic flow-1: 1 slots cannot be read",)
 
 
 def is_empty(found: stats.TopicStats) -> bool:

@@ -17,17 +17,21 @@ if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 9 do
-  local store = slots_keys[i]
-  -- A slot with a key of a foreign type is left out; the others are still counted.
-  local waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
-  local resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
+  local store, claim = slots_keys[i], slots_keys[i + 6]
+  local waiting, running, resting, dead, held = 0, 0, 0, 0, 0
+  -- Most of many slots are empty, which one command says.
+  if redis.call('EXISTS', store, slots_keys[i + 1], slots_keys[i + 2], slots_keys[i + 3], claim) > 0 then
+    -- A slot with a key of a foreign type is left out; the others are still counted.
+    waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
+    resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
+    -- If a key of its claims has a foreign type, only the claimed messages are not counted.
+    held = redis.pcall('ZCARD', claim)
+    if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
+      or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end
+  end
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
     'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
     'revived', 'replay_merged', 'cancelled', 'overran')
-  -- If a key of its claims has a foreign type, only the claimed messages are not counted.
-  local held = redis.pcall('ZCARD', slots_keys[i + 6])
-  if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
-    or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil
@@ -44,7 +48,7 @@ for i = 1, #slots_keys, 9 do
       undrained_here = tonumber(known[1] or nil)
     end
     local others, since = overdue(slots_keys[i + 2], resting, slots_keys[i + 1], running, tonumber(known[2] or nil) or timeout,
-      slots_keys[i + 6], held, slots_keys[i + 7], slots_keys[i + 8])
+      claim, held, slots_keys[i + 7], slots_keys[i + 8])
     if others > 0 then
       due = due + others
       if kind == 'priority' then
@@ -57,7 +61,9 @@ for i = 1, #slots_keys, 9 do
     if undrained_here then undrained = math.min(undrained or undrained_here, undrained_here) end
     read = read + 1
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
-    for j = 1, #sums do sums[j] = sums[j] + (tonumber(counters[j] or 0) or 0) end
+    for j, counter in ipairs(counters) do
+      if counter then sums[j] = sums[j] + (tonumber(counter) or 0) end
+    end
   end
 end
 return { read, depths[1], depths[2], depths[3], depths[4], depths[5], oldest and string.format('%.0f', oldest) or '', sums,

@@ -8,15 +8,13 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from django_rmq.conf import get_config
-from django_rmq.metrics.collector import RmqCollector
+from django_rmq.metrics.collector import RmqCollector, text_of
 from django_rmq.operations import Actor, Permission
 
-_registry = CollectorRegistry()
-_registry.register(RmqCollector())
+_collector = RmqCollector()
 
 
 @require_safe
@@ -38,8 +36,11 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 def page(request: HttpRequest) -> HttpResponse:
     """Return all metrics, in the format that the request accepts."""
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return HttpResponse(encode(_registry), content_type=content_type)
+    _, content_type = choose_encoder(request.headers.get("Accept", ""))
+    is_openmetrics = content_type.startswith("application/openmetrics-text")
+    return HttpResponse(
+        text_of(_collector.tables(), is_openmetrics=is_openmetrics), content_type=content_type
+    )
 
 
 def shows_token(request: HttpRequest) -> bool:

@@ -20,8 +20,11 @@ from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -239,6 +242,38 @@ def test_records_of_an_earlier_version_tell_what_they_know(broker: Any) -> None:
     assert found is not None
     assert (found.totals.sent, found.totals.died, found.totals.fenced) == (10, 4, None)
     assert found.depth.dead == 4 and not found.is_scaled
+
+
+class Families(Collector):
+    """Yields given families."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self.families = families
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+
+def test_the_text_of_a_scrape_says_what_the_client_of_prometheus_would_say(broker: Any) -> None:
+    live_through_everything(broker)
+    broker.note_times(topic("work"), [3, 0, 1, *[0] * 21], 17, [0, 2, *[0] * 21, 5], 1_234_567)
+    odd = collector.MetricTable(
+        "gauge", "odd", "Odd.", ("a", "b"), [(('quoted "x" \\ and\nmore', "100 %s"), 1e17), (("é", ""), 0.1)]
+    )
+    tables = [*RmqCollector().tables(), odd]
+    assert {table.kind for table in tables} == {"gauge", "counter", "histogram"}
+    registry = CollectorRegistry()
+    registry.register(Families([table.family() for table in tables]))
+    for is_openmetrics, client, parse in (
+        (False, generate_latest, text_string_to_metric_families),
+        (True, openmetrics.generate_latest, openmetrics_parser.text_string_to_metric_families),
+    ):
+        ours = collector.text_of(tables, is_openmetrics=is_openmetrics).decode()
+        assert list(parse(ours)) == list(parse(client(registry).decode()))
+        assert ours.endswith("# EOF\n") == is_openmetrics
 
 
 def test_asking_often_or_from_many_threads_asks_redis_once(
@@ -595,9 +630,9 @@ def test_the_docs_name_every_metric_and_no_other() -> None:
 
 
 def test_edges_are_told_as_numbers_of_seconds() -> None:
-    assert [edge for edge, _ in collector._buckets([1] * LATENESS_BUCKETS)][:-1] == [
-        str(ms / 1000) for ms in EDGES_MS
-    ]
+    family = collector.HistogramTable("took", "Took.", [("work", [1] * LATENESS_BUCKETS, 1.0)]).family()
+    edges = [sample.labels["le"] for sample in family.samples if "le" in sample.labels]
+    assert edges == [*(str(ms / 1000) for ms in EDGES_MS), "+Inf"]
 
 
 def test_the_checks_name_a_token_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,11 @@
 if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 -- include: _now
 -- include: _overdue
+local place = {}
+for j, name in ipairs({ 'sent', 'merged', 'replaced', 'prepared', 'committed', 'acked', 'failed', 'expired', 'rejected', 'died',
+  'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced', 'revived', 'replay_merged', 'cancelled', 'overran' }) do
+  place[name] = j
+end
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 9 do
@@ -29,9 +34,8 @@ for i = 1, #slots_keys, 9 do
     if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
       or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end
   end
-  local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
-    'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
-    'revived', 'replay_merged', 'cancelled', 'overran')
+  -- Most counters of a slot have never been raised, and are not there.
+  local counters = redis.pcall('HGETALL', slots_keys[i + 4])
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil
@@ -61,8 +65,9 @@ for i = 1, #slots_keys, 9 do
     if undrained_here then undrained = math.min(undrained or undrained_here, undrained_here) end
     read = read + 1
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
-    for j, counter in ipairs(counters) do
-      if counter then sums[j] = sums[j] + (tonumber(counter) or 0) end
+    for j = 1, #counters, 2 do
+      local at = place[counters[j]]
+      if at then sums[at] = sums[at] + (tonumber(counters[j + 1]) or 0) end
     end
   end
 end

@@ -303,7 +303,7 @@ class Overview(NamedTuple):
     problem: str
     now_ms: int
     took_ms: int = 0
-    """For how many ms it was being read, if it is shared."""
+    """The ms of CPU that reading it took, if it is shared."""
 
 
 SLOTS_OF_A_LOOK = 8

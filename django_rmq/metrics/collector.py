@@ -401,7 +401,7 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     )
     yield _gauge(
         "measured_age_seconds",
-        "Age of depths: up to 3 s, or 11 s if reading them takes long; of topics with very many slots also of counters, which workers sample every minute.",
+        "Age of depths: 3 s, at most 11; of topics with very many slots also of counters, which workers sample every minute.",
         (((one.figures.topic.name,), max(0, one.now_ms - one.sampled_ms) / 1000) for one in known),
     )
 

@@ -380,10 +380,10 @@ def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     roster = asked.result()
     live_workers, now_ms = worker_list(roster), _clock(broker, roster)
     occupied = [look.occupied() for look in looks]
-    calls = [
-        inspect.count(look.topic, slot) for look, slots in zip(looks, occupied, strict=True) for slot in slots
-    ]
-    counted = iter(run_all(broker, calls))
+    for look, slots in zip(looks, occupied, strict=True):
+        for slot in slots:
+            pipeline.add(inspect.count(look.topic, slot))
+    counted = iter(pipeline.execute())
     found = [
         _summed(look, slots, list(islice(counted, len(slots))), live_workers, now_ms)
         for look, slots in zip(looks, occupied, strict=True)

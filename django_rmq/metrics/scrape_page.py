@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 from prometheus_client.exposition import choose_encoder
 
 from django_rmq.conf import get_config
-from django_rmq.metrics.collector import RmqCollector, text_of
+from django_rmq.metrics.collector import RmqCollector, scrape
 from django_rmq.operations import Actor, Permission
 
 _collector = RmqCollector()
@@ -38,9 +38,7 @@ def page(request: HttpRequest) -> HttpResponse:
     """Return all metrics, in the format that the request accepts."""
     _, content_type = choose_encoder(request.headers.get("Accept", ""))
     is_openmetrics = content_type.startswith("application/openmetrics-text")
-    return HttpResponse(
-        text_of(_collector.tables(), is_openmetrics=is_openmetrics), content_type=content_type
-    )
+    return HttpResponse(scrape(_collector, is_openmetrics=is_openmetrics), content_type=content_type)
 
 
 def shows_token(request: HttpRequest) -> bool:

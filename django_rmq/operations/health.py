@@ -471,12 +471,7 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
     if ran:
         text = _("the longest delivery has run for %(age).0f s%(part)s") % {"age": ran, "part": part}
     yield Finding("running", name, severity, text, ran)
-    severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
-    text = "no message is dead"
-    if one.dead:
-        text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
-        text %= {"count": one.dead, "part": part}
-    yield Finding("dead", name, severity, text, one.dead)
+    yield _judge_dead(one, limits, part)
     if one.paused_slots:
         text = _("is paused")
         if not one.is_paused:
@@ -485,6 +480,15 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
                 "slots": one.looked_at,
             }
         yield Finding("paused", name, Severity.NOTE, text, is_intended=True)
+
+
+def _judge_dead(one: stats.TopicStats, limits: HealthThresholds, part: str) -> Finding:
+    severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
+    text = "no message is dead"
+    if one.dead:
+        text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
+        text %= {"count": one.dead, "part": part}
+    return Finding("dead", one.topic.name, severity, text, one.dead)
 
 
 def _judge_unowned(one: stats.TopicStats, part: str) -> Iterator[Finding]:

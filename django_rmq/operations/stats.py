@@ -449,16 +449,7 @@ def _summed(
     now_ms: int,
 ) -> TopicStats:
     topic = look.topic
-    counted, problems = list[Counts](), []
-    for slot, answer in zip(occupied, answers, strict=True):
-        # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
-        # this slot.
-        if isinstance(answer, ServerTrouble):
-            raise answer
-        if isinstance(answer, RmqError):
-            problems.append(f"slot {slot}: {answer}")
-        else:
-            counted.append(answer)
+    counted, problems = _counted(occupied, answers)
     paused_empty = len(set(look.paused()).difference(occupied))
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
@@ -492,6 +483,21 @@ def _summed(
         now_ms=now_ms,
         problems=tuple(problems),
     )
+
+
+def _counted(slots: Sequence[int], answers: Sequence[Counts | RmqError]) -> tuple[list[Counts], list[str]]:
+    """Return the counts of the slots that can be read, and why the others cannot. Raises ``ServerTrouble``."""
+    counted, problems = list[Counts](), []
+    for slot, answer in zip(slots, answers, strict=True):
+        # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
+        # this slot.
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError):
+            problems.append(f"slot {slot}: {answer}")
+        else:
+            counted.append(answer)
+    return counted, problems
 
 
 def _since(at_ms: int | None, now_ms: int) -> int | None:

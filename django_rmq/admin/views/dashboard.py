@@ -175,9 +175,8 @@ def dashboard(
     at = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
     shown = {one.topic: None for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = charts.recent(operations, found, shown)
-    rows = [
-        row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "") for one in found
-    ]
+    urls = {topic: url(topic.name) for topic in shown}
+    rows = [row_of(one, recent[one.topic], urls.get(one.topic, "")) for one in found]
     by_topic = {row.topic: row for row in rows}
     given = {"q": wanted, "show": show, "sort": sort}
     return {
@@ -192,7 +191,6 @@ def dashboard(
         "trends": charts.whole_site(recent[topic] for topic in shown),
         "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
-        # Figures that are kept for longer than between two looks of a page say when they were read.
         "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),

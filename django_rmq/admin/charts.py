@@ -19,7 +19,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.monitoring.history import Rates
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Minute, Operations, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
@@ -321,15 +320,11 @@ def recent(
     for topic, rates in (operations.last_rates(others, RECENT_MINUTES) if others else {}).items():
         if isinstance(rates, RmqError):
             found[topic] = Recent(problem=str(rates))
+        elif rates is None:
+            found[topic] = Recent()
         else:
-            found[topic] = _of_rates(rates, Recent())
+            found[topic] = Recent(Trends(), rates.sent, rates.merged, rates.committed, rates.failed)
     return found
-
-
-def _of_rates(rates: Rates | None, found: Recent) -> Recent:
-    if rates is None:
-        return found
-    return replace(found, sent=rates.sent, merged=rates.merged, done=rates.committed, failed=rates.failed)
 
 
 def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
@@ -339,7 +334,9 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
     hour = minutes if len(minutes) == HOUR_MINUTES else ()
     trends = _trends(hour) if hour else Trends()
     sample = next((minute for minute in reversed(minutes) if minute.depth), None)
-    return _of_rates(rates, Recent(trends, sample=sample, minutes=hour))
+    if rates is None:
+        return Recent(trends, sample=sample, minutes=hour)
+    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample, minutes=hour)
 
 
 def _trends(minutes: Sequence[Minute]) -> Trends:

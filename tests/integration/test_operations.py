@@ -1232,6 +1232,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "topic_limits": ({Permission.VIEW}, lambda o: o.topic_limits("timed")),
     "change_limits": ({Permission.PAUSE}, lambda o: o.change_limits("timed", {"max_rate": 1})),
     "reset_limits": ({Permission.PAUSE}, lambda o: o.reset_limits("timed")),
+    "search_messages": ({Permission.VIEW}, lambda o: o.search_messages("a")),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),
     "slow_commands": ({Permission.VIEW}, lambda o: o.slow_commands()),

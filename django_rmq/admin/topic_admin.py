@@ -14,6 +14,7 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin.views import (
     action_views,
+    background_views,
     cause_views,
     claim_views,
     dashboard,
@@ -47,6 +48,8 @@ class TopicAdmin(Pages):
     outbox_view, servers_view = outbox_views.outbox_view, server_views.servers_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
+    background_view = background_views.background_view
+    background_live_view = background_views.background_live_view
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
     running_view, running_live_view = worker_views.running_view, worker_views.running_live_view
     stack_view, stack_live_view = worker_views.stack_view, worker_views.stack_live_view
@@ -64,6 +67,8 @@ class TopicAdmin(Pages):
             at("outbox/", self.outbox_view, "outbox"),
             at("workers/", self.workers_view, "workers"),
             at("workers/live/", self.workers_live_view, "workers_live"),
+            at("background/", self.background_view, "background"),
+            at("background/live/", self.background_live_view, "background_live"),
             at("running/", self.running_view, "running"),
             at("running/live/", self.running_live_view, "running_live"),
             at("causes/", self.causes_view, "causes"),

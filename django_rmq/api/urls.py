@@ -10,7 +10,7 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import actions, deliveries, messages, probes, schedules, topics
+from django_rmq.api import actions, background, deliveries, messages, probes, schedules, topics
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -49,6 +49,9 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "quiet_worker": (f"{WORKER}quiet/", topics.QuietWorkerView),
     "resume_worker": (f"{WORKER}resume/", topics.ResumeWorkerView),
     "stop_worker": (f"{WORKER}stop/", topics.StopWorkerView),
+    "background": ("background/", background.BackgroundView),
+    "start_action": (f"{TOPIC}background/", background.StartActionView),
+    "stop_action": ("background/<str:action>/stop/", background.StopActionView),
     "running": ("running/", topics.RunningView),
     "causes": ("causes/", messages.CausesView),
     "slots": ("slots/", topics.SlotsView),

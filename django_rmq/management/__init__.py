@@ -31,7 +31,11 @@ from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 
 if TYPE_CHECKING:
+    from django_rmq.core.model.background_action import ActionProgress
     from django_rmq.operations import BulkProgress, BulkRun, Operations
+
+BACKGROUND = "let workers do it, and end at once; see rmqworkers --actions"
+"""The help of the option by which workers do what the command would."""
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
@@ -156,6 +160,12 @@ class RmqCommand(BaseCommand):
         else:
             self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}")
         self.complain(progress)
+
+    def tell_started(self, started: ActionProgress) -> None:
+        """Print which action workers do in the background."""
+        action = started.action
+        number = messages_text(action.total) if action.is_exact else f"up to {messages_text(action.total)}"
+        self.stdout.write(f"{action.id}: {action.kind} of {number} of {action.topic}, in the background")
 
     def complain(self, progress: BulkProgress) -> None:
         """Raise ``CommandError`` if part of a long operation could not be done."""

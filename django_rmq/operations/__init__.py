@@ -129,6 +129,8 @@ class Operations(OperationContext):
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
     reschedule_all = bulk_actions.reschedule_all
+    start_action, stop_action = bulk_actions.start_action, bulk_actions.stop_action
+    background_actions = bulk_actions.background_actions
     purge, pause, resume, retire = (
         bulk_actions.purge,
         bulk_actions.pause,

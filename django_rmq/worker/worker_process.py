@@ -57,6 +57,7 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.worker import listener_registry
+from django_rmq.worker.background_actions import BackgroundActions, RunParts
 from django_rmq.worker.sync_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty
 
@@ -228,6 +229,8 @@ class ProcessOptions:
     max_memory: int | None = None
     """MiB of resident memory."""
     max_idle_time: float | None = None
+    run_parts: RunParts = lambda worker, is_over: False
+    """Does parts of the actions in the background."""
 
 
 class WorkerProcess:
@@ -277,6 +280,7 @@ class WorkerProcess:
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
         self.dispatcher.watchdog.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self._actions = BackgroundActions(self.dispatcher.owner, options.run_parts)
         self._duties = self._new_duties(duties_broker, times)
         if notes is not None:
             notes.owner = self.dispatcher.owner
@@ -347,6 +351,7 @@ class WorkerProcess:
                 self.obey,
                 self._parent or 0,
                 self.limit,
+                self._actions.look,
             ),
         ]
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
@@ -377,6 +382,7 @@ class WorkerProcess:
         try:
             self.dispatcher.run()
         finally:
+            self._actions.stop()
             for duties in self._duties:
                 duties.stop()
             self._leave()
@@ -386,6 +392,7 @@ class WorkerProcess:
             until = time.monotonic() + LEAVE_SECONDS
             for duties in self._duties:
                 duties.join(max(0.0, until - time.monotonic()))
+            self._actions.join(max(0.0, until - time.monotonic()))
             self._reporter.stop(LEAVE_SECONDS)
             if (events := connections.events()) is not None:
                 events.flush(LEAVE_SECONDS)

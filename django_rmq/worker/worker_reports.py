@@ -5,7 +5,8 @@ a process that vanished. Reports are only shown: no other worker depends on them
 skipped. They contain sealed ids and what listeners report of their progress, and nothing of the messages themselves.
 
 With its report a worker reads in the same round trip what a person has asked of it: to be quiet, to resume, to stop, or for
-the stacks of messages that it runs; and the limits of topics that a person has changed.
+the stacks of messages that it runs; the limits of topics that a person has changed; and the actions
+that it may do in the background.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import (
     delete_reports,
     end_stacks,
+    read_actions,
     read_reports,
     read_requests,
     read_run_time_limits,
@@ -31,6 +33,7 @@ from django_rmq.core.commands.registry import (
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
 from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.worker_report import (
@@ -138,6 +141,7 @@ class ReportDuty:
         obey: Callable[[WorkerRequest], None] = lambda request: None,
         parent: int = 0,
         limit: Callable[[Mapping[str, RunTimeLimits]], None] = lambda changed: None,
+        act: Callable[[Sequence[ActionProgress]], None] = lambda found: None,
     ) -> None:
         self._broker = broker
         self._worker = worker
@@ -149,6 +153,7 @@ class ReportDuty:
         self._obey = obey
         self._parent = parent
         self._limit = limit
+        self._act = act
         self._obeyed = ""
         """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
         self._answered = ""
@@ -176,7 +181,7 @@ class ReportDuty:
             self._broker.run(delete_reports(self._worker))
 
     def _exchange(self, now_ms: int) -> bool:
-        """Write a report, and read the last request and the changed limits, in one round trip.
+        """Write a report, and read the last request, the changed limits and the actions for the background, in one round trip.
 
         Obey the request, and return whether it is a new one.
         """
@@ -184,10 +189,13 @@ class ReportDuty:
         written = pipeline.add(write_report(self._worker, self.report(now_ms)))
         asked = pipeline.add(read_requests(self._worker))
         changed = pipeline.add(read_run_time_limits())
+        actions = pipeline.add(read_actions())
         pipeline.execute()
         # Another program may have put a value of another type in the place of the limits. Those known until then hold.
         if not isinstance(limits := changed.result(), RmqError):
             self._limit(limits)
+        if not isinstance(found := actions.result(), RmqError):
+            self._act(found)
         written.get()
         request, stacks = asked.get()
         is_new = self._obey_new(request)

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 CHANGING = re.compile(
-    r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text|version|python|load|memory_mib"
+    r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text|version|python|load|memory_mib|action_id"
 )
 """Fields whose value is another one each time. The others are as shown."""
 
@@ -21,9 +21,9 @@ class Answers:
         self._receipts: dict[str, str] = {}
 
     def filled(self, request: str) -> str:
-        """Return a request with the receipts that were given in the place of those that are shown."""
+        """Return a request with the receipts and ids of actions that were given in the place of those that are shown."""
         for shown, given in self._receipts.items():
-            request = request.replace(f'"{shown}"', f'"{given}"')
+            request = request.replace(f'"{shown}"', f'"{given}"').replace(f"/{shown}/", f"/{given}/")
         return request
 
     def difference(self, shown: Any, given: Any, name: str = "") -> str:
@@ -40,7 +40,7 @@ class Answers:
             return ""  # a worker has not reported before it has run for some seconds
         if isinstance(shown, list) and isinstance(given, list):
             return self._of_lists(shown, given, name)
-        if name == "receipt":
+        if name in ("receipt", "action_id"):
             self._receipts[shown] = given
         if CHANGING.fullmatch(name) and type(shown) is type(given):
             return ""

@@ -1215,6 +1215,13 @@ def running(operations: Operations) -> str:
     return message
 
 
+def started(operations: Operations) -> Any:
+    """Start an action in the background on a message that waits."""
+    everything = Operations(Actor("sender", "test"))
+    everything.send("timed", uuid.uuid4().hex, fixed_time=datetime.now(UTC))
+    return operations.start_action("timed", "purge", "waiting")
+
+
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "survey": ({Permission.VIEW}, lambda o: o.survey()),
@@ -1232,6 +1239,12 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "topic_limits": ({Permission.VIEW}, lambda o: o.topic_limits("timed")),
     "change_limits": ({Permission.PAUSE}, lambda o: o.change_limits("timed", {"max_rate": 1})),
     "reset_limits": ({Permission.PAUSE}, lambda o: o.reset_limits("timed")),
+    "background_actions": ({Permission.VIEW}, lambda o: o.background_actions()),
+    "start_action": ({Permission.VIEW, Permission.PURGE}, started),
+    "stop_action": (
+        {Permission.VIEW, Permission.PURGE},
+        lambda o: o.stop_action(started(o).action.id),
+    ),
     "search_messages": ({Permission.VIEW}, lambda o: o.search_messages("a")),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),

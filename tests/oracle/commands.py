@@ -37,6 +37,11 @@ def _read(memory: Memory, call: Call[Any]) -> Any:
             field, value = (one if isinstance(one, bytes) else str(one).encode() for one in call.own)
             is_new, found[field] = field not in found, value
             return int(is_new)
+        if call.script == "HINCRBY":
+            name, more = str(call.own[0]).encode(), int(call.own[1])
+            total = int(found.get(name, b"0")) + more
+            found[name] = str(total).encode()
+            return total
         if call.script == "PEXPIRE":
             return int(bool(found))  # the tests of time use a server
         if call.script == "HDEL":

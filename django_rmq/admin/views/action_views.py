@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django_rmq.admin.filter_form import PARAMETERS
 from django_rmq.admin.labels import outcomes_sentence
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction
+from django_rmq.admin.views.background_views import KIND_OF
 from django_rmq.admin.views.message_views import filter_form
 from django_rmq.admin.views.page import Pages, back_of, number, page, so_far, tell, tell_problems, tell_slots
 from django_rmq.core.model.topic import Topic
@@ -151,6 +152,11 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
                 carried.append(("asked", str(count)))
             question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
             return _ask(pages, request, asked, question, carried, form_of_filter.described)
+        if "background" in request.POST and act.name in KIND_OF:
+            rate = form.cleaned_data.get("rate")
+            operations.start_action(topic.name, KIND_OF[act.name], state, wanted, rate=rate)
+            messages.success(request, _("Workers do this in the background; you can leave this page."))
+            return HttpResponseRedirect(pages.url("background"))
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
         return _go_on(pages, request, operations, asked, chosen, carried)
     except CallerError as error:
@@ -288,6 +294,7 @@ def _ask(
         "form": asked.form,
         "carried": carried,
         "danger": act.is_danger,
+        "in_background": act.name in KIND_OF,
         "submit": _("Yes, do it"),
         "urls": pages.places(topic.name),
         "back_url": asked.leave,

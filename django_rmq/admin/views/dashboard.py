@@ -115,6 +115,7 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
         links.insert(0, _outbox_link(operations, pages.url("outbox")))
     links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
     links.insert(1, Link(_("Running now"), pages.url("running")))
+    links.insert(2, Link(_("In the background"), pages.url("background")))
     return {
         **content,
         "links": links,

@@ -21,8 +21,10 @@ from django_rmq.core.commands.script_call import (
     text,
     word,
 )
+from django_rmq.core.model.background_action import ActionProgress, decode_actions
 from django_rmq.core.model.keys import (
     answer_key,
+    background_actions_key,
     bucket_key,
     consumer_key,
     limits_key,
@@ -302,6 +304,50 @@ def write_run_time_limits(topic: str, changed: RunTimeLimits) -> Call[int]:
 def delete_run_time_limits(topic: str) -> Call[int]:
     """Return a topic to the limits of its settings. Answers 0 if none was changed."""
     return RedisCommand("HDEL", _RUN_TIME_LIMITS, (topic,), int)
+
+
+def _actions_key(prefix: str, _: str) -> bytes:
+    return background_actions_key(prefix)
+
+
+_ACTIONS = Named(_actions_key, "")
+
+
+def _actions(key: bytes, reply: Any) -> list[ActionProgress]:
+    # On connections with RESP3 the reply is a map, otherwise a flat list.
+    return decode_actions(
+        reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    )
+
+
+def read_actions() -> Call[list[ActionProgress]]:
+    """Return the actions in the background, the oldest first."""
+    return RedisCommand("HGETALL", _ACTIONS, (), OfKey("actions", _actions))
+
+
+def write_action(action: str, field: str, value: str) -> Call[int]:
+    """Write a field of an action: "" (the request itself), beat, stopped or ended."""
+    return RedisCommand("HSET", _ACTIONS, (f"{action}:{field}", value), int)
+
+
+def count_action(action: str, outcome: str, messages: int) -> Call[int]:
+    """Count messages with an outcome of an action; return how many it has by now."""
+    return RedisCommand("HINCRBY", _ACTIONS, (f"{action}:did.{outcome}", messages), int)
+
+
+def _stopped_by(reply: Sequence[Any]) -> str:
+    return text(reply[0] or b"")
+
+
+def read_stop(action: str) -> Call[str]:
+    """Return who has stopped an action; empty if nobody has."""
+    return RedisCommand("HMGET", _ACTIONS, (f"{action}:stopped",), _stopped_by)
+
+
+def delete_action(found: ActionProgress) -> Call[int]:
+    """Forget an action."""
+    fields = ["", "beat", "stopped", "ended", *(f"did.{outcome}" for outcome in found.outcomes)]
+    return RedisCommand("HDEL", _ACTIONS, tuple(f"{found.action.id}:{field}" for field in fields), int)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

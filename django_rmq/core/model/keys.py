@@ -128,6 +128,11 @@ def stacks_key(prefix: str) -> bytes:
     return b"stacks_{%s}" % workers_channel(prefix)
 
 
+def background_actions_key(prefix: str) -> bytes:
+    """Return the hash of the actions that workers do in the background."""
+    return b"actions_{%s}" % workers_channel(prefix)
+
+
 def run_time_limits_key(prefix: str) -> bytes:
     """Return the hash of the limits of topics that people have changed at run time."""
     return b"changed_limits_{%s}" % workers_channel(prefix)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq.management import RmqCommand, at_least
+from django.core.management.base import CommandError
+
+from django_rmq.management import BACKGROUND, RmqCommand, at_least
 from django_rmq.management.message_options import (
     add_filter,
     add_priority,
@@ -30,6 +32,7 @@ class Command(RmqCommand):
         add_filter(parser)
         add_priority(parser)
         parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
+        parser.add_argument("--background", action="store_true", help=BACKGROUND)
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
@@ -50,6 +53,12 @@ class Command(RmqCommand):
 
         question = f"of {name} ({state}) will be deleted permanently."
         if not self.confirmed(name, lambda: purge(None, dry_run=True), "deleted", question, name, options):
+            return
+        if options["background"]:
+            if options["limit"] is not None:
+                raise CommandError("--background takes no --limit", returncode=2)
+            is_plain = wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
+            self.tell_started(operations.start_action(name, "purge" if is_plain else "delete", state, wanted))
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
         self.tell(name, self.follow(run, f"purge {name}", options), options)

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
+    BACKGROUND,
     RmqCommand,
     at_least,
     messages_text,
@@ -53,6 +54,7 @@ class Command(RmqCommand):
         parser.add_argument(
             "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
         )
+        parser.add_argument("--background", action="store_true", help=BACKGROUND)
         parser.add_argument(
             "--dry-run",
             action="store_true",
@@ -90,6 +92,11 @@ class Command(RmqCommand):
                 self._foretell(operations, name, wanted, found, options)
                 return
             self.confirm(f"{messages_text(matching)} of {name} will be sent again.", "yes", options)
+        if options["background"]:
+            if options["limit"] is not None:
+                raise CommandError("--background takes no --limit", returncode=2)
+            self.tell_started(operations.start_action(name, "replay", "dead", wanted, rate=options["rate"]))
+            return
         limits = Limits(messages=options["limit"], rate=options["rate"])
         run = operations.replay_all(name, wanted, limits=limits)
         self.tell(name, self.follow(run, f"replay {name}", options), options)

@@ -6,8 +6,9 @@ import time
 from argparse import ArgumentParser
 from typing import Any, get_args
 
+from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.management import RmqCommand, ago, one_line, table
+from django_rmq.management import RmqCommand, ago, one_line, outcomes_text, table
 from django_rmq.operations import WorkerStats
 
 
@@ -16,7 +17,8 @@ class Command(RmqCommand):
 
     help = (
         "List the live worker processes: host, process id, threads, uptime, and how many slots of each topic they have. "
-        "Or ask workers, named by the ids of that list, to be quiet, to resume or to stop: they obey within five seconds."
+        "Or ask workers, named by the ids of that list, to be quiet, to resume or to stop: they obey within five seconds. "
+        "Or list the actions that workers do in the background, or stop one."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -36,8 +38,20 @@ class Command(RmqCommand):
             help="end the command with all its processes, as SIGTERM does: running listeners may finish",
         )
 
+        asked.add_argument("--actions", action="store_true", help="list the actions in the background")
+        asked.add_argument("--stop-action", metavar="ID", help="stop an action in the background")
+
     def handle(self, *args: Any, **options: Any) -> None:
         operations = self.operations()
+        if options["stop_action"]:
+            stopped = operations.stop_action(options["stop_action"])
+            self.stdout.write(_action(stopped, operations.broker.now_ms()))
+            return
+        if options["actions"]:
+            now_ms = operations.broker.now_ms()
+            for action in operations.background_actions():
+                self.stdout.write(_action(action, now_ms))
+            return
         for request in get_args(WorkerRequest):
             for name in options[request] or ():
                 self.stdout.write(f"{operations.ask_worker(name, request)}: asked to {request}")
@@ -71,6 +85,20 @@ class Command(RmqCommand):
             )
         for line in table(rows, right=(2, 3)):
             self.stdout.write(line)
+
+
+def _action(one: ActionProgress, now_ms: int) -> str:
+    """Return a line about an action in the background."""
+    action, left = one.action, one.seconds_left(now_ms)
+    counted = (
+        f"{one.done} of {action.total}" if action.is_exact else f"{one.done} ({action.total} are searched)"
+    )
+    more = f", {ago(left)} left" if left is not None else ""
+    return one_line(
+        f"{action.id}: {action.kind} of {action.topic} ({action.described}) by {action.by}: "
+        f"{one.state(now_ms)}, {counted}: {outcomes_text(one.outcomes)}{more}"
+        + (f"; {one.problem}" if one.problem else "")
+    )
 
 
 def _full(one: WorkerStats) -> str:

@@ -162,6 +162,7 @@ class Command(RmqCommand):
             max_messages=options["max_messages"] or config.max_messages,
             max_memory=options["max_memory"] or config.max_memory,
             max_idle_time=_or_default(options["max_idle_time"], config.max_idle_time),
+            run_parts=_run_parts,
         )
         processes = options["processes"] or config.processes
         if options["dry_run"]:
@@ -239,6 +240,13 @@ _REASONS = {
     3: "a worker process could not reach Redis",
     4: "the watchdog killed the last live worker process",
 }
+
+
+def _run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
+    # A worker without an action does not load what pages and commands do.
+    from django_rmq.operations.bulk_actions import run_parts
+
+    return run_parts(worker, is_over)
 
 
 def _or_default(option: Any, default: Any) -> Any:

@@ -1,0 +1,98 @@
+"""Actions in the background: how far each is, and how to stop it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_rmq.admin.body_display import visible
+from django_rmq.admin.dashboard_rows import PageAddresses
+from django_rmq.admin.labels import STATES, outcomes_sentence
+from django_rmq.admin.views.page import Pages, page
+from django_rmq.core.model.background_action import ActionKind, ActionProgress
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations import Permission
+
+KINDS = {
+    "replay": gettext_lazy("Replay all"),
+    "delete": gettext_lazy("Delete all matches"),
+    "purge": gettext_lazy("Purge"),
+}
+ACTION_STATES = {
+    "running": gettext_lazy("runs"),
+    "waiting": gettext_lazy("waits for a worker"),
+    "stopping": gettext_lazy("is being stopped"),
+    "done": gettext_lazy("done"),
+    "stopped": gettext_lazy("stopped"),
+    "failed": gettext_lazy("failed"),
+}
+KIND_OF: dict[str, ActionKind] = {"replay_all": "replay", "delete_all": "delete", "purge": "purge"}
+"""The action of a page -> the same in the background."""
+
+
+@page(Permission.VIEW)
+def background_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show the actions in the background, and stop the one that was chosen."""
+    if request.method == "POST":
+        try:
+            pages.operations(request).stop_action(request.POST.get("action", ""))
+            messages.success(request, _("The action was stopped. What it has done stays done."))
+        except OperationRefused as error:
+            messages.error(request, str(error))
+        return HttpResponseRedirect(pages.url("background"))
+    return pages.render(request, "topic/background.html", _context(pages, request))
+
+
+@page(Permission.VIEW)
+def background_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Return the table alone, for the script that refreshes it."""
+    return pages.fragment(request, "topic/_background.html", _context(pages, request))
+
+
+def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
+    operations = pages.operations(request)
+    found, now_ms = operations.background_actions(), operations.broker.now_ms()
+    return {
+        "heading": _("In the background"),
+        "here": _("In the background"),
+        "title": _("In the background"),
+        "now_ms": now_ms,
+        "lines": [_line(pages, one, now_ms) for one in reversed(found)],
+        "stop_url": pages.url("background"),
+        "urls": PageAddresses(live=pages.url("background_live")),
+    }
+
+
+def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, Any]:
+    action, state = one.action, one.state(now_ms)
+    return {
+        "id": action.id,
+        "kind": KINDS[action.kind],
+        "topic": action.topic,
+        "url": pages.url("change", quote(action.topic)),
+        "messages": STATES.get(action.state, action.state),
+        "described": visible(action.described),
+        "by": visible(action.by),
+        "started_ms": action.started_ms,
+        "state": state,
+        "state_text": ACTION_STATES[state],
+        "is_open": one.ended_ms is None,
+        "may_stop": state in ("running", "waiting"),
+        "done": one.done,
+        "total": action.total,
+        "is_exact": action.is_exact,
+        "outcomes": outcomes_sentence(one.outcomes),
+        "rate": one.rate(now_ms),
+        "seconds_left": one.seconds_left(now_ms),
+        "ended_ms": one.ended_ms,
+        "stopped_by": visible(one.stopped_by),
+        "problem": visible(one.problem),
+    }
+
+
+__all__ = ["KIND_OF", "background_live_view", "background_view"]

@@ -441,7 +441,7 @@ class BackgroundFields(Strict):
     """What workers do in the background. A purge selects by age and slot only."""
 
     action = serializers.ChoiceField(["replay", "delete", "purge"])
-    state = State(["waiting", "resting", "dead"], default="dead")
+    state = serializers.CharField(default="dead", help_text="dead, waiting or resting")
     filter = StrictFilter(default=dict)
     rate = Number(required=False, min_value=0.1, max_value=1_000_000, help_text="Messages per second at most")
 

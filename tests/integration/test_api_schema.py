@@ -28,13 +28,13 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.model.keys import slot_of
+from django_rmq.core.model.keys import background_actions_key, slot_of
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations import Actor, Permission
+from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import Deliveries
 from tests.brokers import Broker
 from tests.integration.test_api import user_with, views
@@ -219,6 +219,14 @@ class Furniture:
         if operation == "rmq_slots":
             case.query["topic"] = "ranked"
         body = case.body if isinstance(case.body, dict) else {}
+        if operation == "rmq_start_action":
+            self.put("dead")
+            body |= {"action": "replay", "state": "dead", "filter": {}}
+        if operation in ("rmq_start_action", "rmq_stop_action"):
+            self.broker.client.delete(background_actions_key(self.broker.prefix))
+        if operation == "rmq_stop_action":
+            self.put("dead")
+            case.path_parameters["action"] = Operations(Actor("ada", "rest")).start_action("ranked", "replay").action.id
         if "deliveries" in body:
             body["deliveries"] = [
                 {**one, **named} for one, named in zip(body["deliveries"] * 2, self.taken(), strict=False)

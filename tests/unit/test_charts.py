@@ -126,6 +126,9 @@ class Reads:
     def last_minutes(self, wanted: dict[Topic, int]) -> dict[Topic, Any]:
         return {topic: self.minutes[topic.name][-count:] for topic, count in wanted.items()}
 
+    def last_rates(self, wanted: list[Topic], minutes: int) -> dict[Topic, Any]:
+        return {topic: self.minutes[topic.name][-minutes:][-1].rates for topic in wanted}
+
     def history(self, name: str, hours: float, *, step: int) -> list[Minute]:
         self.asked.append((hours, step))
         points = round(hours * 60) // step

@@ -94,8 +94,12 @@ def test_a_script_that_writes_begins_with_a_removal(source: rules.Source) -> Non
 
 
 def test_the_counters_that_are_read_are_those_that_are_named() -> None:
-    listed = re.search(r"'HMGET', slots_keys\[i \+ 4\], ([^)]*)\)", SCRIPTS["history/sample"].code)
+    code = SCRIPTS["history/sample"].code
+    listed = re.search(r"for j, name in ipairs\(\{([^}]*)\}", code)
+    sums = re.search(r"local depths, sums = [^}]*\}, \{([^}]*)\}", code)
     assert listed
+    assert sums
+    assert sums[1].count("0") == len(SAMPLED)
     assert tuple(re.findall(r"'(\w+)'", listed[1])) == SAMPLED
     assert len(EDGES_MS) + 1 == LATENESS_BUCKETS
     assert list(EDGES_MS) == sorted(set(EDGES_MS))

@@ -226,7 +226,9 @@ class Furniture:
             self.broker.client.delete(background_actions_key(self.broker.prefix))
         if operation == "rmq_stop_action":
             self.put("dead")
-            case.path_parameters["action"] = Operations(Actor("ada", "rest")).start_action("ranked", "replay").action.id
+            case.path_parameters["action"] = (
+                Operations(Actor("ada", "rest")).start_action("ranked", "replay").action.id
+            )
         if "deliveries" in body:
             body["deliveries"] = [
                 {**one, **named} for one, named in zip(body["deliveries"] * 2, self.taken(), strict=False)

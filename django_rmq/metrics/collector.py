@@ -265,9 +265,9 @@ class RmqCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
-        return (table.family() for table in self._tables())
+        return (table.family() for table in self.tables())
 
-    def _tables(self) -> Iterable[Table]:
+    def tables(self) -> Iterable[Table]:
         """Return all metrics."""
         looked = self._recent_measurement()
         found = looked.measured
@@ -322,7 +322,7 @@ class RmqCollector(Collector):
 
 def scrape(collector: RmqCollector, *, is_openmetrics: bool) -> bytes:
     """Return the text of all metrics of a collector."""
-    return text_of(collector._tables(), is_openmetrics=is_openmetrics)  # noqa: SLF001 - a class of this module
+    return text_of(collector.tables(), is_openmetrics=is_openmetrics)
 
 
 def _read_servers() -> list[ServerInfo]:

@@ -520,7 +520,7 @@ class TopicCounters:
     counted: dict[str, dict[str, int]]
     """Topic → name in ``RATES`` → total number."""
     problems: tuple[str, ...] = ()
-    """Topics of which some counters cannot be read; they are not in the sums."""
+    """Slots whose counters cannot be read, and the reasons; they are not in the sums."""
 
     def since(self, before: TopicCounters) -> dict[str, dict[str, float]]:
         """Return topic → name → number per second since the earlier reading."""
@@ -555,7 +555,7 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
         for part in _parts(chosen[topic.name], SLOTS_AT_ONCE)
     ]
     counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
-    problems = []
+    problems, unread = [], list[tuple[Topic, int]]()
     for (topic, part, _), answer in zip(calls, run_all(broker, [call for *_, call in calls]), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
@@ -563,7 +563,14 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
             problems.append(f"topic {topic.name}: {answer}")
             continue
         if answer.slots < len(part):
-            problems.append(f"topic {topic.name}: {len(part) - answer.slots} slots cannot be read")
+            unread += [(topic, slot) for slot in part]
         for name, counters in _COUNTERS.items():
             counted[topic.name][name] += sum(answer.counters[counter] for counter in counters)
+    # A sum does not say which of its slots it leaves out, and why.
+    answers = run_all(broker, [inspect.audit(topic, slot) for topic, slot in unread])
+    problems += [
+        f"topic {topic.name}, slot {slot}: {answer}"
+        for (topic, slot), answer in zip(unread, answers, strict=True)
+        if isinstance(answer, RmqError)
+    ]
     return TopicCounters(now_ms, counted, tuple(problems))

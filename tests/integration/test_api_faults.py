@@ -49,6 +49,8 @@ def body_of(path: str) -> Any:
         "prepare": consumer,
         "reschedule": {"priority": 100} | ({} if "messages" in path else {"filter": {}}),
         "purge": {"state": "dead"},
+        "background": {"action": "replay"},
+        "limits": {"max_rate": 5},
         **dict.fromkeys(("commit", "rollback", "extend", "release"), deliveries),
         "replay": {} if "messages" in path else {"filter": {}},
     }.get(last, {})

@@ -263,7 +263,7 @@ def test_the_text_of_a_scrape_says_what_the_client_of_prometheus_would_say(broke
     odd = collector.MetricTable(
         "gauge", "odd", "Odd.", ("a", "b"), [(('quoted "x" \\ and\nmore', "100 %s"), 1e17), (("é", ""), 0.1)]
     )
-    tables = [*RmqCollector()._tables(), odd]
+    tables = [*RmqCollector().tables(), odd]
     assert {table.kind for table in tables} == {"gauge", "counter", "histogram"}
     registry = CollectorRegistry()
     registry.register(Families([table.family() for table in tables]))

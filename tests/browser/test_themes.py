@@ -150,7 +150,11 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
     assert danger(page) == ["Delete", "Purge"]
     page.get_by_role("button", name="Replay all").click()
     expect(page.locator(".rmq-confirm")).to_be_visible()
-    assert [one["text"] for one in check(page)["texts"]] == ["Yes, do it", "No, take me back"]
+    assert [one["text"] for one in check(page)["texts"]] == [
+        "Yes, do it",
+        "Yes, in the background",
+        "No, take me back",
+    ]
     page.goto(f"{topics}{TOPIC}/change/?tab=dead")
     page.get_by_role("button", name="Purge").click()
     expect(page.locator(".rmq-confirm")).to_be_visible()

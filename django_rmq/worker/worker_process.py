@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.log.worker_name import name_worker
+from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.run_time_limits import RunTimeLimits, limited
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
@@ -57,7 +58,6 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.worker import listener_registry
-from django_rmq.worker.background_actions import BackgroundActions, RunParts
 from django_rmq.worker.sync_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty
 
@@ -216,6 +216,51 @@ DEFINITIONS_SECONDS = 30.0
 
 UNSETTLED_SECONDS = 10.0
 """Seconds without knowing its slots after which a worker is not ready."""
+
+
+RunParts = Callable[[str, Callable[[], bool]], bool]
+"""Does a part of each action that no other worker does, as this worker and until the function says so; returns whether there
+was one. What does it is above the workers."""
+
+
+class BackgroundActions:
+    """Does parts of actions in a thread of its own, which lives as long as there is something to do."""
+
+    def __init__(self, worker: str, run_parts: RunParts) -> None:
+        self._worker = worker
+        self._run_parts = run_parts
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._complain = LogThrottle(logger)
+
+    def look(self, found: Sequence[ActionProgress]) -> None:
+        """Begin if one of these actions has not ended."""
+        is_alive = self._thread is not None and self._thread.is_alive()
+        if is_alive or self._stopped.is_set() or all(one.ended_ms is not None for one in found):
+            return
+        self._thread = threading.Thread(target=self._run, name="rmq-actions", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the current step. Another worker goes on at once."""
+        self._stopped.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended, for at most ``seconds``."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if not self._run_parts(self._worker, self._stopped.is_set):
+                    return
+        except RmqError as error:
+            # The next report begins again.
+            self._complain("actions", "An action in the background cannot continue now: %s", error)
+        finally:
+            # The audit trail may have used a database.
+            databases.close_all()
 
 
 @dataclass(frozen=True, slots=True)

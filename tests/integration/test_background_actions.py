@@ -23,7 +23,7 @@ from django_rmq.core.model.keys import background_actions_key
 from django_rmq.exceptions import InvalidRequest, NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission
-from django_rmq.worker.background_actions import BackgroundActions
+from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
 from tests.workers import LONG, eventually, live, send
 

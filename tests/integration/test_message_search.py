@@ -16,11 +16,11 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.replies import Failure
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission, SearchResult
 from django_rmq.operations.messages import SCANNED_PER_PAGE
 from tests.brokers import Broker
+from tests.integration.test_api import kill
 
 pytestmark = pytest.mark.django_db
 
@@ -54,15 +54,6 @@ def store(broker: Broker, name: str, *keys: str, body: str = '{"city":"Oslo"}', 
         member = key.encode()
         envelopes = [encode_envelope(Envelope(body.encode()))] if topic.keyed else ()
         broker.send_replace(topic, slot_of(member, topic.slots), [score], [member], envelopes)
-
-
-def kill(broker: Broker, name: str, error: str) -> None:
-    topic = get_config().topic(name)
-    for slot in range(topic.slots):
-        taken = broker.prepare(topic, slot, "W", None, 1000)
-        if taken.status == "ok":
-            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
-            broker.rollback(topic, slot, taken.receipt, failures)
 
 
 def shell() -> Operations:

@@ -1,4 +1,4 @@
-"""A rule for each topic: whoever may see one topic sees nothing of another one, on any page of the admin and over REST."""
+"""A rule for each topic: a user who may see one topic sees nothing of another, on any page of the admin and over REST."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ results of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.script_call import (
@@ -168,6 +168,11 @@ def roster() -> Call[Roster]:
     return Call("workers/roster", OfWorkers(), (), _roster)
 
 
+def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Return the fields and values of a hash: on connections with RESP3 the reply is a map, otherwise a flat list."""
+    return reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+
+
 def _reports_key(prefix: str, _: str) -> bytes:
     return reports_key(prefix)
 
@@ -176,9 +181,7 @@ _REPORTS = Named(_reports_key, "")
 
 
 def _reports(key: bytes, reply: Any) -> dict[str, WorkerReport]:
-    # On connections with RESP3 the reply is a map, otherwise a flat list.
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    found = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in pairs)
+    found = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in _pairs(reply))
     return {worker: report for worker, report in found if report is not None}
 
 
@@ -285,9 +288,7 @@ _RUN_TIME_LIMITS = Named(_run_time_limits_key, "")
 
 
 def _limits(key: bytes, reply: Any) -> dict[str, RunTimeLimits]:
-    # On connections with RESP3 the reply is a map, otherwise a flat list.
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in pairs)
+    found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in _pairs(reply))
     return {topic: changed for topic, changed in found if changed is not None}
 
 
@@ -314,10 +315,7 @@ _ACTIONS = Named(_actions_key, "")
 
 
 def _actions(key: bytes, reply: Any) -> list[ActionProgress]:
-    # On connections with RESP3 the reply is a map, otherwise a flat list.
-    return decode_actions(
-        reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    )
+    return decode_actions(_pairs(reply))
 
 
 def read_actions() -> Call[list[ActionProgress]]:
@@ -355,9 +353,7 @@ def _schedule_key(prefix: str, _: str) -> bytes:
 
 
 def _all(key: bytes, reply: Any) -> list[ScheduleRecord]:
-    # On connections with RESP3 the reply is a map, otherwise a flat list.
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    return records(dict(pairs))
+    return records(dict(_pairs(reply)))
 
 
 def read_schedules() -> Call[list[ScheduleRecord]]:

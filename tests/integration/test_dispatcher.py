@@ -906,7 +906,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch:
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
         eventually(
-            lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", 20
+            lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", LONG / 3
         )
         assert [bool(place.fenced_at) for place in worker.dispatcher._table.awake.values()] == [True]
         go.set()

@@ -305,7 +305,7 @@ class Hostile:
         from django_rmq.core.model.replies import Failure
         from django_rmq.core.model.schedule import Schedule
         from django_rmq.exceptions import TopicFull
-        from tests.brokers import direct
+        from tests.support.brokers import direct
 
         broker, config = direct(connections.get_broker("web")), get_config()
         broker.change_schedule("nightly", "spec", Schedule("nightly", "keyed", 1, every=60).text)

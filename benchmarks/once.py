@@ -22,7 +22,7 @@ import django
 from example_project.demo.embedded_redis import start_redis
 from tests.e2e.postgres import Postgres, postgres
 from tests.e2e.processes import environment_of, manage
-from tests.workers import Worker, client_of, eventually
+from tests.support.workers import Worker, client_of, eventually
 
 ACCOUNTS = 1_000
 WARM_UP = 50

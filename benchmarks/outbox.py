@@ -23,7 +23,7 @@ from django.conf import settings
 
 from tests.e2e.outbox_deaths import database_of
 from tests.e2e.postgres import postgres
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 GOAL = 1.3
 

@@ -19,14 +19,14 @@ from typing import Any
 import redis
 
 from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
-from tests.brokers import Broker
 from tests.e2e.chaos import Chaos
 from tests.e2e.in_order import InOrder
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import WorkerProcess
 from tests.e2e.promotions import cluster_promotions, promotions
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 
 def main() -> int:

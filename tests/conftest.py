@@ -23,9 +23,9 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from django_rmq.tasks.frameworks import is_native
 from example_project.demo.embedded_redis import NoRedisServer
-from tests.databases import SERVERS
-from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.spark import archive
+from tests.support.databases import SERVERS
+from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(

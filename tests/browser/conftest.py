@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from example_project.demo.embedded_redis import NoRedisServer
 from example_project.demo.embedded_server import free_port
-from tests.servers import RedisServer, absent
+from tests.support.servers import RedisServer, absent
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"

@@ -14,8 +14,8 @@ import redis
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import SHOTS, Shop, call
-from tests.servers import RedisServer
-from tests.workers import eventually
+from tests.support.servers import RedisServer
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.slow
 

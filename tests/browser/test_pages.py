@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PATIENCE, SHOTS, Shop, call
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import absent
-from tests.shop_server import TOPIC, Shop, installed, running
+from tests.support.servers import absent
+from tests.support.shop_server import TOPIC, Shop, installed, running
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

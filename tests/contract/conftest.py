@@ -13,11 +13,11 @@ import pytest
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, ClusterBroker, InMemoryBroker, OracleBroker
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
-from tests.servers import RedisCluster
-from tests.workers import cluster_of
+from tests.support.brokers import Broker, ClusterBroker, InMemoryBroker, OracleBroker
+from tests.support.servers import RedisCluster
+from tests.support.workers import cluster_of
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

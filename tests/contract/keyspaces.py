@@ -9,8 +9,8 @@ import redis
 
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.model.keys import SlotKeys
-from tests.brokers import OracleBroker
 from tests.oracle.keyspace import Hash, SortedSet
+from tests.support.brokers import OracleBroker
 
 Dump = dict[bytes, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")

@@ -10,9 +10,9 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import InMemoryBroker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
 from tests.oracle.holding import CONSUMERS, TOMBSTONE_MS
+from tests.support.brokers import InMemoryBroker
 
 MakeSlot = Callable[..., Slot]
 A = b"a"

@@ -11,9 +11,9 @@ import pytest
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 from tests.contract.test_waking import Ear
+from tests.support.brokers import Broker, OracleBroker
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)

@@ -14,10 +14,10 @@ from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
 from tests.contract.slots import START_MS, TYPES, Slot
 from tests.oracle.broker import RULES
 from tests.oracle.pipeline import Pipeline as MemoryPipeline
+from tests.support.brokers import OracleBroker
 
 MakeSlot = Callable[..., Slot]
 

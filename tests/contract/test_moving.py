@@ -12,8 +12,8 @@ import redis
 from django_rmq.core.model.replies import CopyReply
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from tests.brokers import Broker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.support.brokers import Broker
 
 Make = Callable[..., Slot]
 LATE = 60_000

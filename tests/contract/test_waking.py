@@ -14,8 +14,8 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.limits import GATE, NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.brokers import ClusterBroker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from tests.support.brokers import ClusterBroker
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from example_project.demo.embedded_redis import NoRedisServer
-from tests.servers import RedisServer, absent
-from tests.workers import eventually
+from tests.support.servers import RedisServer, absent
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

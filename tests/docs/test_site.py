@@ -19,7 +19,7 @@ import yaml
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import CHROMIUMS, PATIENCE
-from tests.servers import absent
+from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
 DOMAIN = "https://docs.example.com/"

@@ -46,8 +46,8 @@ from example_project.demo.embedded_redis import NoRedisServer
 from example_project.demo.embedded_server import free_port
 from tests.docs import stage
 from tests.docs.answers import Answers
-from tests.servers import RedisServer, absent
-from tests.workers import eventually
+from tests.support.servers import RedisServer, absent
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -420,7 +420,7 @@ class Project:
         )
         self.environment["TOKEN"] = made.stdout.split()[2]
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "tests.prefork", str(self.port), "1", "4"],
+            [sys.executable, "-m", "tests.support.prefork", str(self.port), "1", "4"],
             cwd=self.folder,
             env=self.environment,
         )

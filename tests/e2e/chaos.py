@@ -14,7 +14,7 @@ from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import Load
 from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.worker_project.points import POINTS
-from tests.workers import eventually, total
+from tests.support.workers import eventually, total
 
 FROM_OUTSIDE = "from-outside"
 """Killed by the test at any moment, or with its whole command."""

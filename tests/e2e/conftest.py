@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, WorkerProcess
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import Any
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.brokers import Broker
 from tests.e2e.processes import Start, WorkerProcess
-from tests.workers import audit, eventually, live
+from tests.support.brokers import Broker
+from tests.support.workers import audit, eventually, live
 
 IN_LINE = Topic(
     "in-line",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from example_project.demo.embedded_server import free_port
-from tests.servers import absent, wait_until
+from tests.support.servers import absent, wait_until
 
 
 def programs() -> tuple[str, str]:

@@ -38,8 +38,8 @@ from tests.e2e.outbox_processes import (
     write_values,
 )
 from tests.e2e.postgres import postgres
-from tests.servers import RedisServer
-from tests.workers import client_of
+from tests.support.servers import RedisServer
+from tests.support.workers import client_of
 
 TOPICS = {
     "plain": {"TYPE": "priority", "SLOTS": 4},

@@ -25,9 +25,9 @@ from unittest import mock
 
 import django
 
-from tests.databases import SERVERS
 from tests.e2e.processes import ROOT, environment_of
-from tests.servers import RedisServer
+from tests.support.databases import SERVERS
+from tests.support.servers import RedisServer
 
 PLAIN, KEYED = "moving-priority", "moving-keyed"
 STATES = 3

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from example_project.demo.embedded_server import free_port
-from tests.servers import absent
+from tests.support.servers import absent
 
 
 def programs() -> Path:

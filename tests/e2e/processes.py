@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 

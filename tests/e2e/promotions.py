@@ -15,9 +15,9 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.brokers import Broker, ClusterBroker
-from tests.servers import RedisCluster, ReplicaPair, ask, wait_for_link, wait_until
-from tests.workers import client_of, cluster_of
+from tests.support.brokers import Broker, ClusterBroker
+from tests.support.servers import RedisCluster, ReplicaPair, ask, wait_for_link, wait_until
+from tests.support.workers import client_of, cluster_of
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=60_000)
 TAKEN = Topic("taken", TopicType.RANGE_MERGE, slots=1, time_range_ms=0, timeout=3600)

@@ -68,7 +68,7 @@ def work(url: str, prefix: str) -> NoReturn:
     from django_rmq.core.schedules.stepper import Stepper
     from django_rmq.worker.startup import check_start, chosen_topics
     from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
-    from tests.brokers import set_clock
+    from tests.support.brokers import set_clock
 
     local = threading.local()
 
@@ -177,7 +177,7 @@ def found(url: str, prefix: str) -> dict[str, Any]:
 
     from django_rmq import connections
     from django_rmq.conf import get_config
-    from tests.brokers import direct
+    from tests.support.brokers import direct
 
     client: Any = redis.Redis.from_url(url)
     broker, topic = direct(connections.get_broker("coordinator")), get_config().topic("ticks")

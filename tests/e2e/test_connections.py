@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
-from tests.servers import RedisServer, ask
-from tests.workers import client_of, eventually, live, send
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer, ask
+from tests.support.workers import client_of, eventually, live, send
 
 SHARED = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)
 PROCESSES, THREADS = 2, 4

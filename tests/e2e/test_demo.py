@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("proc")]

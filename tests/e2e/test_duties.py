@@ -13,11 +13,11 @@ import pytest
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import history
-from tests.brokers import Broker
 from tests.e2e.load import shares
 from tests.e2e.postgres import postgres
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
-from tests.workers import audit, eventually, send
+from tests.support.brokers import Broker
+from tests.support.workers import audit, eventually, send
 
 FORGETFUL = Topic("forgetful", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, dead_retention=1)
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)

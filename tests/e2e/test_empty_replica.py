@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from django_rmq.core.commands.registry import read_schedules
-from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, environment_of, manage
-from tests.servers import RedisServer, TcpProxy, ask
-from tests.workers import client_of, eventually
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer, TcpProxy, ask
+from tests.support.workers import client_of, eventually
 
 SCHEDULES = {"every-second": {"TOPIC": "ticks", "EVERY": 1, "CATCH_UP": "none"}}
 GOAL = 10.0

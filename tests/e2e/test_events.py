@@ -7,9 +7,9 @@ from collections import defaultdict
 
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import events
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
-from tests.workers import send
+from tests.support.brokers import Broker
+from tests.support.workers import send
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 

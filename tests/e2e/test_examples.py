@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.e2e.test_python_consumer import PYTHON
-from tests.shop_server import TOPIC, Shop, installed, running
+from tests.support.shop_server import TOPIC, Shop, installed, running
 
 
 @pytest.fixture(scope="module")

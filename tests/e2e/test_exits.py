@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, environment_of, is_gone, named, state_of
-from tests.servers import absent
-from tests.workers import LONG, eventually, live, send
+from tests.support.brokers import Broker
+from tests.support.servers import absent
+from tests.support.workers import LONG, eventually, live, send
 
 ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)

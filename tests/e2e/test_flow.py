@@ -7,10 +7,10 @@ import statistics
 from pathlib import Path
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.ledger import Line, examine, read
 from tests.e2e.processes import Happened, Start, named
-from tests.workers import eventually, send
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, send
 
 FLOWING = Topic("flowing", TopicType.RANGE_MERGE, slots=32, time_range_ms=1, flow="auto")
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)

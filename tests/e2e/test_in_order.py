@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.brokers import Broker
 from tests.e2e.in_order import InOrder
 from tests.e2e.in_order_checker import check
 from tests.e2e.processes import Start
+from tests.support.brokers import Broker
 
 
 def test_each_entity_is_served_in_order_while_workers_are_killed(

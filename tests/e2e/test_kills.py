@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker
 from tests.e2e.chaos import Chaos, Outcome
 from tests.e2e.load import CHAOS, KILLING, POISON, Load
 from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.e2e.worker_project.points import POINTS
-from tests.workers import eventually, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, total
 
 DELIVERIES = 1 + CHAOS.max_retries
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.ledger import Line, read
 from tests.e2e.processes import Start
-from tests.workers import eventually, live, send, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, send, total
 
 PERMITS = Topic("permits", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_in_flight=3)
 PACED = Topic("paced", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, serial=False, max_rate=50)

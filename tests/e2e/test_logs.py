@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.load import shares
 from tests.e2e.processes import Happened, Start, named
-from tests.servers import RedisServer
-from tests.workers import client_of, eventually, send
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
+from tests.support.workers import client_of, eventually, send
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 AWAY_SECONDS = 12.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.shop_server import TOPIC, Shop, running
+from tests.support.shop_server import TOPIC, Shop, running
 
 PROCESSES, THREADS = 2, 4
 POLLS = 24
@@ -20,7 +20,7 @@ POLLS = 24
 @pytest.fixture
 def shop(redis_url: str, tmp_path: Path) -> Iterator[Shop]:
     """The example project under a server with eight threads in all."""
-    program = ("-m", "tests.prefork", "{port}", str(PROCESSES), str(THREADS))
+    program = ("-m", "tests.support.prefork", "{port}", str(PROCESSES), str(THREADS))
     with running(redis_url, tmp_path, program) as found:
         yield found
 

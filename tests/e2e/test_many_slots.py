@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
-from tests.workers import Heard, Worker, client_of, eventually, send
+from tests.support.brokers import Broker
+from tests.support.workers import Heard, Worker, client_of, eventually, send
 
 SLOTS = 65_536
 MANY = Topic("many", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
-from tests.workers import eventually, send, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 SHARED = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)

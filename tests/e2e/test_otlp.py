@@ -16,10 +16,10 @@ from typing import Any, Self
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, named
-from tests.servers import absent
-from tests.workers import send
+from tests.support.brokers import Broker
+from tests.support.servers import absent
+from tests.support.workers import send
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 

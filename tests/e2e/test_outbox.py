@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.databases import SERVERS
 from tests.e2e import mariadb, postgres
 from tests.e2e.outbox_processes import ANY, RELAY_POINTS, SENDER_POINTS
+from tests.support.databases import SERVERS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, Callable[[], object]] = {"postgres": postgres.programs, "mariadb": mariadb.programs}

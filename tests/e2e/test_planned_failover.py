@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
-from tests.servers import SentinelGuard, ask, wait_until
-from tests.workers import audit, client_of, eventually, live, send
+from tests.support.brokers import Broker
+from tests.support.servers import SentinelGuard, ask, wait_until
+from tests.support.workers import audit, client_of, eventually, live, send
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 COUNT = 1_200

@@ -19,8 +19,8 @@ import pytest
 from example_project.demo.embedded_server import free_port
 from tests.e2e.postgres import postgres
 from tests.e2e.test_connections import CONNECTIONS
-from tests.servers import RedisServer, absent, ask
-from tests.workers import eventually
+from tests.support.servers import RedisServer, absent, ask
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 PROCESSES, THREADS = 2, 4

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import TcpProxy
-from tests.shop_server import ROOT, TOPIC, Shop, running
-from tests.workers import eventually
+from tests.support.servers import TcpProxy
+from tests.support.shop_server import ROOT, TOPIC, Shop, running
+from tests.support.workers import eventually
 
 EXAMPLE = ROOT / "examples/consume.py"
 PYTHON = (sys.executable, "-I", "-S")

@@ -17,13 +17,13 @@ from django_rmq.connections.brokers import build_client
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.producer.producer import Producer
-from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares
 from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.promotions import cluster_promotions
-from tests.servers import RedisCluster, SentinelGuard, ask, wait_for_link, wait_until
-from tests.workers import cluster_of, eventually, live, total
+from tests.support.brokers import Broker, ClusterBroker
+from tests.support.servers import RedisCluster, SentinelGuard, ask, wait_for_link, wait_until
+from tests.support.workers import cluster_of, eventually, live, total
 
 
 @contextmanager

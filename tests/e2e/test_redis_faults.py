@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core import lua
-from tests.brokers import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import Start, WorkerProcess
-from tests.servers import RedisServer, TcpProxy
-from tests.workers import client_of, eventually, total
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer, TcpProxy
+from tests.support.workers import client_of, eventually, total
 
 pytestmark = pytest.mark.proof
 

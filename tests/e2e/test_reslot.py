@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
 from tests.e2e.processes import ROOT, Start, WorkerProcess, environment_of, is_gone
-from tests.workers import eventually
+from tests.support.brokers import Broker
+from tests.support.workers import eventually
 
 TOPICS = {
     "moving-merge": TopicType.RANGE_MERGE,

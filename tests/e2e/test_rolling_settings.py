@@ -7,9 +7,9 @@ import json
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage
-from tests.workers import audit, eventually, total
+from tests.support.brokers import Broker
+from tests.support.workers import audit, eventually, total
 
 BRIEF = Topic("brief", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
 

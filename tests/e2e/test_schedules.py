@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from django_rmq.core.commands.registry import read_schedules
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, WorkerProcess
-from tests.servers import RedisServer
-from tests.workers import client_of, eventually
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
+from tests.support.workers import client_of, eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS = os.environ.get("SCHEDULES_SECONDS", "6")

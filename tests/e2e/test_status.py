@@ -10,9 +10,9 @@ from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.status import MessageStatus, read
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, is_gone, named
-from tests.workers import eventually, live, send
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, send
 
 KEPT = Topic(
     "kept",

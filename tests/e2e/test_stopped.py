@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker
 from tests.e2e.ledger import Line, examine, read
 from tests.e2e.load import LEDGER, Load, shares
 from tests.e2e.processes import Start, WorkerProcess, stands_still
-from tests.workers import eventually, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, total
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.ledger import Line
 from tests.e2e.processes import Start, environment_of, manage
-from tests.workers import eventually, live, send, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, send, total
 
 HANGING = Topic(
     "hanging",

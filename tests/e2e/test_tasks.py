@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from django_rmq import cancel_message, connections
 from django_rmq.tasks import frameworks
-from tests import errands
 from tests.e2e.processes import Start, WorkerProcess
 from tests.newsletter.issues import announce
 from tests.newsletter.tasks import count
-from tests.workers import eventually
+from tests.support import tasks as errands
+from tests.support.workers import eventually
 
 Status = frameworks.framework().base.TaskResultStatus
 

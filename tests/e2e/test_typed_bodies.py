@@ -6,9 +6,9 @@ import pytest
 
 from django_rmq.core.model.replies import Death
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, environment_of, manage
-from tests.workers import audit, eventually, send, total
+from tests.support.brokers import Broker
+from tests.support.workers import audit, eventually, send, total
 
 OLD = {"shop": 7, "at": "2026-11-23T12:00:00Z", "sku": 1, "price": "9.90"}
 NEW = {"shop": 7, "at": "2026-11-23T13:00:00Z", "lines": [{"sku": 1, "price": "8.90"}]}
@@ -27,7 +27,7 @@ def test_an_old_body_is_dead_at_once_and_succeeds_when_it_is_upcast(
     death = Death.parse(entry.record or b"")
     assert (death.reason, death.times) == ("rejected", 1)
     assert death.error == (
-        b"django_rmq.exceptions.InvalidBody: body does not fit tests.typed_bodies.PriceChanged: "
+        b"django_rmq.exceptions.InvalidBody: body does not fit tests.support.typed_bodies.PriceChanged: "
         b"lines: Field required"
     )
     eventually(lambda: "lines: Field required); to Dead" in worker.output, "the log")
@@ -38,7 +38,7 @@ def test_an_old_body_is_dead_at_once_and_succeeds_when_it_is_upcast(
     environment = environment_of(happened.data, redis_url, prefix, WORKER_LISTENERS="typed")
     replayed = manage(environment, "rmqreplay", name, "--error", "InvalidBody", "--no-input")
     assert replayed.returncode == 0, replayed.stderr
-    worker = start(name, WORKER_LISTENERS="typed", WORKER_UPCAST="tests.typed_bodies.upcast")
+    worker = start(name, WORKER_LISTENERS="typed", WORKER_UPCAST="tests.support.typed_bodies.upcast")
     happened.wait("done", 2)
     assert happened.lines("done") == ["13-8.90", "12-9.90"]
     eventually(lambda: total(broker, topic, "committed") == 2, "the commit")
@@ -46,6 +46,6 @@ def test_an_old_body_is_dead_at_once_and_succeeds_when_it_is_upcast(
 
 
 def test_a_worker_does_not_start_with_an_upcast_that_is_not_there(start: Start) -> None:
-    worker = start("typed", WORKER_LISTENERS="typed", WORKER_UPCAST="tests.typed_bodies.nowhere")
+    worker = start("typed", WORKER_LISTENERS="typed", WORKER_UPCAST="tests.support.typed_bodies.nowhere")
     assert worker.wait() != 0
-    assert "'tests.typed_bodies.nowhere' cannot be imported" in worker.output
+    assert "'tests.support.typed_bodies.nowhere' cannot be imported" in worker.output

@@ -10,8 +10,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
-from tests.workers import client_of
+from tests.support.brokers import Broker, OracleBroker
+from tests.support.workers import client_of
 
 
 @pytest.fixture

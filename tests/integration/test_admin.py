@@ -37,9 +37,9 @@ from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
-from tests.brokers import Broker
-from tests.servers import RedisServer
-from tests.workers import eventually
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db
 

@@ -27,7 +27,7 @@ from django_rmq.core.model.message import from_base64url, message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Permission as Needed
-from tests.brokers import Broker, OracleBroker, intercept
+from tests.support.brokers import Broker, OracleBroker, intercept
 
 pytestmark = pytest.mark.django_db
 

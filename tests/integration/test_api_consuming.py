@@ -22,10 +22,10 @@ from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, Permission, consumption
 from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
-from tests.brokers import ClusterBroker, direct, set_clock
 from tests.integration.test_api import Program, on_each_broker, user_with
-from tests.servers import RedisCluster
-from tests.workers import LONG, Heard, Worker, audit, cluster_of, eventually, total
+from tests.support.brokers import ClusterBroker, direct, set_clock
+from tests.support.servers import RedisCluster
+from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, total
 
 pytestmark = pytest.mark.django_db
 

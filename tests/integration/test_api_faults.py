@@ -18,8 +18,8 @@ from django_rmq.api import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
 from tests.integration.test_api import Program, asked, user_with
-from tests.servers import RedisServer, TcpProxy, ask
-from tests.workers import client_of, eventually
+from tests.support.servers import RedisServer, TcpProxy, ask
+from tests.support.workers import client_of, eventually
 
 pytestmark = pytest.mark.django_db
 

@@ -27,9 +27,9 @@ from django_rmq.operations import Actor, Permission, sends
 from django_rmq.operations.consumption import LongPollLimiter, seats
 from django_rmq.operations.sends import SendCharge
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
-from tests.workers import LONG, eventually
+from tests.support.brokers import OracleBroker
+from tests.support.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db
 

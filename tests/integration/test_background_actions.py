@@ -25,7 +25,7 @@ from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
-from tests.workers import LONG, eventually, live, send
+from tests.support.workers import LONG, eventually, live, send
 
 TOPICS = {
     "letters": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"},

@@ -12,7 +12,7 @@ from django_rmq.core.consumer.capacity import MemoryBudget
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.workers import LONG, Worker, eventually, live, send, total
+from tests.support.workers import LONG, Worker, eventually, live, send, total
 
 TOPIC = Topic("pictures", TopicType.RANGE_MERGE, slots=16, time_range_ms=0)
 KEYED = Topic("albums", TopicType.RANGE_MERGE, slots=16, time_range_ms=0, identity="key")

@@ -17,10 +17,10 @@ from django_rmq import connections as ours
 from django_rmq import send_messages
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
-from tests.brokers import Broker
 from tests.docs.modules import ROOT, shown
 from tests.e2e.postgres import Postgres, postgres
-from tests.workers import client_of, eventually, live
+from tests.support.brokers import Broker
+from tests.support.workers import client_of, eventually, live
 
 ALIAS = "shop"
 PAGE = "docs/how-to/change-capture.md"

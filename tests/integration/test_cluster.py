@@ -27,9 +27,9 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.demo.embedded_server import free_port
-from tests.brokers import Broker, ClusterBroker
-from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
-from tests.workers import LONG, Heard, Worker, audit, cluster_of, eventually, live, send, total
+from tests.support.brokers import Broker, ClusterBroker
+from tests.support.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
+from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, live, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=1)
 

@@ -32,8 +32,8 @@ from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.opaque_ids import sealed_id
-from tests.brokers import Broker
-from tests.workers import eventually
+from tests.support.brokers import Broker
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {

@@ -52,8 +52,8 @@ from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.resharding import begin, finish, move
 from django_rmq.sending.on_commit import failed_sends
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
-from tests.brokers import direct
-from tests.servers import RedisCluster, TcpProxy
+from tests.support.brokers import direct
+from tests.support.servers import RedisCluster, TcpProxy
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},

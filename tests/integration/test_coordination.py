@@ -31,12 +31,12 @@ from django_rmq.core.model.keys import worker_keys
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
-from tests import party as parties
-from tests.brokers import Broker, OracleBroker
 from tests.contract.keyspaces import RedisKeyspace
-from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
-from tests.servers import RedisServer, TcpProxy, ask
-from tests.workers import LONG, eventually
+from tests.support import coordinators
+from tests.support.brokers import Broker, OracleBroker
+from tests.support.coordinators import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
+from tests.support.servers import RedisServer, TcpProxy, ask
+from tests.support.workers import LONG, eventually
 
 
 class Killed:
@@ -46,7 +46,7 @@ class Killed:
         raise ServerUnavailable("killed")
 
 
-class Member(parties.Member):
+class Member(coordinators.Member):
     """A worker that meets others in Redis."""
 
     def __init__(self, of: Party, broker: Any, topics: Iterable[Topic], **options: Any) -> None:
@@ -63,7 +63,7 @@ class Member(parties.Member):
         self.coordinator.broker = Killed()
 
 
-class Party(parties.Party):
+class Party(coordinators.Party):
     """Workers under one prefix."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -117,7 +117,7 @@ def server_of_its_own(**options: Any) -> Iterator[tuple[RedisServer, Party]]:
 # --- coming and going
 
 
-class TestSharing(parties.Sharing):
+class TestSharing(coordinators.Sharing):
     """Workers that meet in Redis, or in memory."""
 
     @pytest.fixture

@@ -36,7 +36,7 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer import producer
 from django_rmq.core.resharding import begin, finish
-from tests.brokers import Broker, OracleBroker, direct, set_clock
+from tests.support.brokers import Broker, OracleBroker, direct, set_clock
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)

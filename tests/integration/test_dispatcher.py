@@ -25,9 +25,9 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker, set_clock
 from tests.oracle.keyspace import Hash, SortedSet
-from tests.workers import (
+from tests.support.brokers import OracleBroker, set_clock
+from tests.support.workers import (
     LONG,
     Broker,
     Heard,

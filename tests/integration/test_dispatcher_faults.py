@@ -21,9 +21,9 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerFull
 from django_rmq.testing import Clock
-from tests.brokers import set_clock
-from tests.servers import RedisServer, TcpProxy
-from tests.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total
+from tests.support.brokers import set_clock
+from tests.support.servers import RedisServer, TcpProxy
+from tests.support.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, backoff=BackOff(0, 0))
 GOES_ON = 20.0

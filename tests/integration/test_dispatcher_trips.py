@@ -17,8 +17,8 @@ from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import SlotState
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
-from tests.servers import RedisServer
-from tests.workers import Broker, Listener, audit, client_of, send, total, turn_until_idle
+from tests.support.servers import RedisServer
+from tests.support.workers import Broker, Listener, audit, client_of, send, total, turn_until_idle
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 COUNT = 40

@@ -17,10 +17,10 @@ from django_rmq.core.producer.validation import check_durability
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.core.redis.broker import durability_commands
 from django_rmq.exceptions import InvalidMessage
-from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.e2e.promotions import promotions
-from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
-from tests.workers import LONG, client_of, cluster_of, eventually
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, ask
+from tests.support.workers import LONG, client_of, cluster_of, eventually
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=60_000)
 ONE = Durability(replicas=1)

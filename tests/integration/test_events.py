@@ -27,8 +27,8 @@ from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavaila
 from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
-from tests.brokers import OracleBroker
-from tests.workers import LONG, Worker, broker_on
+from tests.support.brokers import OracleBroker
+from tests.support.workers import LONG, Worker, broker_on
 
 TOPICS = {
     "work": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms", "MAX_RETRIES": 0},

@@ -36,7 +36,7 @@ from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
 from example_project.resuming import resume
-from tests.brokers import direct
+from tests.support.brokers import direct
 
 
 @pytest.fixture(autouse=True)

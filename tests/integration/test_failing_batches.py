@@ -12,7 +12,7 @@ import pytest
 from django_rmq.core.consumer import executor_pool, thread_executor
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from tests.workers import LONG, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Worker, audit, eventually, live, send, total
 
 AT_ONCE = BackOff(0, 0)
 KINDS: dict[str, dict[str, Any]] = {

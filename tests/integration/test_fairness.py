@@ -16,7 +16,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 ROUNDS = 3_000
 DEVIATIONS = 7

@@ -24,10 +24,10 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, Methods
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
-from tests.servers import RedisServer, TcpProxy
+from tests.support.brokers import Broker, Methods
+from tests.support.servers import RedisServer, TcpProxy
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}

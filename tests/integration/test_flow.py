@@ -14,7 +14,7 @@ import pytest
 from django_rmq.core.consumer.capacity import ThreadPartitions
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from tests.workers import LONG, Heard, Worker, eventually, live, send, total
+from tests.support.workers import LONG, Heard, Worker, eventually, live, send, total
 
 SLOW = Topic("slow", TopicType.RANGE_MERGE, slots=64, time_range_ms=0, flow="auto", backoff=BackOff(0, 0))
 FREE = Topic("free", TopicType.RANGE_MERGE, slots=64, time_range_ms=0)

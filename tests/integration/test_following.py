@@ -17,7 +17,7 @@ from django_rmq.exceptions import Cancelled
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

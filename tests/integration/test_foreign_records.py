@@ -23,8 +23,8 @@ from django_rmq.exceptions import ConfigurationError, WrongType
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import HealthThresholds
 from django_rmq.worker import startup
-from tests.brokers import Broker
 from tests.integration.test_definitions import run
+from tests.support.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

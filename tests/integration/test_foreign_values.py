@@ -17,8 +17,8 @@ from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
-from tests.brokers import Broker
-from tests.workers import Heard, Worker, client_of, eventually, send
+from tests.support.brokers import Broker
+from tests.support.workers import Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("attacked", TopicType.RANGE_MERGE, slots=256, time_range_ms=0, timeout=1, backoff=BackOff(0, 0))
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)

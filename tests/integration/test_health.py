@@ -37,9 +37,9 @@ from django_rmq.operations.outbox import Known
 from django_rmq.outbox import contents
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
-from tests.servers import RedisServer
-from tests.workers import eventually
+from tests.support.brokers import OracleBroker
+from tests.support.servers import RedisServer
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 NOW = 1_800_000_000_000

@@ -15,7 +15,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},

@@ -23,9 +23,9 @@ from django_rmq.core.monitoring.history import (
 from django_rmq.core.monitoring.history import minute_record as sampler_of_history
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, ClusterBroker, OracleBroker
-from tests.servers import RedisCluster
-from tests.workers import LONG, Heard, Worker, client_of, cluster_of, send
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.servers import RedisCluster
+from tests.support.workers import LONG, Heard, Worker, client_of, cluster_of, send
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 START_MS = 1_800_000_000_000

@@ -18,7 +18,7 @@ from django_rmq.core.consumer import executor_pool
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.workers import LONG, Heard, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Heard, Worker, audit, eventually, live, send, total
 
 HUNG = Topic("hung", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, backoff=BackOff(0, 0))
 OTHER = replace(HUNG, name="other")

@@ -40,8 +40,8 @@ from django_rmq.operations import (
     Permission,
 )
 from django_rmq.operations.consumption import SettledDelivery
-from tests.brokers import Broker
 from tests.integration.test_api import Program, on_each_broker, user_with
+from tests.support.brokers import Broker
 
 TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},

@@ -18,10 +18,10 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.redis import wire
 from django_rmq.exceptions import RmqError, ServerUnavailable
-from tests.brokers import Broker
 from tests.contract.slots import TYPES, Drift, Slot, drift
 from tests.integration.test_faults import connect, memory_full, slot_of
-from tests.servers import RedisServer, ReplicaPair, TcpProxy, ask, wait_until
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer, ReplicaPair, TcpProxy, ask, wait_until
 
 kinds = pytest.mark.parametrize("kind", TYPES)
 BEGIN, ADD, END = "begin", "add", "end"

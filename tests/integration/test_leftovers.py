@@ -26,9 +26,9 @@ from django_rmq.open_transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry
 from django_rmq.worker.sync_hooks import hooks
-from tests.brokers import OracleBroker
 from tests.e2e.postgres import postgres
-from tests.workers import Worker, eventually, send, total
+from tests.support.brokers import OracleBroker
+from tests.support.workers import Worker, eventually, send, total
 
 ALIAS = "shop"
 TOPIC = Topic("orders", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, max_retries=0, backoff=BackOff(0, 0))

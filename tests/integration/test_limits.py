@@ -23,8 +23,8 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker, intercept, set_clock
-from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
+from tests.support.brokers import Broker, OracleBroker, intercept, set_clock
+from tests.support.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 _IN_USE = [each.name for each in lua.declaration("limits/allow").arguments].index("in_use")
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)

@@ -20,7 +20,7 @@ from django_rmq.core.coordination.assignment_storage import AssignmentPlan, writ
 from django_rmq.core.model.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

@@ -30,7 +30,7 @@ from django_rmq.operations import audit
 from django_rmq.operations import topics as retirement
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.workers import Worker, eventually, live, send
+from tests.support.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
 

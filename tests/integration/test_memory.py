@@ -14,8 +14,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from example_project.demo.embedded_redis import redis_server_binaries
-from tests.servers import RedisServer, absent
-from tests.workers import client_of
+from tests.support.servers import RedisServer, absent
+from tests.support.workers import client_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy" / "sizing.md"
 FAR = 4_000_000_000_000

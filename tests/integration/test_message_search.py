@@ -19,8 +19,8 @@ from django_rmq.core.model.message import message_id
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission, SearchResult
 from django_rmq.operations.messages import SCANNED_PER_PAGE
-from tests.brokers import Broker
 from tests.integration.test_api import kill
+from tests.support.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

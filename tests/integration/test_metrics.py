@@ -41,10 +41,10 @@ from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.scrape_page import metrics
 from django_rmq.operations import stats
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
-from tests.servers import absent
-from tests.workers import Heard, broker_on, client_of, eventually
-from tests.workers import Worker as RunningWorker
+from tests.support.brokers import Broker, OracleBroker
+from tests.support.servers import absent
+from tests.support.workers import Heard, broker_on, client_of, eventually
+from tests.support.workers import Worker as RunningWorker
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests"

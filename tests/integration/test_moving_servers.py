@@ -15,9 +15,9 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
 from example_project.demo.embedded_redis import NoRedisServer
-from tests.brokers import Broker, set_clock
-from tests.servers import RedisServer, absent, ask, wait_for_link, wait_until
-from tests.workers import Heard, Worker, audit, client_of, eventually, live, send, total
+from tests.support.brokers import Broker, set_clock
+from tests.support.servers import RedisServer, absent, ask, wait_for_link, wait_until
+from tests.support.workers import Heard, Worker, audit, client_of, eventually, live, send, total
 
 TOPIC = Topic("moved", TopicType.PRIORITY, slots=4, timeout=60, max_retries=3)
 KEYED = Topic("keyed", TopicType.PRIORITY, slots=2, timeout=60, max_retries=3, identity="key")

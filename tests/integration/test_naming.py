@@ -20,10 +20,10 @@ from django_rmq import (
 )
 from django_rmq.testing import memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.typed_bodies import Reason
+from tests.support.typed_bodies import Reason
 
 KEYED: dict[str, Any] = {"TYPE": "fixed_time", "SLOTS": 16, "IDENTITY": "key"}
-PRICES = "tests.typed_bodies.PriceChanged"
+PRICES = "tests.support.typed_bodies.PriceChanged"
 TOPICS: dict[str, dict[str, Any]] = {
     "untyped": {**KEYED, "SLOT_BASIS": "shop"},
     "typed": {**KEYED, "SLOT_BASIS": "shop", "BODY": PRICES},

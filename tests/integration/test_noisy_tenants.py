@@ -14,8 +14,8 @@ import pytest
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.brokers import OracleBroker
-from tests.workers import LONG, Heard, Worker, broker_on, send
+from tests.support.brokers import OracleBroker
+from tests.support.workers import LONG, Heard, Worker, broker_on, send
 
 FLOOD = 5_000
 NOISY = "tenant 0"

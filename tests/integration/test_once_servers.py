@@ -19,8 +19,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.models import ProcessedMessage
 from django_rmq.worker.once import OnceListener
 from django_rmq.worker.processed_messages import has_table
-from tests.databases import SERVERS, count_lock_waits, database_beside
-from tests.workers import LONG, Listener, eventually
+from tests.support.databases import SERVERS, count_lock_waits, database_beside
+from tests.support.workers import LONG, Listener, eventually
 
 TOPIC = Topic("payments", TopicType.RANGE_MERGE, identity="key", origin=True)
 ALIAS = "bank"

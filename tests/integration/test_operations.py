@@ -55,10 +55,10 @@ from django_rmq.operations import (
 from django_rmq.operations.health import HealthThresholds as HealthLimits
 from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.sending import Send
-from tests.brokers import Broker, OracleBroker
 from tests.integration.test_worker_reports import REPORT
-from tests.servers import RedisServer
-from tests.workers import LONG, broker_on, client_of
+from tests.support.brokers import Broker, OracleBroker
+from tests.support.servers import RedisServer
+from tests.support.workers import LONG, broker_on, client_of
 
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},

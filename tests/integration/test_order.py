@@ -25,8 +25,19 @@ from django_rmq.core.producer.placement import Send
 from django_rmq.core.producer.producer import ROUND_TRIP, Producer
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
 from django_rmq.operations.consumption import LongPoll
-from tests.brokers import ClusterBroker
-from tests.workers import Heard, Listener, Worker, audit, broker_on, cluster_of, eventually, live, send, total
+from tests.support.brokers import ClusterBroker
+from tests.support.workers import (
+    Heard,
+    Listener,
+    Worker,
+    audit,
+    broker_on,
+    cluster_of,
+    eventually,
+    live,
+    send,
+    total,
+)
 
 QUICK = BackOff(10, 10)
 AT_ONCE = BackOff(0, 0)

@@ -62,10 +62,10 @@ from django_rmq.outbox import storage as outbox_databases
 from django_rmq.outbox.relay import REFUSALS, Stored, relay
 from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
-from tests.brokers import direct
-from tests.databases import MEGABYTE, write_large_rows
-from tests.servers import TcpProxy
-from tests.workers import eventually
+from tests.support.brokers import direct
+from tests.support.databases import MEGABYTE, write_large_rows
+from tests.support.servers import TcpProxy
+from tests.support.workers import eventually
 
 TOPICS: dict[str, dict[str, Any]] = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},

@@ -23,9 +23,9 @@ from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
 from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.outbox.relay import relay
-from tests.brokers import direct
-from tests.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
-from tests.workers import LONG, eventually
+from tests.support.brokers import direct
+from tests.support.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
+from tests.support.workers import LONG, eventually
 
 ALIAS = "shop"
 TOPICS = {

@@ -24,7 +24,7 @@ from tests.integration.test_faults import (
     stage,
     through,
 )
-from tests.servers import RedisServer, TcpProxy
+from tests.support.servers import RedisServer, TcpProxy
 
 KEPT = sorted({name.removesuffix(lua.SECOND) for name in lua.all_names() if name.endswith(lua.SECOND)})
 each = pytest.mark.parametrize("script", [*KEPT, "progress"])

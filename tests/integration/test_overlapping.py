@@ -26,7 +26,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
-from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
 TOPIC = Topic(
     "mails", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, concurrency=4, timeout=60, backoff=BackOff(0, 0)

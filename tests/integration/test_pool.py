@@ -15,7 +15,7 @@ import redis
 from django_rmq.conf import RedisServer
 from django_rmq.connections.brokers import build_client
 from django_rmq.core.redis.clients import Pool, RenewingPool
-from tests import servers
+from tests.support import servers
 
 
 @pytest.fixture

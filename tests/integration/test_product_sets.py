@@ -37,7 +37,7 @@ from example_project.product_sets.sets import (
     write_evaluation,
     write_events,
 )
-from tests.brokers import direct
+from tests.support.brokers import direct
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

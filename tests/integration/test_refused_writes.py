@@ -37,8 +37,8 @@ from django_rmq.operations import Actor, Operations, shared_reads
 from django_rmq.operations.health import Finding, HealthThresholds
 from django_rmq.worker import startup
 from example_project.demo.embedded_redis import redis_server_binaries
-from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
-from tests.workers import eventually
+from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
+from tests.support.workers import eventually
 
 TOPICS = {"work": {"TYPE": "fixed_time", "SLOTS": 4, "LISTENER": False}}
 

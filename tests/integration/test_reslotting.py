@@ -21,8 +21,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.resharding import DrainProgress
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
-from tests.brokers import Broker, ClusterBroker, OracleBroker
-from tests.workers import Worker, cluster_of, eventually
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.workers import Worker, cluster_of, eventually
 
 LATE = 3_600_000
 KINDS = [

@@ -13,8 +13,8 @@ from django_rmq.core.consumer.background_jobs import Maintenance, trim_dead
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker
-from tests.workers import LONG, audit, client_of, eventually
+from tests.support.brokers import Broker
+from tests.support.workers import LONG, audit, client_of, eventually
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, dead_retention=60)
 

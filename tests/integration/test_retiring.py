@@ -21,7 +21,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import HealthThresholds
-from tests.brokers import direct
+from tests.support.brokers import direct
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}

@@ -25,11 +25,11 @@ from django_rmq.core.redis.clients import _HARMLESS, refused
 from django_rmq.core.server_checks import flaws, places, rights
 from django_rmq.exceptions import ServerRefused
 from django_rmq.worker import startup
-from tests.brokers import Broker, direct
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
-from tests.servers import RedisServer, ask
-from tests.workers import Heard, Worker, client_of, eventually, send
+from tests.support.brokers import Broker, direct
+from tests.support.servers import RedisServer, ask
+from tests.support.workers import Heard, Worker, client_of, eventually, send
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/security.md").read_text()
 WORK = Topic("work", TopicType.PRIORITY, slots=4)

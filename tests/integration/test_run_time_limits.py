@@ -30,7 +30,7 @@ from django_rmq.operations import Actor, Operations, shared_reads
 from django_rmq.worker import listener_registry
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import ReportDuty
-from tests.workers import LONG, Listener, eventually, live, send
+from tests.support.workers import LONG, Listener, eventually, live, send
 
 TOPICS = {
     "free": {

@@ -55,7 +55,7 @@ from django_rmq.testing import (
 )
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start, chosen_topics
-from tests.brokers import OracleBroker, oracle_broker
+from tests.support.brokers import OracleBroker, oracle_broker
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
 TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5}}

@@ -26,10 +26,10 @@ from django_rmq.core.model.replies import Area, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
-from tests.brokers import Broker
 from tests.oracle.holding import UPKEEP
 from tests.oracle.moving import MOVED
-from tests.servers import RedisServer
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
 
 PLAIN = """
 for score, member in ipairs(ARGV) do redis.call('ZADD', KEYS[1], score, member) end

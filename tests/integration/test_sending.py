@@ -46,8 +46,8 @@ from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.resharding import begin, finish, move
 from django_rmq.sending import on_commit
 from django_rmq.sending.on_commit import failed_sends
-from tests.brokers import direct
-from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
+from tests.support.brokers import direct
+from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},

@@ -20,10 +20,10 @@ from django_rmq.core.redis.clients import _parse_info, translate
 from django_rmq.core.server_checks import flaws
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.worker import startup
-from tests.brokers import Broker, ClusterBroker, OracleBroker
 from tests.contract.keyspaces import RedisKeyspace
-from tests.servers import RedisCluster, RedisServer, ask
-from tests.workers import client_of, cluster_of
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.servers import RedisCluster, RedisServer, ask
+from tests.support.workers import client_of, cluster_of
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 TOPICS = {"work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"}}

@@ -33,8 +33,8 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core.redis.shared_connection import SharedConnection
 from django_rmq.core.resharding import begin, finish, move
-from tests.brokers import direct
-from tests.servers import RedisCluster, ask
+from tests.support.brokers import direct
+from tests.support.servers import RedisCluster, ask
 
 TOPICS = {
     "jobs": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},

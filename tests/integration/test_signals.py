@@ -23,8 +23,8 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
 from django_rmq.observability import announcements
 from django_rmq.operations import Actor, Operations
-from tests.brokers import Broker, OracleBroker
-from tests.workers import LONG, Heard, Worker, client_of, eventually, send
+from tests.support.brokers import Broker, OracleBroker
+from tests.support.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
 KIND = {"TYPE": "range_merge", "TIME_RANGE": "1ms"}

@@ -41,8 +41,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.brokers import intercept
-from tests.workers import Worker, eventually, live, send
+from tests.support.brokers import intercept
+from tests.support.workers import Worker, eventually, live, send
 
 TOPICS: dict[str, dict[str, Any]] = {
     "kept": {"TYPE": "priority", "SLOTS": 4, "MAX_RETRIES": 2, "BACKOFF": 60, "OUTCOME_RETENTION": "1h"},

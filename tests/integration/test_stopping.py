@@ -22,7 +22,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Cancelled
-from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 
 TOPIC = Topic(
     "work", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, timeout=60, max_retries=3, backoff=BackOff(0, 0)

@@ -25,10 +25,10 @@ from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
 from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
 from django_rmq.operations import stats as flows
-from tests.brokers import Broker
 from tests.integration.test_api import Program, user_with
-from tests.servers import RedisServer
-from tests.workers import eventually
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
+from tests.support.workers import eventually
 
 TABS = 8
 TOPICS = {

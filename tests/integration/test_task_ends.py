@@ -26,7 +26,7 @@ from django_rmq.tasks import backend, execution, frameworks, jobs
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry
-from tests import errands
+from tests.support import tasks as errands
 
 FRAMEWORK = frameworks.framework()
 Status, signals = FRAMEWORK.base.TaskResultStatus, FRAMEWORK.signals
@@ -364,8 +364,8 @@ def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.Log
         fail(message, raised.value)
     line: Any
     (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
-    assert (line.rmq_task, line.rmq_result) == ("tests.errands.fails", result.id)
-    assert f"(task tests.errands.fails, result {result.id})" in line.getMessage()
+    assert (line.rmq_task, line.rmq_result) == ("tests.support.tasks.fails", result.id)
+    assert f"(task tests.support.tasks.fails, result {result.id})" in line.getMessage()
 
 
 # --- ended by Redis

@@ -25,7 +25,7 @@ from django_rmq.exceptions import ConfigurationError, MessageGone, UnknownTask
 from django_rmq.tasks import frameworks, task_modules
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry, startup
-from tests import errands
+from tests.support import tasks as errands
 
 FRAMEWORK = frameworks.framework()
 Status = FRAMEWORK.base.TaskResultStatus
@@ -71,7 +71,7 @@ def uploaded(folder: Path) -> None:
 
 
 TASK = """
-from tests.errands import task
+from tests.support.tasks import task
 
 @task()
 def doubles(value):
@@ -145,11 +145,11 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
     paths = {
         "builtins.ValueError": ValueError,
         "django_rmq.exceptions.MessageGone": MessageGone,
-        "tests.errands.Odd": errands.Odd,
+        "tests.support.tasks.Odd": errands.Odd,
         "tests.integration.test_task_modules.Outer.Inner": Outer.Inner,
         f"{UPLOADED}.Boom": Exception,
         "builtins.print": Exception,
-        "tests.errands": Exception,
+        "tests.support.tasks": Exception,
         "ValueError": Exception,
         "": Exception,
         "." * 600: Exception,
@@ -184,7 +184,7 @@ def test_a_module_is_not_asked_for_what_it_does_not_have(monkeypatch: pytest.Mon
     assert asked == []
 
 
-@pytest.mark.parametrize("path", [None, 5, ["tests.errands.noop"]])
+@pytest.mark.parametrize("path", [None, 5, ["tests.support.tasks.noop"]])
 def test_a_body_whose_task_is_no_path_is_refused(using: Use, path: Any) -> None:
     using()
     enqueue_as_sender(path)

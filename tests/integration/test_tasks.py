@@ -29,10 +29,10 @@ from django_rmq.tasks.execution import Attempt, release, run
 from django_rmq.tasks.jobs import place
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
-from tests import errands
-from tests.brokers import OracleBroker
 from tests.newsletter.tasks import count, publish
-from tests.servers import absent
+from tests.support import tasks as errands
+from tests.support.brokers import OracleBroker
+from tests.support.servers import absent
 
 FRAMEWORK = frameworks.framework()
 TaskResult, Status = FRAMEWORK.base.TaskResult, FRAMEWORK.base.TaskResultStatus
@@ -241,7 +241,7 @@ def test_functions_and_coroutine_functions_have_topics_of_their_own(backend: Any
     [
         (errands.fails, "builtins.ValueError", "this task failed"),
         (errands.afails, "builtins.ValueError", "this task failed"),
-        (errands.fails_oddly, "tests.errands.Odd", "this task failed oddly"),
+        (errands.fails_oddly, "tests.support.tasks.Odd", "this task failed oddly"),
         (errands.exits, "builtins.SystemExit", "SystemExit: 1"),
         (errands.aexits, "builtins.SystemExit", "SystemExit: 1"),
         (errands.rejects, "django_rmq.exceptions.Reject", "no"),
@@ -726,7 +726,7 @@ def test_other_backends_are_none_of_our_business() -> None:
 
 
 def test_a_subclass_of_the_backend_is_refused_when_it_is_used(using: Callable[..., None]) -> None:
-    using({"default": {"BACKEND": "tests.errands.Backend"}})
+    using({"default": {"BACKEND": "tests.support.tasks.Backend"}})
     with pytest.raises(ConfigurationError, match="and not a subclass"):
         errands.noop.enqueue()
 

@@ -45,7 +45,7 @@ from django_rmq.testing import (
     memory_broker,
 )
 from django_rmq.worker.listener_registry import isolated
-from tests.brokers import direct
+from tests.support.brokers import direct
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {

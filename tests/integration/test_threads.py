@@ -32,8 +32,8 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
-from tests.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
+from tests.support.brokers import OracleBroker
+from tests.support.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
 
 # Threads die here as they would.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

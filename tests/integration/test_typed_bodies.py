@@ -46,16 +46,26 @@ from django_rmq.testing import (
 )
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start
-from tests.brokers import direct
-from tests.typed_bodies import Line, Ordered, PriceChanged, Reason
+from tests.support.brokers import direct
+from tests.support.typed_bodies import Line, Ordered, PriceChanged, Reason
 
 MERGING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5}
-PRICES = "tests.typed_bodies.PriceChanged"
+PRICES = "tests.support.typed_bodies.PriceChanged"
 TOPICS: dict[str, dict[str, Any]] = {
-    "prices": {**MERGING, "BODY": PRICES, "SLOT_BASIS": "shop", "UPCAST": "tests.typed_bodies.upcast"},
-    "orders": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "BODY": "tests.typed_bodies.Ordered"},
-    "views": {**MERGING, "IDENTITY": "key", "ACCUMULATE": 5, "BODY": "tests.typed_bodies.Viewed"},
-    "line": {"TYPE": "fifo", "SLOTS": 1, "BODY": "tests.typed_bodies.Line"},
+    "prices": {
+        **MERGING,
+        "BODY": PRICES,
+        "SLOT_BASIS": "shop",
+        "UPCAST": "tests.support.typed_bodies.upcast",
+    },
+    "orders": {
+        "TYPE": "fixed_time",
+        "SLOTS": 2,
+        "IDENTITY": "key",
+        "BODY": "tests.support.typed_bodies.Ordered",
+    },
+    "views": {**MERGING, "IDENTITY": "key", "ACCUMULATE": 5, "BODY": "tests.support.typed_bodies.Viewed"},
+    "line": {"TYPE": "fifo", "SLOTS": 1, "BODY": "tests.support.typed_bodies.Line"},
     "plain": MERGING,
 }
 CHANGED = PriceChanged(7, [Line(1, Decimal("9.90"))], datetime(2026, 11, 23, 12, tzinfo=UTC), Reason.CAMPAIGN)
@@ -218,7 +228,7 @@ def test_what_no_longer_fits_is_dead_at_once_with_its_fields(clock: Clock) -> No
     (one,) = dead("line")
     assert (one.failed, one.failures) == ("rejected", 1)
     assert one.error_class == "django_rmq.exceptions.InvalidBody"
-    assert one.error.endswith("body does not fit tests.typed_bodies.Line: price: Field required")
+    assert one.error.endswith("body does not fit tests.support.typed_bodies.Line: price: Field required")
     assert found == [Line(2, Decimal(3))]  # a strict line goes on behind it
     with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": untyped}):
         Operations(Actor("test", "command")).replay("line", [one.id])
@@ -299,8 +309,8 @@ def test_the_command_names_the_fields_and_the_line(clock: Clock, monkeypatch: py
     ("options", "check"),
     [
         ({"BODY": "tests.nowhere.Missing"}, "E101"),
-        ({"BODY": "tests.typed_bodies.convert"}, "E102"),
-        ({"BODY": PRICES, "UPCAST": "tests.typed_bodies.missing"}, "E103"),
+        ({"BODY": "tests.support.typed_bodies.convert"}, "E102"),
+        ({"BODY": PRICES, "UPCAST": "tests.support.typed_bodies.missing"}, "E103"),
         ({"BODY": PRICES, "SLOT_BASIS": "store"}, "E104"),
     ],
     ids=["E101", "E102", "E103", "E104"],

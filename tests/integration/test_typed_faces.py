@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from django_rmq import connections
 from django_rmq.api.schema import components
 from django_rmq.conf import get_config
-from tests.brokers import OracleBroker, direct
 from tests.integration.test_api import ALL, Program, kill, user_with
+from tests.support.brokers import OracleBroker, direct
 
 pytestmark = pytest.mark.django_db
 
@@ -27,10 +27,10 @@ PLAIN = {
     "at": "2026-11-23T12:00:00Z",
     "reason": "campaign",
 }
-PRICES = {"TYPE": "priority", "SLOTS": 1, "BODY": "tests.typed_bodies.PriceChanged"}
+PRICES = {"TYPE": "priority", "SLOTS": 1, "BODY": "tests.support.typed_bodies.PriceChanged"}
 TOPICS: dict[str, Any] = {
     "prices": PRICES,
-    "views.all": {"TYPE": "priority", "SLOTS": 1, "BODY": "tests.typed_bodies.Shapes"},
+    "views.all": {"TYPE": "priority", "SLOTS": 1, "BODY": "tests.support.typed_bodies.Shapes"},
     "plain": {"TYPE": "priority", "SLOTS": 1},
 }
 SEND = "v1/topics/prices/messages/"
@@ -65,7 +65,7 @@ def test_rest_says_what_is_wrong_where(program: Program, broker: OracleBroker) -
     bad = {**PLAIN, "lines": [{"sku": "secret", "price": 0}]}
     many = {"messages": [{"body": PLAIN, "priority": 50}, {"body": bad, "priority": 50}]}
     answer = program.refused(400, "invalid_body", "POST", SEND, many).json()
-    assert answer["detail"].startswith("item 1: body does not fit tests.typed_bodies.PriceChanged: ")
+    assert answer["detail"].startswith("item 1: body does not fit tests.support.typed_bodies.PriceChanged: ")
     assert answer["errors"] == {
         "lines[0].sku": ["Input should be a valid integer, unable to parse string as an integer"],
         "lines[0].price": ["Input should be greater than 0"],
@@ -154,7 +154,7 @@ def test_the_form_shows_the_schema_and_errors_by_field(
     client = staff("view_topic", "send_messages")
     place = "/admin/django_rmq/topic/prices/send/"
     page = client.get(place).content.decode()
-    assert "JSON of the type tests.typed_bodies.PriceChanged." in page
+    assert "JSON of the type tests.support.typed_bodies.PriceChanged." in page
     assert "JSON schema of the body" in page
     assert "&quot;lines&quot;" in page
     assert "JSON schema of the body" not in client.get("/admin/django_rmq/topic/plain/send/").content.decode()

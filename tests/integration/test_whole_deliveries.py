@@ -19,7 +19,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
-from tests.workers import (
+from tests.support.workers import (
     Broker,
     Heard,
     Listener,

@@ -51,7 +51,7 @@ from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
-from tests.workers import LONG, Heard, Listener, Worker, eventually, live, send
+from tests.support.workers import LONG, Heard, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
 REPORT = WorkerReport(

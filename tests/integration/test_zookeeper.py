@@ -42,10 +42,10 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnava
 from django_rmq.operations import Actor, Operations, stats
 from django_rmq.operations.health import HealthThresholds
 from example_project.demo.embedded_server import free_port
-from tests import party as parties
-from tests.party import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
-from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
-from tests.workers import LONG, eventually
+from tests.support import coordinators
+from tests.support.coordinators import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot
+from tests.support.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.support.workers import LONG, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def nothing_registered() -> dict[str, dict[str, Any]]:
     return {}
 
 
-class Member(parties.Member):
+class Member(coordinators.Member):
     """A worker that meets others in ZooKeeper; `proxy` is its own way there, if it has one."""
 
     party: Party
@@ -82,7 +82,7 @@ class Member(parties.Member):
         self.proxy.mend()
 
 
-class Party(parties.Party):
+class Party(coordinators.Party):
     """Workers below one path."""
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -178,7 +178,7 @@ def losses(party: Party) -> list[Counter[str]]:
 # --- coming and going
 
 
-class TestSharing(parties.Sharing):
+class TestSharing(coordinators.Sharing):
     """Workers that meet in ZooKeeper."""
 
 

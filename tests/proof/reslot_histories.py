@@ -25,8 +25,8 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
 from tests.oracle.pipeline import Pipeline
+from tests.support.brokers import OracleBroker
 
 COUNTS = (1, 2, 4, 8)
 ENTITIES = 5

@@ -19,7 +19,7 @@ import pytest
 
 from django_rmq.core import lua
 from tests.proof.mutants import GONE, MUTANTS, As, If, Mutant, marks, switched_off
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2

@@ -24,10 +24,10 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.spark.java import find_java, open_session, prepare_environment
-from tests.brokers import Broker
 from tests.e2e.processes import environment_of
-from tests.servers import absent
-from tests.workers import client_of, eventually
+from tests.support.brokers import Broker
+from tests.support.servers import absent
+from tests.support.workers import client_of, eventually
 
 
 @pytest.fixture(scope="session")

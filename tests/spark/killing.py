@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from example_project.demo.embedded_redis import start_redis
-from tests.brokers import Broker
 from tests.spark.clusters import Cluster
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 JOB = Path(__file__).with_name("killed.py")
 PARTS = {"python": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}

@@ -13,8 +13,8 @@ import pytest
 from django_rmq import send_messages
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
-from tests.brokers import Broker
 from tests.spark.conftest import Run, topic
+from tests.support.brokers import Broker
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/spark-pipelines.md"
 

@@ -11,9 +11,9 @@ import pytest
 from django.test import override_settings
 
 from django_rmq import connections
-from tests.servers import RedisServer, TlsProxy, ask
 from tests.spark.conftest import TOPICS, run_pipeline, topic
-from tests.workers import total
+from tests.support.servers import RedisServer, TlsProxy, ask
+from tests.support.workers import total
 
 PREFIX = "mine:"
 USER, PASSWORD = "spark", "p@ss/wörd%:"

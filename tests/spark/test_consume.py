@@ -15,9 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from django_rmq import send_messages
-from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic
-from tests.workers import eventually, live, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, total
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 

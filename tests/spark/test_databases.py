@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from django_rmq import send_messages
-from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic, waiting
-from tests.workers import eventually, live, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, total
 
 LOG = "derby.stream.error.file"
 """The property of Java's that says where Derby writes its log: otherwise into the folder it is started in."""

@@ -32,9 +32,9 @@ from benchmarks.flights import (
 )
 from django_rmq import connections
 from django_rmq.conf import get_config
-from tests.brokers import Broker
-from tests.servers import absent
-from tests.workers import Worker, eventually
+from tests.support.brokers import Broker
+from tests.support.servers import absent
+from tests.support.workers import Worker, eventually
 
 ROWS = 6_000
 

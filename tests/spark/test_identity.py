@@ -15,7 +15,7 @@ from django_rmq.exceptions import LostRace, ServerUnavailable
 from django_rmq.spark import claims
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, ShiftedClock, reader, redis_clock, rows, run_once
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 MakeQueue = Callable[..., Queue]
 __all__ = ["redis_clock"]

@@ -11,7 +11,7 @@ import pytest
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark import java
-from tests.servers import absent
+from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
 

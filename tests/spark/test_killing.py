@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker
 from tests.spark.killing import is_right, killing
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 pytestmark = pytest.mark.slow
 

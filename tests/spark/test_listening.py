@@ -18,7 +18,7 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.spark.stream_reader import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader
-from tests.workers import Worker, eventually
+from tests.support.workers import Worker, eventually
 
 MakeQueue = Callable[..., Queue]
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")

@@ -23,10 +23,10 @@ from django_rmq.spark.arrow_rows import CALL_BYTES, PAUSE, ArrowBulk, ArrowRows,
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import CHUNK_BYTES, Writer, gathered
-from tests.brokers import Broker
-from tests.servers import TcpProxy
 from tests.spark.conftest import Queue
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.servers import TcpProxy
+from tests.support.workers import client_of
 
 MakeQueue = Callable[..., Queue]
 NONE = RetryPolicy(0, "a test")

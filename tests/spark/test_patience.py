@@ -21,11 +21,11 @@ from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import broker_connection
 from django_rmq.spark.arrow_rows import ArrowBulk, ArrowRows
 from django_rmq.spark.broker_connection import RetryPolicy
-from tests.brokers import Broker
-from tests.servers import RedisServer, TcpProxy
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, plan, reader, rows
-from tests.workers import client_of, eventually
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer, TcpProxy
+from tests.support.workers import client_of, eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 

@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from django_rmq.spark.pipelines.ingest import Pieces
-from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic, waiting
-from tests.workers import eventually, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, total
 
 
 def rows(path: Path, count: int) -> Path:

@@ -18,10 +18,10 @@ from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.topic import Topic
-from tests.brokers import Broker
-from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
-from tests.workers import eventually, live, total
+from tests.support.brokers import Broker
+from tests.support.servers import RedisCluster
+from tests.support.workers import eventually, live, total
 
 LATER = datetime(2096, 10, 2, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from django_rmq.spark.declaring import declare
 from django_rmq.spark.pipelines import connection_options
 from django_rmq.spark.reader import COLUMNS, Reader
 from django_rmq.spark.source_options import CONNECTION, READ, SourceOptions
-from tests.servers import RedisServer, SentinelGuard, ask
+from tests.support.servers import RedisServer, SentinelGuard, ask
 
 USER, PASSWORD = "token", "renewed"
 

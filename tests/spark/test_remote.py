@@ -16,9 +16,9 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.spark.java import spark_jars
 from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 from example_project.demo.embedded_server import free_port
-from tests.brokers import Broker
 from tests.spark.conftest import Start, end, topic
-from tests.workers import eventually, live, total
+from tests.support.brokers import Broker
+from tests.support.workers import eventually, live, total
 
 
 @pytest.fixture(scope="module")

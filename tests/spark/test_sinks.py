@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark import sinking, transactional
 from tests.spark.conftest import ROOT, Queue, end
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 MakeQueue = Callable[..., Queue]
 ITEMS = 7

@@ -19,7 +19,7 @@ import pytest
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue, end
-from tests.workers import Heard, Worker, eventually
+from tests.support.workers import Heard, Worker, eventually
 
 MakeQueue = Callable[..., Queue]
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")

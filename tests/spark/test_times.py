@@ -20,8 +20,8 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.spark.columns import MARGIN_MS, in_milliseconds
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import Writer
-from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting
+from tests.support.brokers import Broker
 
 MakeQueue = Callable[..., Queue]
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")

@@ -22,8 +22,8 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import Writer, Written
-from tests.brokers import Broker
 from tests.spark.conftest import Queue, Run, waiting
+from tests.support.brokers import Broker
 
 MakeQueue = Callable[..., Queue]
 

@@ -45,9 +45,9 @@ from django_rmq.core.model.replies import (
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace, in_one_form
 from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises
+from tests.support.brokers import Broker, OracleBroker
 
 START_MS = 1_800_000_000_123
 OWNERS = ["A", "B"]

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tests.servers import absent
+from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
 USER = Path(__file__).parent / "user.py"

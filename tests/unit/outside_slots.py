@@ -9,7 +9,7 @@ import redis
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 from tests.unit import test_lua as rules
 
 

@@ -18,7 +18,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import broker_of
 from django_rmq.spark.pipelines import connection_options
 from django_rmq.spark.source_options import READ, SourceOptions
-from tests.brokers import direct
+from tests.support.brokers import direct
 
 SECRET = "S3CR3T"
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}

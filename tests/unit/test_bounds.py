@@ -28,7 +28,7 @@ from django_rmq.durations import InvalidDuration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits
 from django_rmq.operations.consumption import Deliveries, SettledDelivery, SettlementOutcome
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
 TIMED = Topic("timed", TopicType.FIXED_TIME, slots=1)

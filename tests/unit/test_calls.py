@@ -13,7 +13,7 @@ from django_rmq.core.commands import ack, inspect, registry, send
 from django_rmq.core.commands.script_call import Answer, AtSlot, signature
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 

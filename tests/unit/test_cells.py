@@ -18,7 +18,7 @@ from django_rmq.core.consumer.progress import (
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.workers import Listener
+from tests.support.workers import Listener
 
 SERIAL = Topic("serial", TopicType.RANGE_MERGE)
 PRIORITY = Topic("priority", TopicType.PRIORITY)

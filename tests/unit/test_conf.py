@@ -59,31 +59,31 @@ def topic_problems(**options: Any) -> list[SettingsProblem]:
 
 
 def test_a_path_as_body_is_a_type_whose_bodies_are_json() -> None:
-    path = "tests.typed_bodies.PriceChanged"
+    path = "tests.support.typed_bodies.PriceChanged"
     topic = config(
         TOPICS={
             "prices": {
                 "TYPE": "range_merge",
                 "BODY": path,
-                "UPCAST": "tests.typed_bodies.upcast",
+                "UPCAST": "tests.support.typed_bodies.upcast",
                 "SLOT_BASIS": "shop",
             }
         }
     ).topic("prices")
     assert (topic.body, topic.slot_basis) == ("json", "shop")
-    assert topic.typed == typed_bodies.DeclaredBody(path, "tests.typed_bodies.upcast")
+    assert topic.typed == typed_bodies.DeclaredBody(path, "tests.support.typed_bodies.upcast")
 
 
 def test_a_type_of_all_topics_may_be_a_default() -> None:
     own = {"typed": {"TYPE": "fixed_time"}, "text": {"TYPE": "fixed_time", "BODY": "text"}}
-    defaults = {"BODY": "tests.typed_bodies.Viewed", "UPCAST": "tests.typed_bodies.upcast"}
+    defaults = {"BODY": "tests.support.typed_bodies.Viewed", "UPCAST": "tests.support.typed_bodies.upcast"}
     found = config(TOPICS=own, TOPIC_DEFAULTS=defaults)
     assert found.topic("typed").typed == typed_bodies.DeclaredBody(*defaults.values())
     assert (found.topic("text").body, found.topic("text").typed) == ("text", None)
 
 
 def test_upcast_needs_a_type() -> None:
-    (problem,) = topic_problems(UPCAST="tests.typed_bodies.upcast")
+    (problem,) = topic_problems(UPCAST="tests.support.typed_bodies.upcast")
     assert problem.id == "django_rmq.E006"
     assert 'has UPCAST and BODY "json"' in problem.message
 

@@ -31,7 +31,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 LINES = Topic("lines", TopicType.FIFO, slots=8, identity="key", body="text")
 ENTITIES = Topic("entities", TopicType.FIFO, slots=8, identity="key", slot_basis="shop")

@@ -23,7 +23,7 @@ from django_rmq.core.consumer.progress import SERVER, USAGE, WATCHDOG
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.consumption import LONGEST_WAIT
-from tests.servers import absent
+from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -11,7 +11,7 @@ import pytest
 from django_rmq.core.consumer import background_jobs as module
 from django_rmq.core.consumer.background_jobs import Maintenance
 from django_rmq.exceptions import ServerUnavailable
-from tests.workers import LONG, eventually
+from tests.support.workers import LONG, eventually
 
 
 def test_each_duty_gets_its_turn_and_is_closed_in_the_end() -> None:

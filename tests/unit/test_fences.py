@@ -7,7 +7,7 @@ from typing import Any
 from django_rmq.core.consumer.slot_schedule import FencedSlots, SlotState, uptime
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 

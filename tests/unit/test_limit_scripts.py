@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from django_rmq.core.model.keys import limits_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker, OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

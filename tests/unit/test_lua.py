@@ -19,8 +19,8 @@ from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.replies import Area, CopyReply, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from example_project.demo.embedded_redis import redis_server_binaries
-from tests.brokers import Methods
-from tests.servers import RedisServer
+from tests.support.brokers import Methods
+from tests.support.servers import RedisServer
 
 FOLDER = Path(lua.__file__).parent
 FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])

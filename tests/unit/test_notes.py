@@ -30,7 +30,7 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock
 from django_rmq.worker import worker_process
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)

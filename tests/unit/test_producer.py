@@ -26,7 +26,7 @@ from django_rmq.exceptions import (
     SlotMoved,
 )
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)

@@ -15,7 +15,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker, OracleBroker
 from tests.unit import test_lua as rules
 
 NAMES = [

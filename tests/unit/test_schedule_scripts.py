@@ -20,7 +20,7 @@ from django_rmq.core.model.schedule import (
 )
 from django_rmq.exceptions import ServerRefused, Unreadable
 from django_rmq.testing import Clock
-from tests.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker, OracleBroker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

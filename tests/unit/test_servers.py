@@ -21,8 +21,8 @@ from example_project.demo.embedded_redis import (
     start_redis,
 )
 from example_project.demo.embedded_server import DidNotStart, free_port
-from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, _Pair, absent
-from tests.workers import eventually
+from tests.support.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, _Pair, absent
+from tests.support.workers import eventually
 
 
 def client_of(url: str, seconds: float = 5) -> redis.Redis:

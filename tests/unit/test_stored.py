@@ -8,8 +8,8 @@ from django_rmq.core.model import keys
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import WrongType
-from tests.brokers import OracleBroker
 from tests.oracle.keyspace import Hash
+from tests.support.brokers import OracleBroker
 
 KEY = b"shop:rmq:topics"
 

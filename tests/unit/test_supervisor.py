@@ -25,7 +25,7 @@ from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, ChildProcess, 
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.demo.embedded_server import free_port
 from tests.e2e.processes import is_gone
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 
 @pytest.fixture(autouse=True)

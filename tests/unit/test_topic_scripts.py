@@ -11,7 +11,7 @@ import redis
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import topics_key
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 

@@ -23,15 +23,17 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import basis_of
 from django_rmq.core.producer.producer import _each
 from django_rmq.typed_bodies import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
-from tests.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
+from tests.support.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
 def typed(name: str, upcast: str | None = None, **options: Any) -> Topic:
-    """A topic whose bodies have a type of `tests.typed_bodies`."""
-    body = DeclaredBody(f"tests.typed_bodies.{name}", upcast and f"tests.typed_bodies.{upcast}")
+    """A topic whose bodies have a type of `tests.support.typed_bodies`."""
+    body = DeclaredBody(
+        f"tests.support.typed_bodies.{name}", upcast and f"tests.support.typed_bodies.{upcast}"
+    )
     return Topic("prices", TopicType.RANGE_MERGE, typed=body, **options)
 
 
@@ -102,7 +104,7 @@ def test_an_error_names_every_place_and_no_value() -> None:
             PRICES, {"lines": [{"sku": "secret", "price": "1"}], "at": NOON, "extra": {"a b": "secret"}}
         )
     assert str(error.value) == (
-        "body does not fit tests.typed_bodies.PriceChanged: shop: Field required; "
+        "body does not fit tests.support.typed_bodies.PriceChanged: shop: Field required; "
         "lines[0].sku: Input should be a valid integer, unable to parse string as an integer; "
         'extra["a b"]: Input should be a valid number, unable to parse string as a number'
     )
@@ -185,7 +187,7 @@ def test_a_body_that_does_not_fit_is_dead_at_once_and_reaches_no_listener() -> N
     assert failure is not None
     assert (failure.kind, failure.delay_ms) == ("rejected", None)
     assert failure.error == (
-        "django_rmq.exceptions.InvalidBody: body does not fit tests.typed_bodies.PriceChanged: "
+        "django_rmq.exceptions.InvalidBody: body does not fit tests.support.typed_bodies.PriceChanged: "
         "lines: Field required; at: Field required"
     )
     Listener.batch_size = 10
@@ -335,13 +337,13 @@ def test_places_are_written_as_in_python() -> None:
 @pytest.mark.parametrize(
     ("path", "check", "why"),
     [
-        ("tests.typed_bodies.Missing", "E101", "ImportError"),
+        ("tests.support.typed_bodies.Missing", "E101", "ImportError"),
         ("tests.nowhere.Missing", "E101", "ModuleNotFoundError"),
-        ("tests.typed_bodies.convert", "E102", "is a function: it must be a dataclass"),
-        ("tests.typed_bodies.NOT_A_FUNCTION", "E102", "is a int"),
-        ("tests.typed_bodies.Opaque", "E102", "PydanticSchemaGenerationError"),
+        ("tests.support.typed_bodies.convert", "E102", "is a function: it must be a dataclass"),
+        ("tests.support.typed_bodies.NOT_A_FUNCTION", "E102", "is a int"),
+        ("tests.support.typed_bodies.Opaque", "E102", "PydanticSchemaGenerationError"),
         (
-            "tests.typed_bodies.Unfinished",
+            "tests.support.typed_bodies.Unfinished",
             "E102",
             "PydanticUndefinedAnnotation: name 'Missing' is not defined",
         ),
@@ -413,7 +415,7 @@ sys.modules["pydantic"] = None
 import django
 from django.conf import settings
 settings.configure(RMQ={"BROKER": "memory", "TOPICS": {
-    "prices": {"TYPE": "fixed_time", "BODY": "tests.typed_bodies.PriceChanged", "LISTENER": False}
+    "prices": {"TYPE": "fixed_time", "BODY": "tests.support.typed_bodies.PriceChanged", "LISTENER": False}
 }}, INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rmq"])
 django.setup()
 from django.core.checks import run_checks

@@ -58,7 +58,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def late(topic: str, bodies: list[Any], seconds: float) -> None:
     """Send messages that have been due for so long."""
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     _send(topic, bodies, get_broker().now_ms() - round(seconds * 1000))
 
@@ -77,7 +77,7 @@ def dying_schedule(name: str, topic: str) -> None:
     from django_rmq.core.schedules.declarations import Declarations
     from django_rmq.core.schedules.stepper import Stepper
     from django_rmq.core.topic_registration import register_topics
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found, broker = get_config().topic(topic), get_broker()
     register_topics(broker, [found])
@@ -95,7 +95,7 @@ def dying_schedule(name: str, topic: str) -> None:
 def clock_behind(seconds: float) -> Iterator[None]:
     """Let the scripts of this process run as they did so long ago."""
     from django_rmq import connections
-    from tests.brokers import set_clock
+    from tests.support.brokers import set_clock
 
     broker: Any = connections.get_broker()
     at = broker.now_ms() * 1000 - round(seconds * 1_000_000)
@@ -109,8 +109,8 @@ def clock_behind(seconds: float) -> Iterator[None]:
 def threads_taken(count: int) -> None:
     """Wait until the reports of the workers show that ``count`` threads run a listener."""
     from django_rmq.core.commands.registry import read_reports
-    from tests.brokers import get_broker
-    from tests.workers import eventually
+    from tests.support.brokers import get_broker
+    from tests.support.workers import eventually
 
     broker = get_broker()
     eventually(lambda: sum(one.taken for one in broker.run(read_reports()).values()) >= count)
@@ -123,7 +123,7 @@ def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]
     from django_rmq.core.model.envelope import Envelope, encode_envelope
     from django_rmq.core.model.keys import slot_of
     from django_rmq.core.topic_registration import register_topics
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -145,7 +145,7 @@ def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
     from django_rmq.conf import get_config
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found, broker = get_config().topic(topic), get_broker()
     held: list[tuple[int, int, list[bytes]]] = []
@@ -167,7 +167,7 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
 def claimed(topic: str, bodies: list[Any], consumer: str) -> None:
     """Let a Spark query hold messages."""
     from django_rmq.conf import get_config
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     waiting(topic, bodies)
     found, broker = get_config().topic(topic), get_broker()
@@ -189,7 +189,7 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
     from django_rmq.conf import get_config
     from django_rmq.core.model.replies import Failure
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found = get_config().topic(topic)
     for slot, receipt, members in in_flight(topic, bodies):
@@ -221,7 +221,7 @@ def worker(host: str, topic: str) -> None:
     from django_rmq.conf import get_config
     from django_rmq.core.coordination import Worker, topic_slots
     from django_rmq.core.coordination.assignment_storage import write_record
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
     beat = get_broker().beat(found.id, "token", 1_800_000, record=write_record("token", found))
@@ -233,7 +233,7 @@ def history(topic: str, hours: int) -> None:
     import math
 
     from django_rmq.conf import get_config
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -292,7 +292,7 @@ def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
     from django_rmq.conf import get_config
     from django_rmq.core.model.keys import slot_keys
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()

@@ -20,7 +20,7 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
         "views": {
             "TYPE": "priority",
             "SLOTS": 1,
-            "BODY": "tests.typed_bodies.Viewed",
+            "BODY": "tests.support.typed_bodies.Viewed",
             "LISTENER": False,
         },
         "cards": {"TYPE": "priority", "SLOTS": 2, "LISTENER": False},

@@ -20,11 +20,11 @@ from pathlib import Path
 from django_rmq.core.commands import operate
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
-from tests.brokers import Broker
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import Postgres
 from tests.e2e.processes import ROOT, WorkerProcess, environment_of, manage
-from tests.workers import client_of
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 TRANSFERS = Topic(
     "transfers",

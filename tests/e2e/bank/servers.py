@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Any, Self
 
-from tests.servers import RedisServer, TcpProxy, ask, wait_for_link
+from tests.support.servers import RedisServer, TcpProxy, ask, wait_for_link
 
 OPTIONS: dict[str, Any] = {"repl_diskless_sync": True, "repl_diskless_sync_delay": 0}
 

@@ -26,7 +26,7 @@ TASKS = {
         "OPTIONS": {
             "TOPIC": {"SLOTS": 4, "BACKOFF": 0, "TIMEOUT": 2},
             "QUEUES": {"brief": {"TIMEOUT": 1, "MAX_RETRIES": 1}},
-            "MODULES": ["tests.errands"],
+            "MODULES": ["tests.support.tasks"],
         },
     }
 }

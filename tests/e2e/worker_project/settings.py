@@ -121,7 +121,7 @@ _TYPED = {
     "TYPE": "range_merge",
     "SLOTS": 1,
     "TIME_RANGE": "1ms",
-    "BODY": "tests.typed_bodies.PriceChanged",
+    "BODY": "tests.support.typed_bodies.PriceChanged",
     "UPCAST": os.environ.get("WORKER_UPCAST"),
 }
 if os.environ.get("WORKER_LISTENERS") == "typed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_rmq import Message, listener
 from tests.e2e.worker_project.happened import write_down
-from tests.typed_bodies import PriceChanged
+from tests.support.typed_bodies import PriceChanged
 
 
 @listener("typed")

@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.testing import Clock
-from tests.brokers import OracleBroker
+from tests.support.brokers import OracleBroker
 
 
 @pytest.fixture

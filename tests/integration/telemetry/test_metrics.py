@@ -22,8 +22,8 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnav
 from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock
 from example_project.demo.embedded_server import free_port
-from tests.brokers import OracleBroker
-from tests.workers import LONG, Worker, eventually
+from tests.support.brokers import OracleBroker
+from tests.support.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}
 RMQ = {

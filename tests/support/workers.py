@@ -29,8 +29,8 @@ from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.producer import Producer
-from tests.brokers import Broker, ClusterBroker, OracleBroker
-from tests.servers import RedisCluster
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.servers import RedisCluster
 
 LONG = float(os.environ.get("TEST_PATIENCE", "60"))
 """Seconds after which a test gives up waiting. A machine that others use, too, may stand still for some of them. A test

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from example_project.demo.embedded_server import free_port
-from tests.servers import absent
-from tests.workers import eventually
+from tests.support.servers import absent
+from tests.support.workers import eventually
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOPIC = "image-renders"
 DEVELOPMENT = ("manage.py", "runserver", "--noreload", "127.0.0.1:{port}")
 

@@ -14,7 +14,7 @@ import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.workers import LONG, eventually
+from tests.support.workers import LONG, eventually
 
 SESSION = 60.0
 """Nobody loses such a session because the machine stands still for some seconds."""

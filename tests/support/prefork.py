@@ -1,6 +1,6 @@
 """A WSGI server as large sites run it: processes that share a socket, each with a fixed number of threads.
 
-    python -m tests.prefork PORT PROCESSES THREADS
+    python -m tests.support.prefork PORT PROCESSES THREADS
 
 Serves the application of DJANGO_SETTINGS_MODULE on loopback until SIGTERM. A request that finds no free thread waits.
 """

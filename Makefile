@@ -216,8 +216,8 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 
 bench-peers: $(INSTALLED) ## other Python queues and backends of django.tasks, measured at the same work (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
-	$(BIN)/python -m benchmarks.peers.lone
-	$(BIN)/python -m benchmarks.peers.tasks
+	$(BIN)/python -m benchmarks.peers lone
+	$(BIN)/python -m benchmarks.peers tasks
 
 bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)

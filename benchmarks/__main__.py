@@ -7,21 +7,29 @@ has a core of its own, where there are two.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 from benchmarks import idle, lateness
-from benchmarks.table import TITLES, Row, cells, conditions, cores_apart, markdown, server, text, told, write
+from benchmarks.harness import (
+    TITLES,
+    Row,
+    cells,
+    command_line,
+    conditions,
+    cores_apart,
+    server,
+    text,
+    told,
+    write,
+)
 from benchmarks.works import WORKS, Bench, Work
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7)")
+    parser = command_line("benchmarks", __doc__, rounds=7)
     parser.add_argument(
         "--single-rounds", type=int, default=24, help="rounds of the noisiest work (default 24)"
     )
@@ -30,8 +38,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each rate, and of the idle worker")
     parser.add_argument("--only", default="", help="only works whose name contains this")
     parser.add_argument("--shared", action="store_true", help="let the server share the cores with the works")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     begun = time.monotonic()
     with (
@@ -54,7 +60,7 @@ def main() -> int:
                 rows.append(lateness.row(lateness.measure(client, rate, options.seconds)))
         if options.only in "idle worker":
             rows += idle.measure(client, url, options.seconds)
-    print((markdown if options.markdown else text)(TITLES, cells(rows)))
+    print(text(TITLES, cells(rows)))
     print(f"{options.rounds} interleaved rounds, {time.monotonic() - begun:.0f} s in all")
     write(options.json, where, rows=rows)
     return 0

@@ -15,36 +15,40 @@ import time
 from pathlib import Path
 from typing import Any
 
+from redis import Redis
+
+from benchmarks.harness import command_line, conditions, server, text, told, write
 from django_rmq.core.commands import ack, fetch
-from example_project.demo.embedded_redis import start_redis
 
 GOAL_SECONDS = 0.3
 GOAL_SCRIPT_MS = 15.0
+TITLES = ("page", "median s", "worst s", "script ms", "worst ms", "met")
 TOPIC = "price-changes"
 ERROR = "requests.exceptions.ConnectTimeout: no answer within 5 s\n" + "  File 'listeners.py', line 1\n" * 12
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.admin", description=__doc__)
+    parser = command_line("benchmarks.admin", __doc__, rounds=7)
     parser.add_argument("--waiting", type=int, default=1_000_000)
     parser.add_argument("--dead", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        server = start_redis(directory)
-        try:
-            os.environ |= {
-                "DJANGO_SETTINGS_MODULE": "example_project.settings",
-                "DJANGO_DEBUG": "0",
-                "REDIS_URL": server.url,
-                "SHOP_DATA": str(Path(directory) / "shop"),
-            }
-            return _measure(options)
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as directory, server() as (client, url):
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            "DJANGO_DEBUG": "0",
+            "REDIS_URL": url,
+            "SHOP_DATA": str(Path(directory) / "shop"),
+        }
+        where = conditions(client)
+        rows = _measure(client, options)
+    print(f"{told(where)}\n{text(TITLES, rows)}")
+    print(f"goals of the medians: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms for its longest script")
+    write(options.json, where, pages=[dict(zip(TITLES, row, strict=True)) for row in rows])
+    return int(any(row[-1] == "NO" for row in rows))
 
 
-def _measure(options: argparse.Namespace) -> int:
+def _measure(redis: Redis, options: argparse.Namespace) -> list[list[str]]:
+    """Return a row for each page."""
     import django
     from django.core.management import call_command
 
@@ -54,8 +58,6 @@ def _measure(options: argparse.Namespace) -> int:
     from django.contrib.auth.models import User
     from django.test import Client
     from django.urls import reverse
-
-    from django_rmq.connections import get_broker
 
     began = time.perf_counter()
     _fill(options.waiting, options.dead)
@@ -82,14 +84,10 @@ def _measure(options: argparse.Namespace) -> int:
     }
     for name in ("waiting", "dead"):
         pages[f"{name}, next page"] = topic + _next(client.get(pages[name]).content.decode())
-    broker: Any = get_broker()
-    redis = broker.client
     redis.config_set("slowlog-log-slower-than", 0)
     redis.config_set("slowlog-max-len", 10_000)
 
-    late = False
-    print("the longest script of a page: median of the rounds, and the worst round")
-    print(f"{'page':<30}{'median s':>10}{'worst s':>10}{'script ms':>11}{'worst ms':>10}   met")
+    rows = []
     for name, address in pages.items():
         took, scripts = [], []
         for _ in range(options.rounds):
@@ -97,13 +95,10 @@ def _measure(options: argparse.Namespace) -> int:
             took.append(_timed(client, address))
             scripts.append(_longest_ms(redis))
         met = statistics.median(took) <= GOAL_SECONDS and statistics.median(scripts) <= GOAL_SCRIPT_MS
-        late = late or not met
-        print(
-            f"{name:<30}{statistics.median(took):>10.3f}{max(took):>10.3f}"
-            f"{statistics.median(scripts):>11.2f}{max(scripts):>10.2f}   {'yes' if met else 'NO'}"
-        )
-    print(f"goals: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms a script")
-    return int(late)
+        seconds = [f"{statistics.median(took):.3f}", f"{max(took):.3f}"]
+        script = [f"{statistics.median(scripts):.2f}", f"{max(scripts):.2f}"]
+        rows.append([name, *seconds, *script, "yes" if met else "NO"])
+    return rows
 
 
 def _timed(client: Any, address: str) -> float:

@@ -6,7 +6,6 @@ killed as well. Redis fails over without its last writes, and PostgreSQL crashes
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -15,6 +14,7 @@ import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from benchmarks.harness import command_line
 from tests.e2e.bank.run import POINTS, Outcome, Plan, Run
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import postgres
@@ -33,7 +33,7 @@ MEANINGS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exactly_once", description=__doc__)
+    parser = command_line("benchmarks.exactly_once", __doc__)
     for one in fields(Plan):
         if one.name in MEANINGS:
             meaning = f"{MEANINGS[one.name]} (default {one.default})"
@@ -42,7 +42,6 @@ def main() -> int:
     parser.add_argument(
         "--without-once", action="store_true", help="show that balances are wrong without once"
     )
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     given = vars(parser.parse_args())
     path, without = given.pop("json"), given.pop("without_once")
     plan = Plan(**given, once=not without)

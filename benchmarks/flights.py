@@ -6,7 +6,7 @@ CSV file, and the ledger has to tell the same. Ends with 1 at the first differen
 
 ``--kills N``: a standalone cluster sends each flight three times, with columns of many types (``bodyColumns``, ``ingest``
 and JSON texts), and consumes all into files, while Python workers, executors, Redis and drivers are killed in turn. Then each
-value in the files is compared with that of the CSV file, by a parser of JSON that knows no floats.
+value in the files is compared with that of the CSV file, by a parser of JSON that makes no floats.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.harness import command_line
 from django_rmq.core.commands import inspect
 
 TOPIC = "flights"
@@ -309,78 +310,27 @@ def _with_pairs(row: Any) -> dict[str, Any]:
     return {**row, **{name: row[name] and list(row[name].items()) for name in ("tags", "seats")}}
 
 
-_PART = re.compile(
-    r'[ \t\r\n]*(?:([][{}:,])|"((?:[^"\\\x00-\x1f]|\\.)*)"'
-    r"|(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null))",
-)
-_ESCAPE = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\(.)")
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
-
-
 class Token(str):
-    """A number, true, false or null of a JSON text, as it is written."""
+    """A number of a JSON text, as it is written."""
 
     __slots__ = ()
 
 
 def parsed(text: str) -> Any:
-    """Return the value of a JSON text, with ``Token`` for all but texts, lists and objects. Raises ``ValueError``."""
-    parts: list[tuple[bool, str]] = []
-    end = 0
-    while match := _PART.match(text, end):
-        sign, words, token = match.groups()
-        # Whether it is a sign stands beside it, because a text may look like one.
-        parts.append((sign is not None, sign or (Token(token) if token else _unescaped(words))))
-        end = match.end()
-    if text[end:].strip(" \t\r\n"):
-        raise ValueError(f"this is no JSON: {text[end : end + 40]!r}")
-    left = iter(parts)
-    value = _value(next(left), left)
-    if next(left, None) is not None:
-        raise ValueError("there is more than one value")
-    return value
-
-
-def _unescaped(words: str) -> str:
-    if "\\" not in words:
-        return words
-    return _ESCAPE.sub(
-        lambda found: (
-            bytes.fromhex(found[1].replace("\\u", "")).decode("utf-16-be") if found[1] else _ESCAPES[found[2]]
-        ),
-        words,
+    """Return the value of a JSON text, with ``Token`` for numbers. Raises ``ValueError``, also for a key that is there twice."""
+    return json.loads(
+        text, parse_int=Token, parse_float=Token, parse_constant=_refuse, object_pairs_hook=_object
     )
 
 
-def _value(part: tuple[bool, str], left: Iterator[tuple[bool, str]]) -> Any:
-    is_sign, value = part
-    if not is_sign:
-        return value
-    if value not in ("[", "{"):
-        raise ValueError(f"there is a {value} in place of a value")
-    items: list[Any] = []
-    close, part = (True, "]" if value == "[" else "}"), next(left)
-    while part != close:
-        if items:
-            _expect(part, ",")
-            part = next(left)
-        if value == "{":
-            name = _value(part, left)
-            _expect(next(left), ":")
-            items.append((name, _value(next(left), left)))
-        else:
-            items.append(_value(part, left))
-        part = next(left)
-    if value == "[":
-        return items
-    if len(dict(items)) < len(items) or any(type(name) is not str for name, _ in items):
-        raise ValueError("an object has a key twice, or one that is no text")
-    return dict(items)
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
-def _expect(part: tuple[bool, str], sign: str) -> None:
-    if part != (True, sign):
-        raise ValueError(f"there is {part[1]!r} in place of {sign}")
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return dict(pairs)
 
 
 def is_same(found: Any, wanted: Any) -> bool:
@@ -395,14 +345,14 @@ def is_same(found: Any, wanted: Any) -> bool:
         case list():
             return isinstance(found, list) and len(found) == len(wanted) and all(map(is_same, found, wanted))
         case None | bool():
-            return isinstance(found, Token) and found == {None: "null", True: "true", False: "false"}[wanted]
+            return found is wanted
         case str():
             # A number of a text has to be written as it was.
             return type(found) is type(wanted) and found == wanted
         case int():
             return isinstance(found, Token) and found == str(wanted)
         case float():
-            return isinstance(found, Token) and found[0] not in "tfn" and repr(float(found)) == repr(wanted)
+            return isinstance(found, Token) and repr(float(found)) == repr(wanted)
         case Decimal():
             return type(found) is str and Decimal(found) == wanted
         case datetime():
@@ -644,11 +594,8 @@ def drive(step: str, folder: Path, url: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.flights", __doc__)
     parser.add_argument("--rows", type=int, help="only the first flights")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this JSON file")
     parser.add_argument("--kills", type=int, default=0, help="compare every value, through so many kills")
     for name in ("step", "folder", "url"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

@@ -91,68 +91,25 @@ def hide(topic: str, body: Any) -> str:
 
 
 def begin(redis_url: str | None) -> None:
-    """Make a project in memory, with a database."""
+    """Set up the example project with these topics, and a database in memory."""
+    import django
     from django.conf import settings
 
-    settings.configure(
-        SECRET_KEY="hostile",  # noqa: S106 - of a project that lives for a minute
-        ALLOWED_HOSTS=["testserver"],
-        ROOT_URLCONF="benchmarks.hostile",
-        INSTALLED_APPS=[
-            *("django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes"),
-            *("django.contrib.sessions", "django.contrib.messages", "django.contrib.staticfiles"),
-            *("rest_framework", "django_rmq"),
-        ],
-        MIDDLEWARE=[
-            *(
-                "django.contrib.sessions.middleware.SessionMiddleware",
-                "django.middleware.locale.LocaleMiddleware",
-            ),
-            "django.middleware.common.CommonMiddleware",
-            "django.contrib.auth.middleware.AuthenticationMiddleware",
-            "django.contrib.messages.middleware.MessageMiddleware",
-        ],
-        TEMPLATES=[
-            {
-                "BACKEND": "django.template.backends.django.DjangoTemplates",
-                "APP_DIRS": True,
-                "OPTIONS": {
-                    "context_processors": [
-                        "django.template.context_processors.request",
-                        "django.contrib.auth.context_processors.auth",
-                        "django.contrib.messages.context_processors.messages",
-                    ]
-                },
-            }
-        ],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        STATIC_URL="static/",
-        USE_TZ=True,
-        RMQ={
-            **({"REDIS": redis_url} if redis_url else {"BROKER": "memory"}),
-            "TOPICS": TOPICS,
-            "SCHEDULES": {"nightly": {"TOPIC": "keyed", "EVERY": 60}},
-            "ADMIN": {"FORMATTER": {"hidden": "benchmarks.hostile.hide"}},
-            "API": {"SEND_RATE": None, "SEND_BYTES": None, "IDEMPOTENT_RATE": None, "LONG_POLLS": 0},
-        },
-        LOGGING={"version": 1, "disable_existing_loggers": True},
-    )
-    import django
-
+    settings.ALLOWED_HOSTS = ["testserver"]
+    settings.DEBUG = False
+    settings.DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    settings.LOGGING = {"version": 1, "disable_existing_loggers": True}
+    settings.RMQ = {
+        **({"REDIS": redis_url} if redis_url else {"BROKER": "memory"}),
+        "TOPICS": TOPICS,
+        "SCHEDULES": {"nightly": {"TOPIC": "keyed", "EVERY": 60}},
+        "ADMIN": {"FORMATTER": {"hidden": "benchmarks.hostile.hide"}},
+        "API": {"SEND_RATE": None, "SEND_BYTES": None, "IDEMPOTENT_RATE": None, "LONG_POLLS": 0},
+    }
     django.setup()
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
-
-
-def __getattr__(name: str) -> Any:
-    """Return the addresses of the project, when Django asks for them: this module is its ROOT_URLCONF."""
-    if name != "urlpatterns":
-        raise AttributeError(name)
-    from django.contrib import admin
-    from django.urls import include, path
-
-    return [path("admin/", admin.site.urls), path("api/rmq/", include("django_rmq.api.urls"))]
 
 
 def patterns(prefix: str) -> list[tuple[str, list[str]]]:
@@ -390,6 +347,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
-    sys.modules["benchmarks.hostile"] = sys.modules["__main__"]
+    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     sys.exit(main())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.table import Row
+from benchmarks.harness import Row
 
 SLOTS = 1024
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from benchmarks.table import Row
+from benchmarks.harness import Row
 from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, WorkerOptions
 from django_rmq.core.model.topic import Topic, TopicType

@@ -12,24 +12,24 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from benchmarks import scale
-from benchmarks.peers import lone
-from benchmarks.peers.__main__ import COLUMNS, line, note
-from benchmarks.table import TITLES, cells, markdown, read_rows, told
+from benchmarks.harness import TITLES, cells, markdown, read_rows, told
+from benchmarks.peers.__main__ import COMPARISONS, sections
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "docs/explanation/performance.md", ROOT / "benchmarks/README.md")
 """Results for users, and what concerns maintainers."""
 RESULTS = ROOT / "build" / "bench"
 PARTS = {
-    "lone": "benchmarks.peers.lone",
-    "works": "benchmarks",
-    "peers": "benchmarks.peers",
-    "scale": "benchmarks.scale",
+    "lone": ("benchmarks.peers", "lone"),
+    "works": ("benchmarks",),
+    "peers": ("benchmarks.peers",),
+    "scale": ("benchmarks.scale",),
 }
 
 
@@ -41,7 +41,7 @@ def main() -> int:
     begun = time.monotonic()
     for name in options.only:
         if not options.again:
-            command = [sys.executable, "-m", PARTS[name], "--json", str(RESULTS / f"{name}.json")]
+            command = [sys.executable, "-m", *PARTS[name], "--json", str(RESULTS / f"{name}.json")]
             if subprocess.run(command, cwd=ROOT, check=False).returncode:
                 return 1
         tables = WRITERS[name](RESULTS / f"{name}.json")
@@ -96,23 +96,10 @@ def _classes(edges: list[int]) -> list[str]:
     return [f"{low} to {high} ms" for low, high in pairwise(edges)] + [f"{edges[-1]} ms or more"]
 
 
-def _peers(path: Path) -> dict[str, str]:
+def _peers(name: str, path: Path) -> dict[str, str]:
     found = json.loads(path.read_text())
-    queues: dict[str, dict[str, Any]] = found["queues"]
-    parts = [
-        told(found["conditions"]) + ".",
-        markdown(COLUMNS, [line(name, result) for name, result in queues.items()]),
-        markdown(TITLES, cells(read_rows(path))),
-        "\n".join(note(name, result) for name, result in queues.items()),
-    ]
-    return {"peers": "\n\n".join(parts)}
-
-
-def _lone(path: Path) -> dict[str, str]:
-    found = json.loads(path.read_text())
-    lines = [lone.line(name, result) for name, result in found["queues"].items()]
-    rows = markdown(TITLES, cells(read_rows(path)))
-    return {"lone": f"{told(found['conditions'])}.\n\n{markdown(lone.COLUMNS, lines)}\n\n{rows}"}
+    rows, comparison = read_rows(path), COMPARISONS["queues" if name == "peers" else name]
+    return {name: "\n\n".join(sections(comparison, found["conditions"], found["queues"], rows, markdown))}
 
 
 def _scale(path: Path) -> dict[str, str]:
@@ -123,7 +110,12 @@ def _scale(path: Path) -> dict[str, str]:
     return {"scale": "\n\n".join(parts)}
 
 
-WRITERS = {"lone": _lone, "works": _works, "peers": _peers, "scale": _scale}
+WRITERS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "lone": partial(_peers, "lone"),
+    "works": _works,
+    "peers": partial(_peers, "peers"),
+    "scale": _scale,
+}
 
 
 if __name__ == "__main__":

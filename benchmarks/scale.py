@@ -7,7 +7,6 @@ workers. A backlog of 10^8 takes 16 GiB: ``--only backlog --backlog 100_000_000`
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -15,13 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import redis
 
+from benchmarks.harness import command_line, conditions, server, text, told, write
 from benchmarks.idle import workers
-from benchmarks.table import conditions, markdown, server, text, told, write
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
@@ -171,15 +169,13 @@ SERIES: dict[str, tuple[Callable[[redis.Redis, str, int], Point], Sequence[int],
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser = command_line("benchmarks.scale", __doc__)
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     parser.add_argument("--backlog", type=int, nargs="+", help=f"in place of {BACKLOGS}")
     parser.add_argument(
         "--backlog-slots", type=int, default=1024, help="slots of these backlogs (default 1,024)"
     )
     parser.add_argument("--largest", type=float, default=float("inf"), help="leave out larger values")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     series: dict[str, list[Any]] = {}
     where: dict[str, str] = {}
@@ -197,7 +193,7 @@ def main() -> int:
                 where = where or conditions(client)
                 series[name].append([value, work(client, url, value)])
         print(f"\n{name}: {about}")
-        print((markdown if options.markdown else text)(*columns(name, series[name])), flush=True)
+        print(text(*columns(name, series[name])), flush=True)
     print("\n" + told(where))
     write(options.json, where, series=series)
     return 0

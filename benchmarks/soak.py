@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import redis
 
+from benchmarks.harness import command_line
 from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.in_order import InOrder
@@ -30,23 +32,15 @@ from tests.support.workers import client_of
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
-    parser.add_argument("--kills", type=int, default=2000, help="deaths under load (default 2000)")
-    parser.add_argument(
-        "--async", action="store_true", dest="is_async", help="kills: with async listeners, which overlap"
-    )
-    parser.add_argument("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
-    parser.add_argument(
-        "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
-    )
-    parser.add_argument(
-        "--fail-overs", type=int, default=200, help="fail-overs of a Redis Cluster (default 200)"
-    )
-    parser.add_argument(
-        "--ordered", type=int, default=1_000_000, help="messages of a strict fifo topic (default 1,000,000)"
-    )
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
+    parser = command_line("benchmarks.soak", __doc__)
+    add = parser.add_argument
+    add("--only", choices=sorted(PARTS), help="only this part")
+    add("--kills", type=int, default=2000, help="deaths under load (default 2000)")
+    add("--async", action="store_true", dest="is_async", help="kills: with async listeners, which overlap")
+    add("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
+    add("--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)")
+    add("--fail-overs", type=int, default=200, help="fail-overs of a Redis Cluster (default 200)")
+    add("--ordered", type=int, default=1_000_000, help="messages of a strict fifo topic (default 1,000,000)")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in [options.only] if options.only else PARTS:
@@ -66,18 +60,8 @@ def main() -> int:
 
 def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Let workers die in runs of some hundreds, each with a ledger of its own."""
-    total: dict[str, Any] = {
-        "deaths": 0,
-        "seconds": 0.0,
-        "messages": 0,
-        "lost": 0,
-        "overlapping": 0,
-        "early": 0,
-        "other": 0,
-        "run_twice": 0,
-        "points": {},
-        "met": True,
-    }
+    counts = dict.fromkeys(("deaths", "messages", "lost", "overlapping", "early", "other", "run_twice"), 0)
+    total: dict[str, Any] = {**counts, "seconds": 0.0, "points": Counter(), "met": True}
     number = 0
     while total["deaths"] < options.kills:
         number += 1
@@ -107,8 +91,7 @@ def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) 
         total["early"] += len(found.early)
         total["other"] += len(found.unexpected) + len(found.disordered)
         total["run_twice"] += len(found.doubled)
-        for point, count in outcome.kills.items():
-            total["points"][point] = total["points"].get(point, 0) + count
+        total["points"] += outcome.kills
         ran_too_often = max(found.runs[name] for name in load.poison) > 1 + CHAOS.max_retries
         total["met"] &= found.clean() and outcome.died == len(load.poison) and not ran_too_often
         _progress(f"{total['deaths']} of {options.kills} deaths")

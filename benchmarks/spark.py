@@ -8,7 +8,6 @@ on the machine disturbs it less.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -30,11 +29,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from benchmarks.table import product
+from benchmarks.harness import client_of, command_line, product
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
@@ -164,9 +160,7 @@ class Bench:
     def __init__(
         self, server: EmbeddedRedis, spark: Any, folder: Path, count: int, slots: int, batch: int
     ) -> None:
-        self.client = redis.Redis.from_url(
-            server.url, retry=Retry(NoBackoff(), 0), protocol=2, socket_timeout=60
-        )
+        self.client = client_of(server.url)
         self.client.config_set("slowlog-log-slower-than", 1_000)
         self.client.config_set("slowlog-max-len", 10_000)
         self.wire, self.spark, self.folder = Wire(server), spark, folder
@@ -521,19 +515,14 @@ def told(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument(
-        "--messages", type=int, default=1_000_000, help="messages per work (default a million)"
-    )
-    parser.add_argument("--slots", type=int, default=16, help="slots of the topic (default 16)")
-    parser.add_argument("--batch", type=int, default=250_000, help="messages per batch of the stream read")
-    parser.add_argument(
-        "--backlog", type=int, default=5_000_000, help="messages of the backlog (default 5 million)"
-    )
-    parser.add_argument("--redis", type=Path, help="server to measure with (default: that of the demo)")
-    parser.add_argument("--only", default="", help="only works whose name contains one of these, with commas")
-    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
+    parser = command_line("benchmarks.spark", __doc__, rounds=5)
+    add = parser.add_argument
+    add("--messages", type=int, default=1_000_000, help="messages per work (default a million)")
+    add("--slots", type=int, default=16, help="slots of the topic (default 16)")
+    add("--batch", type=int, default=250_000, help="messages per batch of the stream read")
+    add("--backlog", type=int, default=5_000_000, help="messages of the backlog (default 5 million)")
+    add("--redis", type=Path, help="server to measure with (default: that of the demo)")
+    add("--only", default="", help="only works whose name contains one of these, with commas")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
     server = start_redis(folder, binary=options.redis)

@@ -1,4 +1,4 @@
-"""The job of every queue does nothing. In ``benchmarks.peers.lone`` it writes the time of its call into the file PEER_STARTED."""
+"""The job of every queue does nothing. In ``benchmarks.peers lone`` it writes the time of its call into the file PEER_STARTED."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (
 ``bulk(count)``, ``left(client)`` (how many messages wait or run), ``clear()`` if they are not in Redis, and ``WORKERS`` (the
 command lines of its worker processes). It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and
 prints one line of JSON. The server's port is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For
-``benchmarks.peers.lone`` PEER_RATE says how many single messages are sent in a second, and PEER_PROCESSES how many worker
+``benchmarks.peers lone`` PEER_RATE says how many single messages are sent in a second, and PEER_PROCESSES how many worker
 processes there are.
 """
 

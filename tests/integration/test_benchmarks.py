@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks import report
+from benchmarks.harness import TITLES, Row, cells, cores_apart, markdown, read_rows, server, text, write
 from benchmarks.lateness import EDGES_MS, histogram, part
-from benchmarks.peers import tasks
-from benchmarks.peers.__main__ import PEERS, compared
-from benchmarks.peers.harness import requirements, version
-from benchmarks.table import TITLES, Row, cells, cores_apart, markdown, read_rows, server, text, write
+from benchmarks.peers.__main__ import COMPARISONS, compared
+from benchmarks.peers.environments import requirements, version
 from tests.unit.test_repository import pins
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +86,7 @@ def test_growth_is_measured(tmp_path: Path, name: str, values: tuple[str, ...], 
 @pytest.mark.slow
 def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
     few = ("--only", "--messages", "50", "--rounds", "1", "--rate", "100")
-    ours = run(tmp_path, "benchmarks.peers.lone", *few)["queues"]["rmq"]
+    ours = run(tmp_path, "benchmarks.peers", "lone", *few)["queues"]["rmq"]
     assert "error" not in ours, ours
     assert min(ours[cost] for cost in ("redis", "sender", "commands", "p50", "p99")) > 0
 
@@ -95,14 +94,14 @@ def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> None:
     some = ("--only", "--messages", "1000", "--singles", "20", "--rounds", "1")
-    found = run(tmp_path, "benchmarks.peers.tasks", *some)
+    found = run(tmp_path, "benchmarks.peers", "tasks", *some)
     ours = found["queues"]["tasks_rmq"]
     assert "error" not in ours, ours
     assert min(ours["single"], ours["consume"]) > 0
     assert found["rows"] == []
 
 
-@pytest.mark.parametrize("name", sorted({*PEERS, *tasks.PEERS}))
+@pytest.mark.parametrize("name", [peer for name in ("queues", "tasks") for peer in COMPARISONS[name].peers])
 def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
     found = pins(requirements(name))
     assert all("==" in line and hashes for line, hashes in found.items())
@@ -116,11 +115,13 @@ def test_the_best_peer_is_what_we_are_compared_with() -> None:
     def found(ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {"rmq": ours, "rq": rates(9, 11, 1), "huey": rates(5, 2, 4), "arq": {"error": "x"}}
 
-    rows = compared([found(rates(100, 10, 30)), found(rates(100, 13, 90)), found(rates(9, 10, 90))])
+    rows = compared(
+        COMPARISONS["queues"], [found(rates(100, 10, 30)), found(rates(100, 13, 90)), found(rates(9, 10, 90))]
+    )
     assert [(row.values["best"], row.met) for row in rows] == [("rq", True), ("rq", False), ("huey", True)]
     assert rows[1].values["ratio"] == 10 / 11
     assert rows[1].ours == "10/s"
-    assert compared([{"rmq": {"error": "x"}, "rq": rates(1, 1, 1)}]) == []
+    assert compared(COMPARISONS["queues"], [{"rmq": {"error": "x"}, "rq": rates(1, 1, 1)}]) == []
 
 
 def test_lateness_is_put_into_classes() -> None:

@@ -1,7 +1,8 @@
-"""What every benchmark prints: where it ran, and rows that say whether a goal is met. Text for people, JSON, and Markdown."""
+"""What benchmarks share: options, servers, where it ran, and rows that say whether a goal is met, as text, JSON and Markdown."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -31,6 +32,19 @@ class Row:
     met: bool
     values: dict[str, Any]
     """The figures behind the words."""
+
+
+def command_line(module: str, about: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
+    """Return the options that every benchmark has: ``--json``, and ``--rounds`` if it has rounds."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        parser.add_argument(
+            "--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})"
+        )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this JSON file")
+    return parser
 
 
 def client_of(url: str) -> redis.Redis:

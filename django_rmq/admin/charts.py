@@ -20,13 +20,22 @@ from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Minute, Operations, TopicStats
+from django_rmq.operations import Annotation, Minute, Operations, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
 
 Values = Sequence[float | None]
 
 WIDTH, HEIGHT = 520, 190
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 10, 24
+MARKER_WIDTH = 8
+"""Units between two markers, or they become one."""
+
+MOST_LISTED = 20
+"""The number of things that happened that are listed below charts: the last ones."""
+
+MOST_LINES = 10
+"""The number of lines that a marker says: the last ones."""
+
 TICKS_OF_TIME = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 """Seconds between two labels of the time axis; the first value that gives at most seven labels is used."""
 
@@ -72,6 +81,15 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """A vertical line where something happened. ``kind`` is a CSS class, ``text`` says what happened, a line for each."""
+
+    x: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Everything that a template needs to draw a chart with axes."""
 
@@ -82,6 +100,9 @@ class Chart:
     """Times: x and the label."""
     readings: tuple[Column, ...]
     empty: bool
+    times: Sequence[float] = ()
+    """When each value was taken, in seconds."""
+    markers: tuple[Marker, ...] = ()
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -148,7 +169,30 @@ def chart(
         _time_ticks(times, time_label, utc_offset),
         _readings(times, series, time_label, value_label),
         empty=not known,
+        times=times,
     )
+
+
+def markers(
+    times: Sequence[float], found: Iterable[Annotation], text: Callable[[Annotation], str]
+) -> tuple[Marker, ...]:
+    """Return where ``found``, the first first, is on a chart over ``times``. What is too near to be told apart is one marker."""
+    if len(times) < 2:
+        return ()
+    placed: list[tuple[float, list[Annotation]]] = []
+    across = (WIDTH - RIGHT - LEFT) / (times[-1] - times[0])
+    for one in found:
+        x = _round(min(max(LEFT + across * (one.at_ms / 1000 - times[0]), LEFT), WIDTH - RIGHT))
+        if placed and x - placed[-1][0] < MARKER_WIDTH:
+            placed[-1][1].append(one)
+        else:
+            placed.append((x, [one]))
+    return tuple(Marker(x, _kind_of(there), "\n".join(map(text, there[-MOST_LINES:]))) for x, there in placed)
+
+
+def _kind_of(there: Sequence[Annotation]) -> str:
+    # A new version explains more than an action beside it.
+    return "version" if any(one.kind == "version" for one in there) else "action"
 
 
 def scale(highest: float) -> tuple[float, float]:
@@ -451,6 +495,34 @@ def _drawn(
         utc_offset=_utc_offset(),
     )
     return Titled(name, title, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedCharts:
+    """Charts of the same times with markers of what happened, and a list of it, the last first."""
+
+    charts: Sequence[Titled] = ()
+    annotations: Sequence[Annotation] = ()
+    more: int = 0
+    """How many are only in the charts."""
+
+
+def annotated(operations: Operations, drawn: Sequence[Titled], topics: Iterable[Topic]) -> AnnotatedCharts:
+    """Return charts of ``topics`` until now with what happened to them."""
+    if not drawn:
+        return AnnotatedCharts()
+    times = drawn[0].chart.times
+    found = operations.annotations_of([topic.name for topic in topics], times[0] * 1000)
+    places = markers(times, found, _said)
+    marked = [replace(one, chart=replace(one.chart, markers=places)) for one in drawn]
+    return AnnotatedCharts(marked, found[: -MOST_LISTED - 1 : -1], max(0, len(found) - MOST_LISTED))
+
+
+def _said(one: Annotation) -> str:
+    at = _day_and_time(one.at_ms / 1000)
+    if one.kind == "version":
+        return f"{at} " + _("Version %(name)s") % {"name": one.text}
+    return f"{at} {one.topic}: {one.actor}: {one.text}"
 
 
 def _depth(minutes: Sequence[Minute], field: str) -> list[float | None]:

@@ -31,6 +31,7 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
+from django_rmq.operations.annotations import Annotation
 from django_rmq.operations.authorization import Actor, Permission, TopicRule, Trace, topic_permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
@@ -96,7 +97,7 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     history, last_minutes, last_rates = reports.history, reports.last_minutes, reports.last_rates
-    events = reports.events
+    events, annotations_of = reports.events, reports.annotations_of
     servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
     stranded, find_stranded = reports.stranded, reports.find_stranded
 
@@ -143,6 +144,7 @@ __all__ = [
     "MAX_IDS",
     "ActionResult",
     "Actor",
+    "Annotation",
     "BulkProgress",
     "BulkRun",
     "Causes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django_rmq.core.commands.broker_interface import Broker
@@ -15,6 +15,7 @@ from django_rmq.core.monitoring.history import Minute, Rates
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import health, shared_reads, stats, topic_metrics, topics
 from django_rmq.operations import stats as flows
+from django_rmq.operations.annotations import Annotation
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity
@@ -180,6 +181,14 @@ def last_rates(
     """Return the latest rates of each topic within the last minutes, or None; or the error that prevents reading them."""
     context.actor.require(Permission.VIEW)
     return kept.last_rates(context.broker, topics, minutes)
+
+
+def annotations_of(context: OperationContext, names: Collection[str], since_ms: float) -> list[Annotation]:
+    """Return what has happened to topics since ``since_ms``, the first first, up to five seconds late."""
+    context.actor.require(Permission.VIEW)
+    known = context.topics()
+    found = shared_reads.shared_annotations(context, [name for name in names if name in known])
+    return [one for one in found if one.at_ms >= since_ms]
 
 
 def stranded(context: OperationContext) -> list[UndeclaredTopic]:

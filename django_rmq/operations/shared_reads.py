@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import stats
+from django_rmq.operations.annotations import Annotation, read_annotations
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.health import read_servers
 from django_rmq.operations.outbox import Waiting, outbox
@@ -143,6 +144,15 @@ def shared_workers(context: OperationContext) -> WorkerOverview:
     ask = partial(worker_overview, context.of_all_topics())
     found = _shared(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
     return seen_overview(context, found)
+
+
+def shared_annotations(context: OperationContext, names: Collection[str]) -> list[Annotation]:
+    """Return what ``read_annotations`` returned at most five seconds ago."""
+    return _shared(
+        ("annotations", context.broker, *names),
+        partial(read_annotations, context.broker, names),
+        OTHERS_SECONDS,
+    )
 
 
 def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
@@ -273,6 +283,7 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
 
 __all__ = [
     "kept_ms",
+    "shared_annotations",
     "shared_deaths",
     "shared_flow",
     "shared_limits",

@@ -21,12 +21,15 @@ from typing import get_args
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import (
+    delete_code_versions,
     delete_reports,
     end_stacks,
     read_actions,
+    read_code_versions,
     read_reports,
     read_requests,
     read_run_time_limits,
+    write_code_version,
     write_report,
     write_stacks,
 )
@@ -39,6 +42,7 @@ from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,
+    CodeVersion,
     RunningCall,
     Stack,
     StackRequest,
@@ -61,8 +65,13 @@ CLEANING_SECONDS = 600.0
 """Mean seconds between two looks of a worker for reports to delete."""
 
 CLOCK_SECONDS = 60.0
-"""Seconds after which a worker reads the clock of Redis again."""
+"""Seconds after which a worker reads the clock of Redis again, and notes that its version of the code is in use."""
 
+ABSENT_MS = 600_000
+"""Milliseconds without a worker of a version after which it begins anew: as after a roll-back to it."""
+
+MOST_VERSIONS = 50
+"""The number of versions of the code that Redis keeps: those reported last."""
 
 STACKS_MS = 300_000
 """Milliseconds for which Redis keeps the stacks that people asked for."""
@@ -169,6 +178,10 @@ class ReportDuty:
                 with contextlib.suppress(RmqError):
                     if time.monotonic() - read_at > CLOCK_SECONDS:
                         clock_ms, read_at = self._broker.now_ms(), time.monotonic()
+                        if self._code:
+                            # Another program may have put a value of another type there. The report is written all the same.
+                            with contextlib.suppress(RmqError):
+                                self._note_code_version(clock_ms)
                     now_ms = clock_ms + round((time.monotonic() - read_at) * 1000)
                     is_changed = self._exchange(now_ms)
                     if time.monotonic() >= cleaning:
@@ -179,6 +192,18 @@ class ReportDuty:
                 is_changed = False
         finally:
             self._broker.run(delete_reports(self._worker))
+
+    def _note_code_version(self, now_ms: int) -> None:
+        """Keep since when and until when workers have reported the version of this one."""
+        known = self._broker.run(read_code_versions())
+        before = next((one for one in known if one.name == self._code), None)
+        # Another worker may have reported it a moment later than this one has read the clock.
+        goes_on = before is not None and abs(now_ms - before.seen_ms) < ABSENT_MS
+        since_ms = before.since_ms if before is not None and goes_on else now_ms
+        self._broker.run(write_code_version(CodeVersion(self._code, since_ms, now_ms)))
+        others = sorted((one for one in known if one.name != self._code), key=lambda one: -one.seen_ms)
+        if forgotten := [one.name for one in others[MOST_VERSIONS - 1 :]]:
+            self._broker.run(delete_code_versions(forgotten))
 
     def _exchange(self, now_ms: int) -> bool:
         """Write a report, and read the last request, the changed limits and the actions for the background, in one round trip.

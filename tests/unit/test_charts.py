@@ -12,10 +12,15 @@ from django_rmq.admin.charts import (
     HEIGHT,
     HELD_MINUTES,
     HOUR_MINUTES,
+    LEFT,
+    MARKER_WIDTH,
+    MOST_LINES,
+    RIGHT,
     SPARK_POINTS,
     WIDTH,
     Series,
     chart,
+    markers,
     read,
     recent,
     scale,
@@ -24,6 +29,7 @@ from django_rmq.admin.charts import (
 )
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring.history import EDGES_MS, Depth, Lateness, Minute, Rates
+from django_rmq.operations import Annotation
 
 VALUES = st.lists(
     st.none() | st.floats(min_value=0, max_value=1e15) | st.just(math.nan) | st.just(math.inf), max_size=50
@@ -216,3 +222,29 @@ def test_a_short_history_fills_its_chart(points: int, asked: list[Any], shown: i
     reads = Reads(one=[sampled(at, 1) for at in range(points)])
     found = read(reads, TOPICS[0], 6)  # type: ignore[arg-type]
     assert (reads.asked, len(found)) == (asked, shown)
+
+
+# --- markers
+
+
+def happened(*seconds: float, kind: Any = "action") -> list[Annotation]:
+    return [Annotation(round(at * 1000), kind, f"act {at:g}", "one", "anna") for at in seconds]
+
+
+def test_markers_are_at_their_time_and_inside_the_plot() -> None:
+    times = [60.0 * i for i in range(61)]
+    first, middle, last = markers(times, happened(0, 1800, 3659), lambda one: one.text)
+    assert (first.x, last.x) == (LEFT, WIDTH - RIGHT)
+    assert middle.x == pytest.approx((LEFT + WIDTH - RIGHT) / 2, abs=0.1)
+    assert (first.text, middle.kind) == ("act 0", "action")
+    assert markers([0.0], happened(0), str) == ()
+
+
+def test_what_is_too_near_is_one_marker_that_says_the_last_lines() -> None:
+    times = [60.0 * i for i in range(61)]
+    many = happened(*range(100, 100 + MOST_LINES + 5)) + happened(116, kind="version") + happened(3000)
+    near, far = markers(times, many, lambda one: one.text)
+    assert near.kind == "version" and far.kind == "action"
+    lines = near.text.split("\n")
+    assert len(lines) == MOST_LINES and lines[-1] == "act 116"
+    assert far.x - near.x >= MARKER_WIDTH

@@ -189,7 +189,7 @@ def dashboard(
         "filters": _filters(found, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
-        "trends": charts.whole_site(recent[topic] for topic in shown),
+        "trends": charts.annotated(operations, charts.whole_site(recent[one] for one in shown), shown),
         "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
         "now_ms": seen.now_ms,
         "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,

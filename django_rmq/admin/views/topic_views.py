@@ -125,7 +125,7 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
             }
             for span in offered
         ],
-        "charts": charts.charts(topic, minutes) if sampled else [],
+        "annotated": charts.annotated(operations, charts.charts(topic, minutes) if sampled else [], [topic]),
         "history_note": note,
     }
 

@@ -26,6 +26,7 @@ from django_rmq.core.model.keys import (
     answer_key,
     background_actions_key,
     bucket_key,
+    code_versions_key,
     consumer_key,
     limits_key,
     reports_key,
@@ -42,10 +43,12 @@ from django_rmq.core.model.run_time_limits import decode as decode_limits
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
+    CodeVersion,
     Stack,
     StackRequest,
     WorkerReport,
     decode,
+    decode_code_version,
     decode_stack_requests,
     decode_stacks,
     encode_stacks,
@@ -198,6 +201,33 @@ def read_reports() -> Call[dict[str, WorkerReport]]:
 def delete_reports(*workers: str) -> Call[int]:
     """Forget the reports of these workers."""
     return RedisCommand("HDEL", _REPORTS, workers, int)
+
+
+def _code_versions_key(prefix: str, _: str) -> bytes:
+    return code_versions_key(prefix)
+
+
+_CODE_VERSIONS = Named(_code_versions_key, "")
+
+
+def _code_versions(key: bytes, reply: Any) -> list[CodeVersion]:
+    found = (decode_code_version(name.decode("utf-8", "replace"), kept) for name, kept in _pairs(reply))
+    return [version for version in found if version is not None]
+
+
+def write_code_version(version: CodeVersion) -> Call[int]:
+    """Keep since when and until when workers have reported a version."""
+    return RedisCommand("HSET", _CODE_VERSIONS, (version.name, f"{version.since_ms} {version.seen_ms}"), int)
+
+
+def read_code_versions() -> Call[list[CodeVersion]]:
+    """Return the versions that workers have reported."""
+    return RedisCommand("HGETALL", _CODE_VERSIONS, (), OfKey("code_versions", _code_versions))
+
+
+def delete_code_versions(names: Sequence[str]) -> Call[int]:
+    """Forget these versions."""
+    return RedisCommand("HDEL", _CODE_VERSIONS, tuple(names), int)
 
 
 def _requests_key(prefix: str, _: str) -> bytes:

@@ -118,6 +118,11 @@ def reports_key(prefix: str) -> bytes:
     return b"reports_{%s}" % workers_channel(prefix)
 
 
+def code_versions_key(prefix: str) -> bytes:
+    """Return the hash of the versions of the project's code that workers have reported."""
+    return b"versions_{%s}" % workers_channel(prefix)
+
+
 def worker_requests_key(prefix: str) -> bytes:
     """Return the hash of what people ask of workers."""
     return b"requests_{%s}" % workers_channel(prefix)

@@ -136,6 +136,25 @@ def decode(text: bytes) -> WorkerReport | None:
         return None
 
 
+class CodeVersion(NamedTuple):
+    """A version of the project's code (``RMQ["CODE_VERSION"]``), by the clock of Redis."""
+
+    name: str
+    since_ms: int
+    """When workers began to report it, after a time without any."""
+    seen_ms: int
+    """When a worker reported it last, to within a minute."""
+
+
+def decode_code_version(name: str, text: bytes) -> CodeVersion | None:
+    """Return the version that Redis keeps under ``name``, or None if another program wrote it."""
+    try:
+        since, seen = text.split()
+        return CodeVersion(_short(name), _whole(int(since)), _whole(int(seen)))
+    except _OTHER_FORM:
+        return None
+
+
 class StackRequest(NamedTuple):
     """A message that a person wants to see the stack of."""
 
@@ -207,12 +226,14 @@ __all__ = [
     "LONGEST_STACK",
     "MOST_CALLS",
     "MOST_STACKS",
+    "CodeVersion",
     "RunningCall",
     "Stack",
     "StackRequest",
     "WorkerReport",
     "WorkerRequest",
     "decode",
+    "decode_code_version",
     "decode_stack_requests",
     "decode_stacks",
     "encode_stack_requests",

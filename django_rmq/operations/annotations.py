@@ -1,0 +1,76 @@
+"""What happened while a chart was drawn: actions of people, and new versions of the project's code.
+
+Actions come from Django's LogEntry, which the admin and REST write; those of commands are in the log alone. Versions come
+from the workers, which report ``RMQ["CODE_VERSION"]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from django.db import DatabaseError
+
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.registry import read_code_versions
+from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.exceptions import RmqError
+
+logger = safe_logger("django_rmq.operations")
+
+MOST_ACTIONS = 200
+"""The number of actions that are looked at: the newest ones on any topic."""
+
+
+class Annotation(NamedTuple):
+    """Something that happened at ``at_ms``, by the clock of the database or of Redis."""
+
+    at_ms: int
+    kind: Literal["action", "version"]
+    text: str
+    """What was done, with its outcomes, or the version."""
+    topic: str = ""
+    """The topic of an action."""
+    actor: str = ""
+    """Who did it."""
+
+
+def read_annotations(broker: Broker, names: Collection[str]) -> list[Annotation]:
+    """Return the newest actions on the topics ``names``, and the versions that workers have reported, the first first.
+
+    A database or a Redis that does not answer leaves its part out: a chart is drawn without it.
+    """
+    return sorted([*_versions(broker), *reversed(_actions(names))], key=lambda one: one.at_ms)
+
+
+def _actions(names: Collection[str]) -> list[Annotation]:
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from django_rmq.models import Topic
+
+    try:
+        of_topics = ContentType.objects.get_for_model(Topic, for_concrete_model=False)
+        # The newest by their keys: the table has no index of times.
+        rows = LogEntry.objects.filter(content_type=of_topics, object_id__in=names).order_by("-pk")
+        return [
+            Annotation(
+                round(row.action_time.timestamp() * 1000),
+                "action",
+                row.change_message,
+                row.object_id or "",
+                str(row.user),
+            )
+            for row in rows.select_related("user")[:MOST_ACTIONS]
+        ]
+    except DatabaseError:
+        logger.warning("The actions of people could not be read for a chart", exc_info=True)
+        return []
+
+
+def _versions(broker: Broker) -> list[Annotation]:
+    try:
+        versions = broker.run(read_code_versions())
+    except RmqError:
+        return []  # the page says itself that Redis does not answer
+    return [Annotation(one.since_ms, "version", one.name) for one in versions]

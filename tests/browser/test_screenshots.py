@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def filled(shop: Shop) -> Shop:
         call("waiting", "order-timeouts", [{"order": number} for number in range(340)]),
         call("waiting", "price-changes", [{"sku": sku} for sku in range(4100)]),
         *(call("history", name, 30) for name in ("image-renders", "order-timeouts", "price-changes")),
+        call("versions", ["2026.11.2", "2026.11.3"]),
     )
     return shop
 
@@ -69,7 +71,12 @@ def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) 
     shot("dead")
     page.locator("#content-main").get_by_role("row").nth(2).get_by_role("link").first.click()
     shot("message")
+    page.goto(f"{filled.admin}image-renders/change/")
+    page.get_by_role("button", name=re.compile("^(Pause|Resume)$")).click()
     page.goto(f"{filled.admin}image-renders/change/?tab=history")
+    happened = page.get_by_role("region", name="What happened").get_by_role("listitem")
+    expect(happened.filter(has_text="Version 2026.11.3")).to_be_visible()
+    expect(happened.filter(has_text=re.compile("Pause|Resume")).first).to_be_visible()
     shot("history")
     page.goto(f"{filled.admin}causes/")
     shot("causes")

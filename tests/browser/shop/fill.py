@@ -254,6 +254,18 @@ def history(topic: str, hours: int) -> None:
         broker.keep_minute(found, minute, record, 48 * 60)
 
 
+def versions(names: list[str]) -> None:
+    """Let workers have reported one version after the other, two hours apart, the last one half an hour ago."""
+    from django_rmq.core.commands.registry import write_code_version
+    from django_rmq.core.model.worker_report import CodeVersion
+    from tests.brokers import get_broker
+
+    broker = get_broker()
+    now = broker.now_ms()
+    for before, name in enumerate(reversed(names)):
+        broker.run(write_code_version(CodeVersion(name, now - (30 + 120 * before) * 60_000, now)))
+
+
 def schedules() -> None:
     """Declare the schedules of the shop, as the start of a worker does."""
     from django_rmq import schedules

@@ -258,7 +258,7 @@ def versions(names: list[str]) -> None:
     """Let workers have reported one version after the other, two hours apart, the last one half an hour ago."""
     from django_rmq.core.commands.registry import write_code_version
     from django_rmq.core.model.worker_report import CodeVersion
-    from tests.brokers import get_broker
+    from tests.support.brokers import get_broker
 
     broker = get_broker()
     now = broker.now_ms()

@@ -68,7 +68,7 @@ CLOCK_SECONDS = 60.0
 """Seconds after which a worker reads the clock of Redis again, and notes that its version of the code is in use."""
 
 ABSENT_MS = 600_000
-"""Milliseconds without a worker of a version after which it begins anew: as after a roll-back to it."""
+"""Milliseconds without a worker of a version after which it begins again: as after a roll-back to it."""
 
 MOST_VERSIONS = 50
 """The number of versions of the code that Redis keeps: those reported last."""

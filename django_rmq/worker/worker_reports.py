@@ -92,7 +92,7 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
         if since is None or thread is None:
             continue
         since_ms = now_ms - round((now - since) * 1000)
-        topic, slot = batch.topic.name, batch.state.slot
+        topic, slot = batch.topic.name, batch.slot.number
         calls += [
             RunningCall(
                 topic,
@@ -114,7 +114,7 @@ def stacks_of(batches: Iterable[Batch], requests: Iterable[StackRequest], now_ms
         thread = batch.thread
         if batch.running_since is None or thread is None:
             continue
-        topic, slot = batch.topic.name, batch.state.slot
+        topic, slot = batch.topic.name, batch.slot.number
         for message in batch.running():
             found[sealed_id(topic, slot, message.delivery.member)] = thread.stack_of(batch)
     return [Stack(one.id, one.asked_ms, now_ms, _innermost(found.get(one.id, ""))) for one in requests]

@@ -14,7 +14,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slot_schedule import SlotState
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.servers import RedisServer
@@ -44,20 +44,20 @@ def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     return made
 
 
-def turn_until_under_way(dispatcher: Dispatcher) -> SlotState:
+def turn_until_under_way(dispatcher: Dispatcher) -> ConsumedSlot:
     """Make turns until an answer is outstanding; return the slot that is asked."""
     for _ in range(5):
         dispatcher._turn()
         if dispatcher._round_trips.under_way is not None:
-            (place,) = dispatcher._round_trips.under_way.asked.states
-            return place
+            (slot,) = dispatcher._round_trips.under_way.asked.slots
+            return slot
     raise AssertionError("no trip stays under way")
 
 
 def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:
     """Slot and member of all that waits for the threads."""
     return sorted(
-        (batch.state.slot, message.delivery.member)
+        (batch.slot.number, message.delivery.member)
         for batch in dispatcher._in_flight.batches.values()
         for message in batch.messages
     )
@@ -78,45 +78,45 @@ def test_everything_is_taken_once(broker: Broker, dispatcher: Dispatcher) -> Non
 def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:
-    place = turn_until_under_way(dispatcher)
-    dispatcher.disown([place.key])
+    slot = turn_until_under_way(dispatcher)
+    dispatcher.disown([slot.key])
     dispatcher._mailbox.hear()
     turn_until_idle(dispatcher)
-    assert prepared(broker, place.slot) == 0
-    assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
-    assert total(broker, TOPIC, "released") == broker.count(TOPIC, place.slot).store > 0
-    assert place.key not in dispatcher._table.awake
+    assert prepared(broker, slot.number) == 0
+    assert slot.number not in {slot for slot, _ in in_hand(dispatcher)}
+    assert total(broker, TOPIC, "released") == broker.count(TOPIC, slot.number).store > 0
+    assert slot.key not in dispatcher._table.awake
 
 
 def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:
-    place = turn_until_under_way(dispatcher)
-    broker.count(TOPIC, place.slot)  # behind the prepare
-    broker.pause(TOPIC, place.slot, True)
-    dispatcher._mailbox.note(Wake(TOPIC.name, -1 - place.slot))
+    slot = turn_until_under_way(dispatcher)
+    broker.count(TOPIC, slot.number)  # behind the prepare
+    broker.pause(TOPIC, slot.number, True)
+    dispatcher._mailbox.note(Wake(TOPIC.name, -1 - slot.number))
     turn_until_idle(dispatcher)
-    assert prepared(broker, place.slot) == 0
-    assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
-    broker.pause(TOPIC, place.slot, False)
-    dispatcher._mailbox.note(Wake(TOPIC.name, place.slot))
+    assert prepared(broker, slot.number) == 0
+    assert slot.number not in {slot for slot, _ in in_hand(dispatcher)}
+    broker.pause(TOPIC, slot.number, False)
+    dispatcher._mailbox.note(Wake(TOPIC.name, slot.number))
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
-    place = turn_until_under_way(dispatcher)
-    dispatcher._mailbox.note(Wake(TOPIC.name, place.slot))
-    assert place.again
-    assert place not in dispatcher._schedule.waiting
+    slot = turn_until_under_way(dispatcher)
+    dispatcher._mailbox.note(Wake(TOPIC.name, slot.number))
+    assert slot.again
+    assert slot not in dispatcher._schedule.waiting
     dispatcher._turn()
-    assert place in dispatcher._schedule.waiting or place.asked
+    assert slot in dispatcher._schedule.waiting or slot.asked
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, dispatcher: Dispatcher) -> None:
-    place = turn_until_under_way(dispatcher)
+    slot = turn_until_under_way(dispatcher)
     assert dispatcher._round_trips.under_way is not None
     pipeline: Any = dispatcher._round_trips.under_way.pipeline
     receive = pipeline.receive
@@ -128,8 +128,8 @@ def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, disp
     pipeline.receive = lose
     with pytest.raises(ServerUnavailable):
         dispatcher._turn()
-    assert place.uncertain
-    assert not place.asked
+    assert slot.uncertain
+    assert not slot.asked
     turn_until_idle(dispatcher)
     found = in_hand(dispatcher)
     assert len(found) == len(set(found)) == COUNT
@@ -138,23 +138,23 @@ def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, disp
 def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_having_begun(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:
-    place = turn_until_under_way(dispatcher)
+    slot = turn_until_under_way(dispatcher)
     assert dispatcher._round_trips.under_way is not None
     pipeline: Any = dispatcher._round_trips.under_way.pipeline
     receive, cancelled = pipeline.receive, list[bytes]()
 
     def lose() -> list[Any]:
         receive()
-        cancelled.extend(entry.member for entry in broker.peek(TOPIC, place.slot, "prepare").entries)
-        broker.cancel(TOPIC, place.slot, cancelled)
+        cancelled.extend(entry.member for entry in broker.peek(TOPIC, slot.number, "prepare").entries)
+        broker.cancel(TOPIC, slot.number, cancelled)
         raise ServerUnavailable("the answer is lost")
 
     pipeline.receive = lose
     with pytest.raises(ServerUnavailable):
         dispatcher._turn()
     turn_until_idle(dispatcher)
-    assert cancelled and not {(place.slot, member) for member in cancelled} & set(in_hand(dispatcher))
-    assert broker.audit(TOPIC, place.slot)["cancelled"] == len(cancelled)
+    assert cancelled and not {(slot.number, member) for member in cancelled} & set(in_hand(dispatcher))
+    assert broker.audit(TOPIC, slot.number)["cancelled"] == len(cancelled)
     assert len(in_hand(dispatcher)) == COUNT - len(cancelled)
 
 
@@ -203,17 +203,17 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
     sent = dispatcher._round_trips.send()
     assert sent is not None
-    (asked,) = sent.asked.states
+    (asked,) = sent.asked.slots
     dispatcher._round_trips.under_way = sent
     assert len(sent.told) == 2
     assert dispatcher._round_trips.send() is None
     dispatcher._round_trips.receive_rest()
     later = dispatcher._round_trips.send()
     assert later is not None
-    assert later.asked.states.keys() == {first.state, second.state} - {asked}
+    assert later.asked.slots.keys() == {first.slot, second.slot} - {asked}
     dispatcher._round_trips.receive(later)
-    held = {batch.state for batch in dispatcher._in_flight.batches.values()}
-    assert held == {first.state, second.state}
+    held = {batch.slot for batch in dispatcher._in_flight.batches.values()}
+    assert held == {first.slot, second.slot}
     assert all(ledger.balanced for ledger in audit(broker, LINES))
 
 
@@ -241,14 +241,14 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
     begun = dispatcher._round_trips.send()
     assert begun is not None
-    assert len(begun.asked.states) == first
+    assert len(begun.asked.slots) == first
     dispatcher._round_trips.receive(begun)
     # The thread has been quick.
     dispatcher._capacity.paces[topic.name].seconds = 1e-5
     dispatcher._in_flight.load[0] = 0.0
     later = dispatcher._round_trips.send()
     assert later is not None
-    assert len(later.asked.states) == next_ones
+    assert len(later.asked.slots) == next_ones
     dispatcher._round_trips.receive(later)
 
 

@@ -451,7 +451,7 @@ def reports(
     """What a thread reports of one batch."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, hooks)
-    batch = Batch(SimpleNamespace(slot=3), listener, 7, messages, uptime())
+    batch = Batch(SimpleNamespace(number=3), listener, 7, messages, uptime())
     before(batch)
     thread.put(batch)
     thread.stop()
@@ -601,7 +601,7 @@ def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
     for priority in (100.0, 300.0, 200.0):
         given = Message(topic, 0, 1, Delivery(b"1", priority, 16))
         listener = Listener(lambda m: order.append(m.score))
-        thread.put(Batch(SimpleNamespace(slot=0), listener, 1, [given], uptime()))
+        thread.put(Batch(SimpleNamespace(number=0), listener, 1, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(10)
@@ -617,7 +617,7 @@ def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_oth
     for topic in (renders, renders, renders, orders, orders):
         given = Message(topic, 0, 1, Delivery(b"1", 100.0, 16))
         listener = Listener(lambda m: order.append(m.topic.name))
-        thread.put(Batch(SimpleNamespace(slot=0), listener, 1, [given], uptime()))
+        thread.put(Batch(SimpleNamespace(number=0), listener, 1, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(10)
@@ -627,7 +627,7 @@ def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_oth
 def test_a_withdrawn_batch_does_not_run() -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
-    batch = Batch(SimpleNamespace(slot=0), Listener(raising(ValueError())), 1, numbered(1), uptime())
+    batch = Batch(SimpleNamespace(number=0), Listener(raising(ValueError())), 1, numbered(1), uptime())
     thread.put(batch)
     assert thread.withdraw(batch)
     assert not thread.withdraw(batch)

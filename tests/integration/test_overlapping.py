@@ -442,7 +442,7 @@ def a_batch(place: Any, listener: Any, members: list[bytes], topic: Topic = TOPI
 class Place:
     """A slot."""
 
-    slot = 0
+    number = 0
 
 
 def test_two_batches_of_one_serial_slot_never_overlap() -> None:

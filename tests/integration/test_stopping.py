@@ -243,7 +243,7 @@ def taken(broker: Any, count: int) -> Batch:
     time.sleep(0.02)  # a send is due within TIME_RANGE, 1 ms
     at, found = uptime(), broker.prepare(TOPIC, 0, "me", None, count)
     messages = [Message(TOPIC, 0, found.receipt, each) for each in found.deliveries]
-    return Batch(SimpleNamespace(slot=0), Listener("work", print), found.receipt, messages, at)
+    return Batch(SimpleNamespace(number=0), Listener("work", print), found.receipt, messages, at)
 
 
 def test_news_that_comes_before_its_batch_is_in_hand_is_kept_for_it(broker: Any) -> None:

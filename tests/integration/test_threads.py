@@ -136,7 +136,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]
-    batch = Batch(SimpleNamespace(slot=0), Listener("prices", print), 1, messages, uptime())
+    batch = Batch(SimpleNamespace(number=0), Listener("prices", print), 1, messages, uptime())
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     thread.put(batch)
     thread.start()
@@ -202,7 +202,7 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
     message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
     batch = Batch(
-        SimpleNamespace(slot=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
+        SimpleNamespace(number=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
     )
     batch.thread = thread
     heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)
@@ -388,7 +388,7 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
 
         message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
         thread = crew.threads[0]
-        thread.put(Batch(SimpleNamespace(slot=0), Listener("prices", listener), 1, [message], uptime()))
+        thread.put(Batch(SimpleNamespace(number=0), Listener("prices", listener), 1, [message], uptime()))
         assert begun.wait(LONG)
         thread.hangs = True
         assert not crew.is_manned(0)
@@ -448,11 +448,11 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     broker: Any, shut: Dispatcher, is_lost: bool
 ) -> None:
     [batch] = shut._in_flight.batches.values()
-    place = batch.state
+    place = batch.slot
     shut._schedule.ready(place)
     trip = shut._round_trips.send()
     assert trip is not None
-    assert list(trip.asked.states) == [place]
+    assert list(trip.asked.slots) == [place]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"
@@ -480,7 +480,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
 
 def test_of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads() -> None:
     topic = replace(MERGE, type=TopicType.PRIORITY, time_range_ms=None)
-    here, there = SimpleNamespace(slot=0), SimpleNamespace(slot=1)
+    here, there = SimpleNamespace(number=0), SimpleNamespace(number=1)
     seen: list[tuple[int, int]] = []
     listener = Listener("prices", lambda m: seen.append((m.slot, m.receipt)))
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)

@@ -223,7 +223,7 @@ def test_a_refusal_of_redis_is_followed_by_the_names(
     dispatcher._round_trips.receive(sent(dispatcher))
     assert (told, redis_client.hlen(keys.inflight)) == (["commit_all"], COUNT)
     redis_client.rename(b"aside" + keys.control, keys.control)
-    batch.state.shut_until = 0.0
+    batch.slot.shut_until = 0.0
     turn_until_idle(dispatcher)
     assert told == ["commit_all", "commit"]
     assert all_committed(broker, dispatcher)

@@ -18,7 +18,7 @@ from django_rmq.core.commands.broker_interface import BrokerPipeline
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import ShutdownState
-from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.limits import BATCH
@@ -57,34 +57,34 @@ class SlotErrors:
         self._renew = renew
         self._next_renewal = 0.0
 
-    def of(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
+    def of(self, slot: ConsumedSlot, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
         # A stopping worker has no time to leave a node alone: it tries again until its shutdown time-out.
         if isinstance(error, NodeUnavailable) and not self._shutdown.begun:
-            self._leave_node_alone(state, error)
+            self._leave_node_alone(slot, error)
             return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
             return error
         self.complain(
-            f"{state.topic.name}/{type(error).__name__}",
-            f"Cannot process topic {state.topic.name} slot {state.slot}: %s",
+            f"{slot.topic.name}/{type(error).__name__}",
+            f"Cannot process topic {slot.topic.name} slot {slot.number}: %s",
             error,
         )
-        self._schedule.shut(state, REST_SECONDS)
+        self._schedule.shut(slot, REST_SECONDS)
         return None
 
-    def ask_again(self, state: SlotState) -> None:
+    def ask_again(self, slot: ConsumedSlot) -> None:
         """Prepare a slot in which a delivery had ended before its worker said so.
 
         It timed out, or a fail-over has lost it. Its message may wait, and this worker was not woken for it.
         """
-        self._schedule.ready(state)
+        self._schedule.ready(slot)
 
-    def _leave_node_alone(self, state: SlotState, error: NodeUnavailable) -> None:
+    def _leave_node_alone(self, slot: ConsumedSlot, error: NodeUnavailable) -> None:
         """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
-        self._schedule.shut(state, NODE_REST_SECONDS)
-        state.away = True
+        self._schedule.shut(slot, NODE_REST_SECONDS)
+        slot.away = True
         now = time.monotonic()
         # The node may be the one of the subscription. All of its slots report the same failure, so one renewal serves them all.
         if now >= self._next_renewal:
@@ -127,7 +127,7 @@ class PendingAcks:
         """When these messages were acknowledged, in ns since the epoch, if there are any."""
 
 
-Settlements = dict[tuple[SlotState, int], PendingAcks]
+Settlements = dict[tuple[ConsumedSlot, int], PendingAcks]
 """The acknowledgements of deliveries, by slot and receipt."""
 
 
@@ -142,7 +142,7 @@ _CALLS: dict[str, Callable[..., Call[list[str]]]] = {
 class AckCall(NamedTuple):
     """One call of a settlement."""
 
-    state: SlotState
+    slot: ConsumedSlot
     receipt: int
     verb: str
     items: list[Any]
@@ -157,7 +157,7 @@ class AckQueue:
     def __init__(self, slot_errors: SlotErrors, shutdown: ShutdownState, watcher: Watcher | None) -> None:
         self.processed = 0
         """The number of deliveries committed or rolled back so far."""
-        self.pending: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
+        self.pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         self._under_way: list[Settlements] = []
         """Settlements that were sent and are not answered yet."""
         self._slot_errors = slot_errors
@@ -169,7 +169,7 @@ class AckQueue:
         if not (report.committed or report.failures or released):
             return
         batch = report.batch
-        pending = self.pending[batch.state, batch.receipt]
+        pending = self.pending[batch.slot, batch.receipt]
         pending.committed += report.committed
         # `commit_all` ends everything in flight in the slot, so only a report of the whole delivery may use it.
         # rule: takes_each_report_for_a_whole_delivery
@@ -177,54 +177,54 @@ class AckQueue:
         pending.failures += report.failures
         pending.released += released
         if report.failures or released:
-            batch.state.sleeping_until = None
-        if self._watcher is not None and self._watcher.wants(batch.state.topic.name):
+            batch.slot.sleeping_until = None
+        if self._watcher is not None and self._watcher.wants(batch.slot.topic.name):
             pending.messages.update((each.delivery.member, each) for each in batch.messages)
 
-    def release(self, state: SlotState, receipt: int, members: Iterable[bytes]) -> None:
+    def release(self, slot: ConsumedSlot, receipt: int, members: Iterable[bytes]) -> None:
         """Give back members that have not begun."""
-        state.sleeping_until = None
-        self.pending[state, receipt].released += members
+        slot.sleeping_until = None
+        self.pending[slot, receipt].released += members
 
     def unsettled(self, topic: str) -> int:
         """Return how many messages of a topic have ended without Redis having confirmed it."""
         return sum(
             len(pending.committed) + len(pending.failures) + len(pending.released)
-            for (state, _), pending in self.pending.items()
-            if state.topic.name == topic
+            for (slot, _), pending in self.pending.items()
+            if slot.topic.name == topic
         )
 
-    def unconfirmed(self) -> set[SlotState]:
+    def unconfirmed(self) -> set[ConsumedSlot]:
         """Return the slots of which something is to be sent, or is not confirmed yet."""
-        return {state for state, _ in chain(self.pending, *self._under_way)}
+        return {slot for slot, _ in chain(self.pending, *self._under_way)}
 
     def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
         """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""
         told: Settlements = {}
-        kept: defaultdict[tuple[SlotState, int], PendingAcks] = defaultdict(PendingAcks)
+        kept: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
         now = 0.0
-        for (state, receipt), pending in self.pending.items():
-            if state.shut_until:
+        for (slot, receipt), pending in self.pending.items():
+            if slot.shut_until:
                 now = now or time.monotonic()
                 # Redis has refused this slot a moment ago. A stopping worker tries it all the same, because it ends soon.
-                if state.shut_until > now and not self._shutdown.begun:
-                    kept[state, receipt] = pending
+                if slot.shut_until > now and not self._shutdown.begun:
+                    kept[slot, receipt] = pending
                     continue
-            told[state, receipt] = pending
+            told[slot, receipt] = pending
             if pending.messages:
                 pending.began_ns = time.time_ns()
             if pending.is_whole:
                 whole = pending.committed
-                answer = pipeline.add(ack.commit_all(state.topic, state.slot, receipt, len(whole)))
-                parts.append(AckCall(state, receipt, "committed", whole, pending.repeated, answer))
+                answer = pipeline.add(ack.commit_all(slot.topic, slot.number, receipt, len(whole)))
+                parts.append(AckCall(slot, receipt, "committed", whole, pending.repeated, answer))
                 continue
             for verb, call in _CALLS.items():
                 items = getattr(pending, verb)
                 for start in range(0, len(items), BATCH):
                     some = items[start : start + BATCH]
-                    answer = pipeline.add(call(state.topic, state.slot, receipt, some))
-                    parts.append(AckCall(state, receipt, verb, some, pending.repeated, answer))
+                    answer = pipeline.add(call(slot.topic, slot.number, receipt, some))
+                    parts.append(AckCall(slot, receipt, verb, some, pending.repeated, answer))
         self.pending = kept
         if told:
             self._under_way.append(told)
@@ -250,27 +250,27 @@ class AckQueue:
         self._answered(told)
         trouble: ServerTrouble | None = None
         for part in parts:
-            state, receipt, verb, items, _, answer = part
+            slot, receipt, verb, items, _, answer = part
             words = answer.result()
-            pending = told[state, receipt]
+            pending = told[slot, receipt]
             messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
                 # mark. The next call names the members.
-                kept = self.pending[state, receipt]
+                kept = self.pending[slot, receipt]
                 getattr(kept, verb).extend(items)
                 kept.messages |= messages
                 if isinstance(words, RmqError):
                     kept.repeated = True
-                    trouble = self._slot_errors.of(state, words) or trouble
+                    trouble = self._slot_errors.of(slot, words) or trouble
                 continue
-            state.shut_until, state.away = 0.0, False
+            slot.shut_until, slot.away = 0.0, False
             if verb != "released":
                 self.processed += len(items)
                 self._tell(pending, verb, items, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
-                self._slot_errors.ask_again(state)  # rule: sleeps_over_what_a_fail_over_brings_back
+                self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
         return trouble
 
     def _answered(self, told: Settlements) -> None:
@@ -297,7 +297,7 @@ def _log_stale(part: AckCall, stale: int) -> None:
         "%d %s of topic %s slot %s came too late: the delivery had ended already",
         stale,
         part.verb,
-        part.state.topic.name,
-        part.state.slot,
-        extra={"rmq_event": "stale", "rmq_topic": part.state.topic.name, "rmq_slot": part.state.slot},
+        part.slot.topic.name,
+        part.slot.number,
+        extra={"rmq_event": "stale", "rmq_topic": part.slot.topic.name, "rmq_slot": part.slot.number},
     )

@@ -100,11 +100,11 @@ class FairQueue:
     def add(self, batch: Batch) -> None:
         """Add a batch that waits."""
         if batch.topic.serial:
-            behind = self._behind.get(batch.state)
+            behind = self._behind.get(batch.slot)
             if behind is not None:  # rule: slots_overlap
                 behind.append(batch)
                 return
-            self._behind[batch.state] = deque()
+            self._behind[batch.slot] = deque()
         self._ready[batch.topic.name].append(batch)
 
     def take(self) -> list[Batch]:
@@ -128,23 +128,23 @@ class FairQueue:
 
     def remove(self, batch: Batch) -> bool:
         """Remove a batch that waits; return whether it did."""
-        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.state, ())
+        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.slot, ())
         if batch in ready:
             ready.remove(batch)
             self._next_of_slot(batch)
             return True
         if batch in behind:
-            self._behind[batch.state].remove(batch)
+            self._behind[batch.slot].remove(batch)
             return True
         return False
 
     def _next_of_slot(self, batch: Batch) -> None:
         if not batch.topic.serial:
             return
-        if behind := self._behind[batch.state]:
+        if behind := self._behind[batch.slot]:
             self._ready[batch.topic.name].append(behind.popleft())
         else:
-            del self._behind[batch.state]
+            del self._behind[batch.slot]
 
 
 class Taken:
@@ -215,7 +215,7 @@ class AsyncBatch:
         self._lists = deque(groups(batch.messages, size) if size else [[each] for each in batch.messages])
         batch.messages = [message for group in self._lists for message in group]
         members = [message.delivery.member for message in batch.messages]
-        self._taken = cells.take(batch.topic.name, batch.state.slot, batch.receipt, members)
+        self._taken = cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
         self._tally, self._flushed = BatchResults(batch), uptime()
         # Many batches that report often would keep Redis busy with acknowledgements.
         self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
@@ -329,7 +329,7 @@ class AsyncBatch:
         committed = tally.committed
         self._mailbox.put(tally.slice(rest))
         tally.clear()
-        failures.done(self._batch.topic, self._batch.state.slot, committed)
+        failures.done(self._batch.topic, self._batch.slot.number, committed)
 
 
 async def _each(function: Coroutine, message: Message) -> list[Outcome]:

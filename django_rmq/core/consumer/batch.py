@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from django_rmq.core.consumer.slot_schedule import SlotState, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
@@ -54,17 +54,17 @@ class Batch:
         "reported",
         "running_since",
         "size",
+        "slot",
         "stale",
-        "state",
         "steps",
         "thread",
         "timeout",
     )
 
     def __init__(
-        self, state: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
+        self, slot: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
     ) -> None:
-        self.state = state
+        self.slot = slot
         """The slot's state in the dispatcher."""
         self.listener, self.receipt = listener, receipt
         self.messages = messages
@@ -207,16 +207,16 @@ class InFlight:
     def __contains__(self, batch: Batch) -> bool:
         return id(batch) in self.batches
 
-    def of(self, state: SlotState) -> list[Batch]:
+    def of(self, slot: ConsumedSlot) -> list[Batch]:
         """Return the batches of a slot."""
-        return [batch for batch in self.batches.values() if batch.state is state] if state.batches else []
+        return [batch for batch in self.batches.values() if batch.slot is slot] if slot.batches else []
 
     def add(self, batch: Batch) -> None:
         """Add a batch that Redis has delivered."""
         self.batches[id(batch)] = batch
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
-        batch.state.batches += 1
+        batch.slot.batches += 1
 
     def is_taken(self, thread: int) -> bool:
         """Return whether a thread's call has run for ``TAKEN_SECONDS``, so that its end is unknown."""
@@ -254,7 +254,7 @@ class InFlight:
         # An executor that fails after the last report of a batch reports its end a second time.
         if self.batches.pop(id(batch), None) is None:
             return False
-        batch.state.batches -= 1
+        batch.slot.batches -= 1
         self.messages -= len(batch.messages)
         if batch.thread is not None:
             self.load[batch.thread.index] -= batch.cost

@@ -17,7 +17,7 @@ from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
 from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
 from django_rmq.core.consumer.mailbox import LimitsChange
 from django_rmq.core.consumer.rate_limits import RateLimits
-from django_rmq.core.consumer.slot_schedule import SlotState, SlotTable
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotTable
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
@@ -124,19 +124,19 @@ class AsyncCapacity:
         """Return how many messages a batch may have, so that all batches that can run together stay within ``MESSAGES``."""
         return max(1, MESSAGES // self.most(topic))
 
-    def needs_room(self, state: SlotState) -> bool:
+    def needs_room(self, slot: ConsumedSlot) -> bool:
         """Return whether another batch of a slot could run beside those in flight."""
-        return not (state.topic.serial and state.batches)
+        return not (slot.topic.serial and slot.batches)
 
-    def started(self, state: SlotState) -> None:
+    def started(self, slot: ConsumedSlot) -> None:
         """Record a batch that is in flight from now on."""
-        if state.topic.name in self.concurrency and (not state.topic.serial or state.batches == 1):
-            self._held[state.topic.name] += 1
+        if slot.topic.name in self.concurrency and (not slot.topic.serial or slot.batches == 1):
+            self._held[slot.topic.name] += 1
 
-    def ended(self, state: SlotState) -> None:
+    def ended(self, slot: ConsumedSlot) -> None:
         """Record a batch that is no longer in flight."""
-        if state.topic.name in self.concurrency and self.needs_room(state):
-            self._held[state.topic.name] -= 1
+        if slot.topic.name in self.concurrency and self.needs_room(slot):
+            self._held[slot.topic.name] -= 1
 
     def reported(self, topic: str, seconds: float, messages: int) -> None:
         """Record that ``messages`` took ``seconds``."""
@@ -261,8 +261,8 @@ class Capacity:
         self.limits = RateLimits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Throughput] = defaultdict(Throughput)
         self.paces.update((name, Throughput(FIRST_PACE)) for name in async_capacity.concurrency)
-        self.states = table
-        self._slow: set[SlotState] = set()
+        self.table = table
+        self._slow: set[ConsumedSlot] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
         self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
         """Topic -> the number of messages that its next prepares are expected to return, smoothed."""
@@ -276,40 +276,40 @@ class Capacity:
         """Return how many batches of a topic may run at the same time."""
         return self.async_capacity.most(topic.name) if topic.name in self.async_capacity else self.threads
 
-    def depth(self, state: SlotState) -> int:
+    def depth(self, slot: ConsumedSlot) -> int:
         """Return how many batches of a slot may be in flight: one runs, the next is ready."""
-        if state.topic.is_strict or (state.topic.serial and state in self._slow):
+        if slot.topic.is_strict or (slot.topic.serial and slot in self._slow):
             return 1
-        if not state.topic.serial:
-            return 2 * self.runners(state.topic)
-        if state.topic.name in self.async_capacity and len(self.states) > self.async_capacity.most(
-            state.topic.name
+        if not slot.topic.serial:
+            return 2 * self.runners(slot.topic)
+        if slot.topic.name in self.async_capacity and len(self.table) > self.async_capacity.most(
+            slot.topic.name
         ):
             return 1  # there are other slots
-        can_move = self.partitions and not state.topic.flow and state.topic.name not in self.async_capacity
-        if can_move and self.partitions.is_lane(state.thread, time.monotonic()):
+        can_move = self.partitions and not slot.topic.flow and slot.topic.name not in self.async_capacity
+        if can_move and self.partitions.is_lane(slot.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
-        has_one = state.topic.is_priority or state.topic.flow or self.limits.has_permits(state.topic.name)
-        return 1 if has_one and self.paces[state.topic.name].seconds > QUICK_SECONDS else 2
+        has_one = slot.topic.is_priority or slot.topic.flow or self.limits.has_permits(slot.topic.name)
+        return 1 if has_one and self.paces[slot.topic.name].seconds > QUICK_SECONDS else 2
 
-    def thread_for(self, state: SlotState, load: list[float]) -> int:
+    def thread_for(self, slot: ConsumedSlot, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work of each thread."""
-        topic = state.topic
+        topic = slot.topic
         if topic.name in self.async_capacity:
             return self.threads  # behind the executor threads
-        if self.partitions and not (topic.serial and state.batches):
-            thread = self.partitions.choose(topic.name, state.thread, load, time.monotonic())
-            if topic.serial and thread != state.thread:
-                self.states.move(state, thread)
+        if self.partitions and not (topic.serial and slot.batches):
+            thread = self.partitions.choose(topic.name, slot.thread, load, time.monotonic())
+            if topic.serial and thread != slot.thread:
+                self.table.move(slot, thread)
             return thread
         if not topic.serial:
             return min(range(self.threads), key=load.__getitem__)
-        if not state.batches:
+        if not slot.batches:
             # A call that does not end must not keep the other slots of its thread waiting.
-            is_taken = self._in_flight.is_taken(state.home)  # rule: keeps_slots_with_a_thread_that_is_taken
-            state.thread = min(range(self.threads), key=load.__getitem__) if is_taken else state.home
-        return state.thread
+            is_taken = self._in_flight.is_taken(slot.home)  # rule: keeps_slots_with_a_thread_that_is_taken
+            slot.thread = min(range(self.threads), key=load.__getitem__) if is_taken else slot.home
+        return slot.thread
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
@@ -345,20 +345,20 @@ class Capacity:
 
     # --- what prepares return
 
-    def expected(self, state: SlotState) -> int:
+    def expected(self, slot: ConsumedSlot) -> int:
         """Return how many messages the next prepare of a slot may return. A slot not asked yet counts as full as the others."""
-        return int(self._expected[state.topic.name]) if state.expected is None else state.expected
+        return int(self._expected[slot.topic.name]) if slot.expected is None else slot.expected
 
-    def answered(self, state: SlotState, messages: int, *, has_more: bool) -> None:
+    def answered(self, slot: ConsumedSlot, messages: int, *, has_more: bool) -> None:
         """Record how many messages a prepare has returned, and whether it left others that are due."""
-        state.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
-        self._expected[state.topic.name] += (state.expected - self._expected[state.topic.name]) * 0.1
+        slot.expected = BATCH if messages and has_more else 2 * messages + LEAST_EXPECTED
+        self._expected[slot.topic.name] += (slot.expected - self._expected[slot.topic.name]) * 0.1
 
     # --- what batches use
 
     def note_slow(self, slow: Sequence[Batch]) -> None:
         """Record the batches in flight whose present call has run for so long that its end is unknown."""
-        self._slow = {batch.state for batch in slow}
+        self._slow = {batch.slot for batch in slow}
         self.async_capacity.slow = Counter(batch.topic.name for batch in slow)
 
     def change_limits(self, item: LimitsChange) -> None:
@@ -380,13 +380,13 @@ class Capacity:
     def started(self, batch: Batch) -> None:
         """Record a batch that is in flight from now on."""
         self.bytes.held += batch.size
-        self.async_capacity.started(batch.state)
-        self.limits.started(batch.state.topic.name, len(batch.messages))
+        self.async_capacity.started(batch.slot)
+        self.limits.started(batch.slot.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
         """Record a batch that is no longer in flight."""
         now = time.monotonic()
         self.bytes.held -= batch.size
-        self.async_capacity.ended(batch.state)
-        self.limits.ended(batch.state.topic.name, len(batch.messages), now)
+        self.async_capacity.ended(batch.slot)
+        self.limits.ended(batch.slot.topic.name, len(batch.messages), now)
         self.partitions.ended(id(batch), now)

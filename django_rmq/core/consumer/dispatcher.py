@@ -43,7 +43,7 @@ from django_rmq.core.consumer.options import (
 )
 from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import FencedSlots, SlotSchedule, SlotState, SlotTable
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FencedSlots, SlotSchedule, SlotTable
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
@@ -93,7 +93,7 @@ class IdleCheck:
     def _is_idle(self) -> bool:
         """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""
         return not self._in_flight.messages and all(
-            state.shut_until and not state.away for state, _ in self._acks.pending
+            slot.shut_until and not slot.away for slot, _ in self._acks.pending
         )
 
     def _idle_too_long(self) -> bool:
@@ -112,8 +112,8 @@ class IdleCheck:
     def _drained(self) -> bool:
         now = self._schedule.clock.ms()
         return not self._table.has_unacquired and all(
-            state.due > now or state.blocked_by or state.fenced_at or not state.owned
-            for state in self._table.awake.values()
+            slot.due > now or slot.blocked_by or slot.fenced_at or not slot.owned
+            for slot in self._table.awake.values()
         )
 
 
@@ -148,11 +148,11 @@ class MailboxHandlers:
         mailbox.on(Resubscribed, self._resubscribed)
         mailbox.on(Stop, self._stop)
 
-    def disown(self, state: SlotState) -> None:
+    def disown(self, slot: ConsumedSlot) -> None:
         """Take no more from a slot, and give back its messages that have not begun."""
-        self._acquirer.disown(state)
-        self._router.give_back_slot(state)
-        self._table.forget(state)
+        self._acquirer.disown(slot)
+        self._router.give_back_slot(slot)
+        self._table.forget(slot)
 
     def _woken(self, item: Wake) -> None:
         if item.slot < 0:
@@ -160,9 +160,9 @@ class MailboxHandlers:
             paused = self._table.awake.get((item.topic, -1 - item.slot))
             if paused is not None:
                 self._router.give_back_slot(paused)
-        elif (state := self._table.get(item.topic, item.slot)) is not None:
-            state.not_before = 0.0
-            self._schedule.wake(state)
+        elif (slot := self._table.get(item.topic, item.slot)) is not None:
+            slot.not_before = 0.0
+            self._schedule.wake(slot)
 
     def _gained(self, item: Own) -> None:
         # A worker that is about to leave takes over nothing, because it would fence the worker that does.
@@ -170,15 +170,15 @@ class MailboxHandlers:
             self._acquirer.own(topic, slots)
 
     def _lost(self, item: Disown) -> None:
-        for topic, slot in item.slots:
-            if (state := self._table.lose(topic, slot)) is not None:
-                self.disown(state)
+        for topic, number in item.slots:
+            if (slot := self._table.lose(topic, number)) is not None:
+                self.disown(slot)
 
     def _resubscribed(self, item: Resubscribed) -> None:
         # Wake-ups were missed until now, so every slot that rests until one is asked at once.
         self._due_poll.hurry()
-        for state in self._table.awake.values():
-            state.not_before = 0.0
+        for slot in self._table.awake.values():
+            slot.not_before = 0.0
         if self._on_moved is not None:
             for name in self._table.topics:
                 self._on_moved(name)
@@ -284,8 +284,8 @@ class Dispatcher:
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that this worker owns."""
         by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
-        for topic, slot in slots:
-            by_topic[topic].append(slot)
+        for topic, number in slots:
+            by_topic[topic].append(number)
         self._mailbox.queue.put(Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
@@ -402,8 +402,8 @@ class Dispatcher:
         self._shutdown.begun = True
         begun = time.monotonic()
         self._ownership.leaving()
-        for state in self._table.lose_all():
-            self._handlers.disown(state)
+        for slot in self._table.lose_all():
+            self._handlers.disown(slot)
         while True:
             self._callbacks.beat()
             self._replacer.clear_dead()

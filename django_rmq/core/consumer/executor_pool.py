@@ -22,7 +22,7 @@ from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.heartbeat import Watchdog
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
-from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -185,8 +185,8 @@ class Suspects:
     def _free(self) -> Iterator[Batch]:
         """Yield the suspects that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
         last = grave = False
-        for state, (batch, kind) in enumerate(self._kinds.items()):
-            if not (last or (kind.is_last and state) or (kind.is_grave and grave)):
+        for position, (batch, kind) in enumerate(self._kinds.items()):
+            if not (last or (kind.is_last and position) or (kind.is_grave and grave)):
                 yield batch
             last, grave = last or kind.is_last, grave or kind.is_grave
 
@@ -251,11 +251,11 @@ class ThreadReplacer:
 
     def _shut(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
-        state: SlotState = batch.state
-        if state.topic.serial:
-            self._table.block(state, batch)
-            self._schedule.waiting.pop(state, None)
-            self._router.give_back_slot(state)
+        slot: ConsumedSlot = batch.slot
+        if slot.topic.serial:
+            self._table.block(slot, batch)
+            self._schedule.waiting.pop(slot, None)
+            self._router.give_back_slot(slot)
 
     def _relieve(self, index: int) -> None:
         """Give back the batches of a dead or hung thread, and replace it. Raises what ``replace_thread`` does."""
@@ -301,7 +301,7 @@ class BatchRouter:
         self._pool = pool
         self._in_flight = in_flight
         self._capacity = capacity
-        self._table = capacity.states
+        self._table = capacity.table
         self._schedule = schedule
         self._acks = acks
         self._shutdown = shutdown
@@ -312,7 +312,7 @@ class BatchRouter:
 
     def start(
         self,
-        state: SlotState,
+        slot: ConsumedSlot,
         receipt: int,
         deliveries: Sequence[Delivery],
         at: float,
@@ -326,17 +326,17 @@ class BatchRouter:
 
         Redis delivered them in answer to a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
-        if state.blocked_by:  # rule: starts_in_a_slot_that_is_shut
+        if slot.blocked_by:  # rule: starts_in_a_slot_that_is_shut
             # The slot was shut while the answer was under way: nothing runs beside a listener that does not return.
-            self._acks.release(state, receipt, [delivery.member for delivery in deliveries])
+            self._acks.release(slot, receipt, [delivery.member for delivery in deliveries])
             return
-        messages = [Message(state.topic, state.slot, receipt, each, self._holder) for each in deliveries]
-        batch = Batch(state, self._capacity.listeners[state.topic.name], receipt, messages, at)
+        messages = [Message(slot.topic, slot.number, receipt, each, self._holder) for each in deliveries]
+        batch = Batch(slot, self._capacity.listeners[slot.topic.name], receipt, messages, at)
         batch.size = size
-        batch.commits_all = is_plain and state.topic.is_strict and not state.topic.outcome_retention_ms
+        batch.commits_all = is_plain and slot.topic.is_strict and not slot.topic.outcome_retention_ms
         if timeout is not None:
             batch.timeout = timeout
-        thread = self._capacity.thread_for(state, self._in_flight.load)
+        thread = self._capacity.thread_for(slot, self._in_flight.load)
         self._in_flight.add(batch)
         self._capacity.started(batch)
         if not is_suspect or self.suspects.add(batch):
@@ -355,47 +355,47 @@ class BatchRouter:
         for follower in self.suspects.remove(batch):
             # A stopping worker begins nothing more: it gives back the suspects that wait.
             if not self._shutdown.begun:
-                self._put(follower, self._capacity.thread_for(follower.state, self._in_flight.load))
+                self._put(follower, self._capacity.thread_for(follower.slot, self._in_flight.load))
 
     # --- from the threads
 
     def finished(self, report: BatchReport) -> None:
         """Process an executor's report: queue its acknowledgements, and make the slot ready if the batch has ended."""
         batch = report.batch
-        state: SlotState = batch.state
+        slot: ConsumedSlot = batch.slot
         released = report.released
         # The report may be late: the dispatcher has given these members back itself, or this worker no longer holds them.
         if released and (batch.cut or batch.stale):
             released = [m for m in released if m not in batch.cut and m not in batch.stale]
         self._acks.note(report, released)
         if report.times:
-            self._took(state.topic, report.times)
+            self._took(slot.topic, report.times)
         done = len(report.committed) + len(report.failures)
         if done:
             self._in_flight.last_work = now = time.monotonic()
-            self._capacity.reported(state.topic.name, report.seconds, done, now)
+            self._capacity.reported(slot.topic.name, report.seconds, done, now)
         if report.last and self._in_flight.remove(batch):
-            self._ended(batch, state)
-            if released and state.topic.is_priority:
+            self._ended(batch, slot)
+            if released and slot.topic.is_priority:
                 # The batch took longer than estimated, so the batches behind it were taken too early as
                 # well.
-                self.give_back_slot(state, drops=False)
-            self._schedule.batch_ended(state)
-            self._table.forget(state)
+                self.give_back_slot(slot, drops=False)
+            self._schedule.batch_ended(slot)
+            self._table.forget(slot)
 
-    def _ended(self, batch: Batch, state: SlotState) -> None:
+    def _ended(self, batch: Batch, slot: ConsumedSlot) -> None:
         self._capacity.ended(batch)
         # The listener that exceeded MAX_RUNTIME has returned, or its thread has ended.
-        if state.blocked_by is batch:
-            self._table.unblock(state)
+        if slot.blocked_by is batch:
+            self._table.unblock(slot)
         self.cleared(batch)
 
     # --- messages that are given back
 
-    def give_back_slot(self, state: SlotState, *, drops: bool = True) -> None:
+    def give_back_slot(self, slot: ConsumedSlot, *, drops: bool = True) -> None:
         """Give back all messages of a slot that have not begun, and those that a prepare under way returns."""
-        state.recalled = state.asked
-        for batch in self._in_flight.of(state):
+        slot.recalled = slot.asked
+        for batch in self._in_flight.of(slot):
             self.give_back(batch, drops=drops)
 
     def give_back(self, batch: Batch, *, drops: bool = True) -> None:
@@ -416,7 +416,7 @@ class BatchRouter:
         released = [member for member in rest if member not in batch.cut and member not in batch.stale]
         if released:
             batch.cut |= frozenset(released)
-            self._acks.release(batch.state, batch.receipt, released)
+            self._acks.release(batch.slot, batch.receipt, released)
 
     @property
     def due(self) -> float:
@@ -443,7 +443,7 @@ class BatchRouter:
         for batch in late:
             if batch.thread is None and batch in self.suspects:
                 # Otherwise the suspect would be taken again at once, and wait again.
-                batch.state.not_before = now + SUSPECT_REST_SECONDS
+                batch.slot.not_before = now + SUSPECT_REST_SECONDS
             elif not self._keeps_waiting(batch):
                 again += 1
             if again <= REFRESHED:

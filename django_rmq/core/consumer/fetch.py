@@ -25,7 +25,7 @@ from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudg
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule, SlotTable, uptime
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.replies import Delivery, Prepared
 from django_rmq.core.model.topic import Topic
@@ -41,7 +41,7 @@ POLLED = 4 * HEADS
 """The maximum number of slots asked by one slow poll. A worker with more of them asks for all within several
 polls."""
 
-Sleeping = tuple[int, SlotState | None]
+Sleeping = tuple[int, ConsumedSlot | None]
 """A slot, and its object if it has one."""
 
 
@@ -65,7 +65,7 @@ class DuePoll:
         self._slot_errors = slot_errors
         self._acquirer = acquirer
         self._poll_seconds = poll_seconds
-        self._round: Iterator[tuple[str, int, SlotState | None]] | None = None
+        self._round: Iterator[tuple[str, int, ConsumedSlot | None]] | None = None
         """The slots that the slow poll has not yet asked in this round."""
         self._hurries = False
         """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
@@ -83,14 +83,14 @@ class DuePoll:
         pipeline = self._broker.pipeline()
         asked = self._parts(server)
         answers = [
-            pipeline.add(inspect.heads(self._table.topics[name], [slot for slot, _ in part]))
+            pipeline.add(inspect.heads(self._table.topics[name], [number for number, _ in part]))
             for name, part in asked
         ]
         # Nothing is prepared in these until a listener returns, so nothing else would time out their
         # messages.
-        expired = [pipeline.add(ack.expire(state.topic, state.slot)) for state in blocked]
+        expired = [pipeline.add(ack.expire(slot.topic, slot.number)) for slot in blocked]
         pipeline.execute()
-        untaken: list[SlotState] = []
+        untaken: list[ConsumedSlot] = []
         trouble: ServerTrouble | None = None
         for (name, part), answer in zip(asked, answers, strict=True):
             heads = answer.result()
@@ -99,15 +99,15 @@ class DuePoll:
                 trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
-        for state, ended in zip(blocked, expired, strict=True):
+        for slot, ended in zip(blocked, expired, strict=True):
             error = ended.result()
             if isinstance(error, RmqError):
-                trouble = self._slot_errors.of(state, error) or trouble
+                trouble = self._slot_errors.of(slot, error) or trouble
         if untaken:
             # The coordinator may be unavailable. If nobody takes from a slot for the length of a time-out, this worker acquires
             # it again.
-            for state in self._acquirer.fenced_slots.left_alone(untaken):
-                self._acquirer.acquire_fenced(state)
+            for slot in self._acquirer.fenced_slots.left_alone(untaken):
+                self._acquirer.acquire_fenced(slot)
         if trouble is not None:
             raise trouble
         self._hurries &= self._round is not None
@@ -116,8 +116,8 @@ class DuePoll:
     def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
         """Return the slots to ask, in groups of the size of one script."""
         by_topic: defaultdict[str, list[Sleeping]] = defaultdict(list)
-        for name, slot, state in self._next(server):
-            by_topic[name].append((slot, state))
+        for name, number, slot in self._next(server):
+            by_topic[name].append((number, slot))
         return [
             (name, found[start : start + HEADS])
             for name, found in by_topic.items()
@@ -126,34 +126,34 @@ class DuePoll:
 
     def _wake(
         self, name: str, part: list[Sleeping], heads: Sequence[float | None], server: float
-    ) -> list[SlotState]:
+    ) -> list[ConsumedSlot]:
         """Make slots ready in which a message is due earlier than known; return the fenced slots that have messages due."""
-        untaken: list[SlotState] = []
-        for (slot, known), due in zip(part, heads, strict=True):
-            state = known
-            if state is None:
-                state = self._table.get(name, slot) if due is not None else None
-            if state is None:
+        untaken: list[ConsumedSlot] = []
+        for (number, known), due in zip(part, heads, strict=True):
+            slot = known
+            if slot is None:
+                slot = self._table.get(name, number) if due is not None else None
+            if slot is None:
                 continue
-            if state.fenced_at:
+            if slot.fenced_at:
                 if due is not None and due <= server:
-                    untaken.append(state)
+                    untaken.append(slot)
                 else:
-                    state.untaken_since = None
-            elif due is not None and due < state.due:
+                    slot.untaken_since = None
+            elif due is not None and due < slot.due:
                 # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
-                self._schedule.ready(state)
+                self._schedule.ready(slot)
         return untaken
 
-    def _next(self, server: float) -> list[tuple[str, int, SlotState | None]]:
+    def _next(self, server: float) -> list[tuple[str, int, ConsumedSlot | None]]:
         """Return the next sleeping slots; all of them come in turn."""
         if self._round is None or len(self._table) <= POLLED:
             self._round = self._table.round()
         sleeping = (
-            (topic, slot, state)
-            for topic, slot, state in self._round
-            if state is None
-            or (state.blocked_by is None and (state.fenced_at or (state.acquired and state.due > server)))
+            (topic, number, slot)
+            for topic, number, slot in self._round
+            if slot is None
+            or (slot.blocked_by is None and (slot.fenced_at or (slot.acquired and slot.due > server)))
         )
         found = list(islice(sleeping, POLLED))
         if len(found) < POLLED or len(self._table) <= POLLED:
@@ -175,10 +175,10 @@ messages of the last one."""
 class FetchPlan:
     """The most that the prepares of one round trip may return."""
 
-    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "slots_of_topic", "states", "work")
+    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "slots", "slots_of_topic", "work")
 
     def __init__(self, held: list[float]) -> None:
-        self.states: dict[SlotState, Answer[Prepared]] = {}
+        self.slots: dict[ConsumedSlot, Answer[Prepared]] = {}
         self.messages = 0
         self.bytes = 0
         """The bytes granted to them."""
@@ -193,13 +193,13 @@ class FetchPlan:
         self.slots_of_topic: defaultdict[str, int] = defaultdict(int)
         """Topic -> number of slots that lanes or the event loop need room for."""
 
-    def add(self, state: SlotState, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
+    def add(self, slot: ConsumedSlot, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, of which about ``expected`` may come."""
-        self.states[state] = answer
+        self.slots[slot] = answer
         self.messages += limit
         self.bytes += size
         self.expected += min(limit, expected)
-        self.of_topic[state.topic.name] += limit
+        self.of_topic[slot.topic.name] += limit
 
     def burden(self, thread: int, seconds: float) -> None:
         """Add to the work of a thread.
@@ -217,7 +217,7 @@ class FetchPlan:
     @property
     def is_enough(self) -> bool:
         """Whether to wait for the answer before asking for more."""
-        return len(self.states) >= TURN or self.expected >= TURN_MESSAGES
+        return len(self.slots) >= TURN or self.expected >= TURN_MESSAGES
 
 
 class FetchPlanner:
@@ -240,7 +240,7 @@ class FetchPlanner:
         self._schedule = schedule
         self._acks = acks
         self._complain = complain
-        self._has_priorities = any(topic.is_priority for topic in capacity.states.topics.values())
+        self._has_priorities = any(topic.is_priority for topic in capacity.table.topics.values())
         self._is_for_executors_only = not (self._has_priorities or capacity.async_capacity)
 
     def nothing(self, coming: FetchPlan | None = None) -> FetchPlan:
@@ -249,22 +249,22 @@ class FetchPlanner:
         return FetchPlan(load if coming is None else list(map(add, load, coming.work)))
 
     def queue(
-        self, pipeline: BrokerPipeline, coming: FetchPlan | None, left_out: Container[SlotState] = ()
+        self, pipeline: BrokerPipeline, coming: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         if self._schedule.waiting:
             self._in_flight.estimate(self._pool.running(), self._pool.blocked_seconds())
         asked, capacity = self.nothing(coming), self._capacity
-        parked: list[SlotState] = []
+        parked: list[ConsumedSlot] = []
         left = IN_HAND - self._in_flight.messages - (0 if coming is None else coming.messages)
-        for state in (each for each in self._schedule.waiting if each not in left_out):
-            topic = state.topic
+        for slot in (each for each in self._schedule.waiting if each not in left_out):
+            topic = slot.topic
             overlaps = topic.name in capacity.async_capacity
-            is_bounded = capacity.async_capacity.needs_room(state) if overlaps else topic.flow
+            is_bounded = capacity.async_capacity.needs_room(slot) if overlaps else topic.flow
             if is_bounded and capacity.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
-                parked.append(state)
+                parked.append(slot)
                 continue
-            thread = capacity.thread_for(state, asked.load)
+            thread = capacity.thread_for(slot, asked.load)
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
@@ -278,24 +278,24 @@ class FetchPlanner:
                 break
             limit = self._limit(topic, left, asked, coming)
             if limit <= 0:
-                parked.append(state)
+                parked.append(slot)
                 continue
             size = capacity.bytes.grant(topic, limit)
             if not size:
                 break
             # rule: prepares_without_its_epoch
-            call = fetch.prepare(topic, state.slot, self._owner, state.epoch, limit, size, state.cursor)
-            asked.add(state, limit, size, capacity.expected(state), pipeline.add(call))
+            call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor)
+            asked.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
             asked.slots_of_topic[topic.name] += bool(is_bounded)
-            state.cursor = None
+            slot.cursor = None
             if not overlaps:
                 asked.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
             if asked.is_enough:
                 break
-        for state in asked.states:
-            del self._schedule.waiting[state]
-        for state in parked:
-            self._schedule.park(state)
+        for slot in asked.slots:
+            del self._schedule.waiting[slot]
+        for slot in parked:
+            self._schedule.park(slot)
         return asked
 
     def _are_busy(self, asked: FetchPlan) -> bool:
@@ -334,10 +334,10 @@ class FetchPlanner:
             unsettled=self._acks.unsettled,
         )
         found = False
-        for name, table in parked.items():
-            for state in list(islice(table, self._capacity.slots(name))) if table else ():
-                del table[state]
-                self._schedule.ready(state)
+        for name, waiting in parked.items():
+            for slot in list(islice(waiting, self._capacity.slots(name))) if waiting else ():
+                del waiting[slot]
+                self._schedule.ready(slot)
                 found = True
         return found
 
@@ -396,13 +396,13 @@ class RoundTrips:
         told, parts = self._acks.queue(pipeline)
         coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
-        held = {state for state, _ in told_before if state.topic.is_strict}  # rule: asks_beside_a_commit
+        held = {slot for slot, _ in told_before if slot.topic.is_strict}  # rule: asks_beside_a_commit
         asked = self._planner.queue(pipeline, coming, held) if takes else self._planner.nothing()
         if not len(pipeline):
             return None
         round_trip = RoundTrip(pipeline, told, parts, asked, uptime())
-        for state in asked.states:
-            state.asked = True
+        for slot in asked.slots:
+            slot.asked = True
         try:
             pipeline.send()
         except ServerTrouble:
@@ -421,9 +421,9 @@ class RoundTrips:
             raise
         self._granted.answered(round_trip.asked.bytes)
         trouble = self._acks.settled(round_trip.told, round_trip.parts)
-        for state, answer in round_trip.asked.states.items():
-            trouble = self._replies.prepared(state, answer.result(), round_trip.at) or trouble
-        self._replies.lull(state for state, _ in round_trip.told)
+        for slot, answer in round_trip.asked.slots.items():
+            trouble = self._replies.prepared(slot, answer.result(), round_trip.at) or trouble
+        self._replies.lull(slot for slot, _ in round_trip.told)
         if trouble is not None:
             raise trouble
 
@@ -436,8 +436,8 @@ class RoundTrips:
     def lost(self, round_trip: RoundTrip) -> None:
         """Queue the acknowledgements of a trip again whose answer was lost, and have Redis asked which messages it delivered."""
         self._granted.answered(round_trip.asked.bytes)
-        for state in round_trip.asked.states:
-            self._replies.lost(state)
+        for slot in round_trip.asked.slots:
+            self._replies.lost(slot)
         self._acks.lost(round_trip.told)
 
 
@@ -460,7 +460,7 @@ class FetchReplies:
         on_moved: Callable[[str], None] | None,
     ) -> None:
         self._capacity = capacity
-        self._table = capacity.states
+        self._table = capacity.table
         self._schedule = schedule
         self._acks = acks
         self._router = router
@@ -468,55 +468,55 @@ class FetchReplies:
         self._shutdown = shutdown
         self._handed_out = handed_out
         self._on_moved = on_moved
-        self._empty: list[SlotState] = []
+        self._empty: list[ConsumedSlot] = []
         """Slots whose prepare has found nothing, of the round trip that is processed."""
 
-    def lost(self, state: SlotState) -> None:
+    def lost(self, slot: ConsumedSlot) -> None:
         """Record that the answer for a slot was lost."""
-        state.asked = state.again = state.recalled = False
-        self._acquirer.doubt(state)
-        self._table.forget(state)
+        slot.asked = slot.again = slot.recalled = False
+        self._acquirer.doubt(slot)
+        self._table.forget(slot)
 
-    def prepared(self, state: SlotState, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
+    def prepared(self, slot: ConsumedSlot, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Process the answer of a prepare; return an error that concerns more than this slot."""
         # The slot was lost or paused while the answer was under way, so the messages in it are given back.
-        recalled = state.recalled or not state.owned
-        state.asked = state.recalled = False
+        recalled = slot.recalled or not slot.owned
+        slot.asked = slot.recalled = False
         trouble = None
         if isinstance(reply, RmqError):
-            trouble = self._acquirer.failed(state, reply)
+            trouble = self._acquirer.failed(slot, reply)
         else:
-            state.shut_until, state.away = 0.0, False
+            slot.shut_until, slot.away = 0.0, False
             has_more = reply.next_due is not None and reply.next_due <= self._schedule.clock.ms()
-            self._capacity.answered(state, len(reply.deliveries), has_more=has_more)
+            self._capacity.answered(slot, len(reply.deliveries), has_more=has_more)
             if reply.status != "ok":
-                self._nothing(state, reply)
+                self._nothing(slot, reply)
             elif recalled:
                 members = [delivery.member for delivery in reply.deliveries]
-                self._acks.release(state, reply.receipt, members)
-                self._schedule.ready(state)
+                self._acks.release(slot, reply.receipt, members)
+                self._schedule.ready(slot)
             else:
-                self._take(state, reply, at)
+                self._take(slot, reply, at)
         # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
-        if state.again:
-            state.again = False
-            self._schedule.ready(state)
-        self._table.forget(state)
+        if slot.again:
+            slot.again = False
+            self._schedule.ready(slot)
+        self._table.forget(slot)
         return trouble
 
-    def _take(self, state: SlotState, reply: Prepared, at: float) -> None:
+    def _take(self, slot: ConsumedSlot, reply: Prepared, at: float) -> None:
         """Pass delivered messages to executors."""
-        topic, receipt, deliveries = state.topic, reply.receipt, reply.deliveries
+        topic, receipt, deliveries = slot.topic, reply.receipt, reply.deliveries
         # rule: takes_the_time_out_of_the_topic
         start = partial(
             self._router.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
         )
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._capacity.bytes.weigh(topic, deliveries)
-        state.sleeping_until = reply.sleeping_until
+        slot.sleeping_until = reply.sleeping_until
         if topic.serial:
-            start(state, receipt, deliveries, at, total)
-            self._schedule.look_at(state, reply.next_due)
+            start(slot, receipt, deliveries, at, total)
+            self._schedule.look_at(slot, reply.next_due)
             return
         size = self._capacity.batch_size(topic)
         # In the event loop each call is a batch, so that all of them overlap.
@@ -530,48 +530,48 @@ class FetchReplies:
         share = -(-len(deliveries) // (size * parts)) * size
         for first in range(0, len(deliveries), share):
             part = deliveries[first : first + share]
-            start(state, receipt, part, at, total * len(part) // len(deliveries))
-        if state.sleeping_until is None or self._schedule.asks_always:
+            start(slot, receipt, part, at, total * len(part) // len(deliveries))
+        if slot.sleeping_until is None or self._schedule.asks_always:
             # Senders wake this worker only after a prepare that leaves nothing, and other threads are free.
-            self._schedule.ready(state)
+            self._schedule.ready(slot)
         else:
-            self._schedule.look_at(state, reply.next_due)
+            self._schedule.look_at(slot, reply.next_due)
 
-    def _nothing(self, state: SlotState, reply: Prepared) -> None:
+    def _nothing(self, slot: ConsumedSlot, reply: Prepared) -> None:
         """Continue with a slot whose prepare returned no messages."""
         if reply.status == "more":
-            state.cursor = reply.cursor
-            self._schedule.ready(state)
+            slot.cursor = reply.cursor
+            self._schedule.ready(slot)
         elif reply.status in ("busy", "paused"):
-            self._schedule.pause(state, reply.next_due, is_paused=reply.status == "paused")
+            self._schedule.pause(slot, reply.next_due, is_paused=reply.status == "paused")
         elif reply.status == "fenced":
-            self._acquirer.fenced(state)
+            self._acquirer.fenced(slot)
             # Another worker has acquired the slot. It can take these messages at once instead of waiting for their time-out.
-            self._router.give_back_slot(state)  # rule: keeps_what_it_was_fenced_from
+            self._router.give_back_slot(slot)  # rule: keeps_what_it_was_fenced_from
         elif reply.status == "moved":
-            self._moved(state, reply.slots)
+            self._moved(slot, reply.slots)
         else:
-            self._schedule.look_at(state, reply.next_due)
-            self._empty.append(state)
+            self._schedule.look_at(slot, reply.next_due)
+            self._empty.append(slot)
 
-    def lull(self, settled: Iterable[SlotState]) -> None:
+    def lull(self, settled: Iterable[ConsumedSlot]) -> None:
         """Let slots fall asleep in which nothing is left: as little as possible is kept in memory for each."""
-        asleep = (state for state in settled if state.sleeping_until is not None)
-        at_rest = {state for state in chain(self._empty, asleep) if state.is_at_rest}
+        asleep = (slot for slot in settled if slot.sleeping_until is not None)
+        at_rest = {slot for slot in chain(self._empty, asleep) if slot.is_at_rest}
         self._empty.clear()
-        for state in at_rest - self._acks.unconfirmed() if at_rest else ():
-            self._table.lull(state)
+        for slot in at_rest - self._acks.unconfirmed() if at_rest else ():
+            self._table.lull(slot)
 
-    def _moved(self, state: SlotState, slots: int | None) -> None:
+    def _moved(self, slot: ConsumedSlot, slots: int | None) -> None:
         if self._on_moved is not None and slots:
             # Its messages may be moving. It answers busy until they have moved.
-            state.topic = replace(state.topic, slots=slots)
-            self._on_moved(state.topic.name)
-            self._schedule.ready(state)
+            slot.topic = replace(slot.topic, slots=slots)
+            self._on_moved(slot.topic.name)
+            self._schedule.ready(slot)
             return
         # Without a callback nobody would load the new definition, so the worker settles its messages and ends.
         self._shutdown.moved = SlotMoved(
-            f"topic {state.topic.name} no longer has {state.topic.slots} slots; restart the worker to "
+            f"topic {slot.topic.name} no longer has {slot.topic.slots} slots; restart the worker to "
             "load the current definition"
         )
         self._shutdown.begun = True
@@ -612,8 +612,10 @@ class TimeoutReaper:
             if isinstance(heads, RmqError):
                 self._complain("sweep", "Cannot look for timed-out deliveries: %s", heads)
                 continue
-            over = (slot for slot, due in zip(slots, heads, strict=True) if due is not None and due <= server)
-            late += [ack.expire(topic, slot) for slot in over]
+            over = (
+                number for number, due in zip(slots, heads, strict=True) if due is not None and due <= server
+            )
+            late += [ack.expire(topic, number) for number in over]
         until = time.monotonic() + TURN_SECONDS
         while late and time.monotonic() < until:
             steps = [late.popleft() for _ in range(min(STEPS, len(late)))]

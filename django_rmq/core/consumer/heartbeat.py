@@ -244,7 +244,7 @@ class Heartbeat(threading.Thread):
     def _is_asked(self, batch: Batch) -> bool:
         """Return whether a message of the batch may have been cancelled since Redis confirmed the batch."""
         # rule: asks_nothing_when_something_is_cancelled
-        told_at = self._news.get((batch.topic.name, batch.state.slot), 0.0)
+        told_at = self._news.get((batch.topic.name, batch.slot.number), 0.0)
         # A call that was sent before the notice arrived may have been executed before the cancellation.
         # rule: misses_what_was_cancelled_while_it_was_deaf
         return batch.confirmed <= max(told_at, self._doubted_at)
@@ -253,13 +253,15 @@ class Heartbeat(threading.Thread):
         # The clock is read before the calls, because a time-out starts again when Redis executes them, not when it answers.
         at = uptime()
         sent = [(batch, members) for batch in due if (members := batch.in_flight())]
-        calls = [ack.extend(batch.topic, batch.state.slot, batch.receipt, members) for batch, members in sent]
+        calls = [
+            ack.extend(batch.topic, batch.slot.number, batch.receipt, members) for batch, members in sent
+        ]
         for (batch, members), words in zip(sent, run_all(self._broker, calls), strict=True):
             # ``confirmed`` stays as it is, so the next beat tries again, and nothing begins once half of the time-out is over.
             if isinstance(words, RmqError):
                 self._complain(
                     batch.topic.name,
-                    f"Cannot extend the time-out in topic {batch.topic.name} slot {batch.state.slot}: %s",
+                    f"Cannot extend the time-out in topic {batch.topic.name} slot {batch.slot.number}: %s",
                     words,
                 )
                 continue
@@ -292,7 +294,7 @@ class Heartbeat(threading.Thread):
                 extra={
                     "rmq_event": "hard_timeout",
                     "rmq_topic": batch.topic.name,
-                    "rmq_slot": batch.state.slot,
+                    "rmq_slot": batch.slot.number,
                 },
             )
         # A coroutine may suppress its cancellation. Like a thread, it then ends only with the process.
@@ -318,7 +320,7 @@ class Heartbeat(threading.Thread):
             batch.topic.name,
             seconds,
             stack,
-            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.state.slot},
+            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.slot.number},
         )
 
 

@@ -123,7 +123,7 @@ class HardTimeouts:
     def _note(self, item: HardTimeoutExceeded) -> None:
         batch = item.batch
         if self._notes is not None:
-            topic, slot, receipt = batch.topic.name, batch.state.slot, batch.receipt
+            topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt
             members = [message.delivery.member for message in batch.running()]
             # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
             # retry.

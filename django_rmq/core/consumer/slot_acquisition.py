@@ -23,9 +23,9 @@ from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
 from django_rmq.core.consumer.slot_schedule import (
     LOOK_SECONDS,
+    ConsumedSlot,
     FencedSlots,
     SlotSchedule,
-    SlotState,
     SlotTable,
     uptime,
 )
@@ -40,7 +40,7 @@ logger = safe_logger("django_rmq.consumer")
 class LostFetch(NamedTuple):
     """The messages that one prepare delivered from one slot in a reply that was lost."""
 
-    state: SlotState
+    slot: ConsumedSlot
     receipt: int
     things: list[HeldReply]
 
@@ -66,67 +66,67 @@ class LostReplyRecovery:
         self._router = router
         self._slot_errors = slot_errors
 
-    def unknown(self, state: SlotState, held: list[HeldReply]) -> list[LostFetch]:
+    def unknown(self, slot: ConsumedSlot, held: list[HeldReply]) -> list[LostFetch]:
         """Return the deliveries of lost replies. ``held`` is the first page of the deliveries that Redis has for this worker.
 
         Raises ``RmqError``.
         """
-        held = all_held(self._broker, state.topic, state.slot, self._owner, held)
+        held = all_held(self._broker, slot.topic, slot.number, self._owner, held)
         if not held:
             return []
-        known = {batch.receipt for batch in self._in_flight.batches.values() if batch.state.key == state.key}
+        known = {batch.receipt for batch in self._in_flight.batches.values() if batch.slot.key == slot.key}
         # A batch that has ended here is in flight in Redis until its acknowledgement arrives. It must not run again.
-        known |= {receipt for other, receipt in self._acks.pending if other.key == state.key}
+        known |= {receipt for other, receipt in self._acks.pending if other.key == slot.key}
         lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
         for thing in held:
             if thing.receipt and thing.receipt not in known:
                 lost[thing.receipt].append(thing)
-        return [LostFetch(state, receipt, things) for receipt, things in lost.items()]
+        return [LostFetch(slot, receipt, things) for receipt, things in lost.items()]
 
-    def adopt(self, lost: list[LostFetch], at: float) -> tuple[set[SlotState], ServerTrouble | None]:
+    def adopt(self, lost: list[LostFetch], at: float) -> tuple[set[ConsumedSlot], ServerTrouble | None]:
         """Continue with deliveries whose reply was lost; give them back if they may not begin.
 
         Return the slots in which nothing is uncertain any more, and an error that concerns more than one slot.
         """
         # It is unknown when their time-out began, so it is extended before anything starts.
         calls = [
-            ack.extend(state.topic, state.slot, receipt, [thing.delivery.member for thing in things])
-            for state, receipt, things in lost
+            ack.extend(slot.topic, slot.number, receipt, [thing.delivery.member for thing in things])
+            for slot, receipt, things in lost
         ]
         trouble: ServerTrouble | None = None
-        refused: set[SlotState] = set()
+        refused: set[ConsumedSlot] = set()
         for one, words in zip(lost, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
                 # The slot stays uncertain, and Redis is asked again.
-                refused.add(one.state)
-                trouble = self._slot_errors.of(one.state, words) or trouble
+                refused.add(one.slot)
+                trouble = self._slot_errors.of(one.slot, words) or trouble
                 continue
             # The message timed out or was cancelled since Redis delivered it, so it must not begin.
             # rule: forgets_what_was_cancelled_with_a_lost_answer
             ours = [thing for thing, word in zip(one.things, words, strict=True) if word != "stale"]
-            self._go_on(LostFetch(one.state, one.receipt, ours), at)
-        return {one.state for one in lost} - refused, trouble
+            self._go_on(LostFetch(one.slot, one.receipt, ours), at)
+        return {one.slot for one in lost} - refused, trouble
 
     def _go_on(self, ours: LostFetch, at: float) -> None:
-        state, receipt, things = ours
+        slot, receipt, things = ours
         # The slot may have been lost since. A marked delivery was buried or removed by a person: it is given back, which ends
         # it.
-        begin = [thing.delivery for thing in things if state.owned and not thing.marked]
-        back = [thing.delivery.member for thing in things if not state.owned or thing.marked]
-        if state.topic.is_priority:
+        begin = [thing.delivery for thing in things if slot.owned and not thing.marked]
+        back = [thing.delivery.member for thing in things if not slot.owned or thing.marked]
+        if slot.topic.is_priority:
             begin.sort(key=lambda delivery: -delivery.score)
         logger.info(
             "The answer that delivered %d messages was lost; they are processed all the same", len(things)
         )
         if begin:
             # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
-            is_suspect = len(begin) == 1 and begin[0].retries_left < state.topic.max_retries
-            size = self._capacity.bytes.weigh(state.topic, begin)
+            is_suspect = len(begin) == 1 and begin[0].retries_left < slot.topic.max_retries
+            size = self._capacity.bytes.weigh(slot.topic, begin)
             own = [thing.timeout for thing in things if thing.timeout is not None]
-            timeout = min(state.topic.timeout, *own) if own else None
-            self._router.start(state, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
+            timeout = min(slot.topic.timeout, *own) if own else None
+            self._router.start(slot, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
         if back:
-            self._acks.release(state, receipt, back)
+            self._acks.release(slot, receipt, back)
 
 
 ACQUIRED = 2048
@@ -149,7 +149,7 @@ class SlotAcquirer:
         recovery: LostReplyRecovery,
         fenced_slots: FencedSlots,
     ) -> None:
-        self.unacquired: dict[SlotState, None] = {}
+        self.unacquired: dict[ConsumedSlot, None] = {}
         """Slots to acquire again, or to ask for the deliveries of a lost reply."""
         self._next_look = 0.0
         """When to check again the slots that another worker has acquired."""
@@ -170,54 +170,54 @@ class SlotAcquirer:
 
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
-        for state in self._table.assign(topic, slots):
-            if not state.owned:
+        for slot in self._table.assign(topic, slots):
+            if not slot.owned:
                 # The slot returns while something of it is in flight here. Meanwhile its epoch may have become another
                 # worker's.
-                state.owned, state.acquired = True, False
-                state.due = state.not_before = state.shut_until = 0.0
-                state.away = False
-                self.unacquired[state] = None
+                slot.owned, slot.acquired = True, False
+                slot.due = slot.not_before = slot.shut_until = 0.0
+                slot.away = False
+                self.unacquired[slot] = None
 
-    def disown(self, state: SlotState) -> None:
+    def disown(self, slot: ConsumedSlot) -> None:
         """Stop taking from a slot. Redis is still asked for the deliveries of a lost reply, so that they can be given back."""
-        state.owned = state.acquired = False
-        self.fenced_slots.remove(state)
-        self._schedule.drop(state)
-        if not state.uncertain:
-            self.unacquired.pop(state, None)
+        slot.owned = slot.acquired = False
+        self.fenced_slots.remove(slot)
+        self._schedule.drop(slot)
+        if not slot.uncertain:
+            self.unacquired.pop(slot, None)
 
-    def doubt(self, state: SlotState) -> None:
+    def doubt(self, slot: ConsumedSlot) -> None:
         """Record that the reply of a prepare was lost: Redis is asked for its deliveries before anything more is taken."""
-        if state.topic.serial:
-            state.uncertain, state.acquired = True, False
-            self.unacquired[state] = None
-            state.due, state.entry = 0.0, 0
+        if slot.topic.serial:
+            slot.uncertain, slot.acquired = True, False
+            self.unacquired[slot] = None
+            slot.due, slot.entry = 0.0, 0
         else:
             # Redis does not record who holds a message of a topic without a gate, so lost deliveries are left to their time-
             # out.
-            self._schedule.ready(state)
+            self._schedule.ready(slot)
 
-    def failed(self, state: SlotState, error: RmqError) -> ServerTrouble | None:
+    def failed(self, slot: ConsumedSlot, error: RmqError) -> ServerTrouble | None:
         """Record a failed prepare, which may have delivered messages; return an error that concerns the whole server."""
-        trouble = self._slot_errors.of(state, error)
+        trouble = self._slot_errors.of(slot, error)
         # After these errors the script may have run, and its answer was lost or cannot be read.
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
-            self.doubt(state)
+            self.doubt(slot)
         return trouble
 
-    def fenced(self, state: SlotState) -> None:
+    def fenced(self, slot: ConsumedSlot) -> None:
         """Stop working on a slot that another owner has acquired."""
         self._slot_errors.complain(
-            f"{state.topic.name}/fenced",
-            f"Topic {state.topic.name} slot {state.slot}: %s",
+            f"{slot.topic.name}/fenced",
+            f"Topic {slot.topic.name} slot {slot.number}: %s",
             LostRace("another worker has acquired it"),
         )
         # The worker that fenced this one may have acted on an old assignment, so the slot may still belong to this worker.
-        if state.owned:
-            self.fenced_slots.add(state)
-        state.acquired, state.epoch = False, None
-        state.due, state.entry = float("inf"), 0
+        if slot.owned:
+            self.fenced_slots.add(slot)
+        slot.acquired, slot.epoch = False, None
+        slot.due, slot.entry = float("inf"), 0
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
@@ -231,14 +231,14 @@ class SlotAcquirer:
         confirmed = self.fenced_slots.confirmed()
         # The coordinator confirms the assignments that it has put into the mailbox. One of them may take such a slot away.
         hear()
-        for state in self.fenced_slots.ours_at(confirmed):
-            self.acquire_fenced(state)
+        for slot in self.fenced_slots.ours_at(confirmed):
+            self.acquire_fenced(slot)
 
-    def acquire_fenced(self, state: SlotState) -> None:
+    def acquire_fenced(self, slot: ConsumedSlot) -> None:
         """Acquire a slot that another worker has acquired."""
-        self.fenced_slots.remove(state)
-        state.due = 0.0
-        self.unacquired[state] = None
+        self.fenced_slots.remove(slot)
+        slot.due = 0.0
+        self.unacquired[slot] = None
 
     # --- the first time
 
@@ -258,8 +258,8 @@ class SlotAcquirer:
             self._table.put_back(taken)
             raise
         for name, slots in taken:
-            for slot in () if topics[name].serial else slots:
-                self._acquired(self._table.add(name, slot))
+            for number in () if topics[name].serial else slots:
+                self._acquired(self._table.add(name, number))
         trouble: ServerTrouble | None = None
         for (name, slots), answer in zip(asked, answers, strict=True):
             trouble = self._told(name, slots, answer) or trouble
@@ -272,18 +272,18 @@ class SlotAcquirer:
         found: Sequence[Acquired | RmqError] = (
             [answer] * len(slots) if isinstance(answer, RmqError) else answer
         )
-        for slot, one in zip(slots, found, strict=True):
+        for number, one in zip(slots, found, strict=True):
             if not isinstance(one, RmqError) and one.is_asleep:
-                self._table.sleep(name, slot, one.epoch)
+                self._table.sleep(name, number, one.epoch)
                 continue
-            state = self._table.add(name, slot)
-            self.unacquired[state] = None
+            slot = self._table.add(name, number)
+            self.unacquired[slot] = None
             if isinstance(one, RmqError):
-                trouble = self._slot_errors.of(state, one) or trouble
+                trouble = self._slot_errors.of(slot, one) or trouble
             # Without an epoch the slot has a foreign key, so it is not prepared and is tried again.
             elif one.epoch is not None:
-                state.epoch = one.epoch
-                self._acquired(state)
+                slot.epoch = one.epoch
+                self._acquired(slot)
         return trouble
 
     # --- again
@@ -294,49 +294,49 @@ class SlotAcquirer:
         Return whether there is more to do. Slots are acquired in parts, so that other slots are served meanwhile.
         """
         local = time.monotonic()
-        rested = list(islice((state for state in self.unacquired if state.shut_until <= local), ACQUIRED + 1))
+        rested = list(islice((slot for slot in self.unacquired if slot.shut_until <= local), ACQUIRED + 1))
         for start in range(0, min(len(rested), ACQUIRED), AT_ONCE):
             self._acquire_some(rested[start : start + AT_ONCE])
         return len(rested) > ACQUIRED
 
-    def _acquire_some(self, table: list[SlotState]) -> None:
+    def _acquire_some(self, slots: list[ConsumedSlot]) -> None:
         pipeline = self._broker.pipeline()
-        epochs: dict[SlotState, Answer[int]] = {}
-        helds: dict[SlotState, Answer[list[HeldReply] | None]] = {}
-        for state in table:
-            if state.owned and state.topic.serial:
-                epochs[state] = pipeline.add(fetch.acquire(state.topic, state.slot))
-            if state.uncertain:
-                helds[state] = pipeline.add(fetch.held(state.topic, state.slot, self._owner, 0, BATCH))
+        epochs: dict[ConsumedSlot, Answer[int]] = {}
+        helds: dict[ConsumedSlot, Answer[list[HeldReply] | None]] = {}
+        for slot in slots:
+            if slot.owned and slot.topic.serial:
+                epochs[slot] = pipeline.add(fetch.acquire(slot.topic, slot.number))
+            if slot.uncertain:
+                helds[slot] = pipeline.add(fetch.held(slot.topic, slot.number, self._owner, 0, BATCH))
         # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
         pipeline.execute()
         trouble: ServerTrouble | None = None
         lost: list[LostFetch] = []
-        for state in table:
+        for slot in slots:
             try:
-                epoch = epochs[state].get() if state in epochs else None
-                held = helds[state].get() if state in helds else None
-                found = self._recovery.unknown(state, held or [])
+                epoch = epochs[slot].get() if slot in epochs else None
+                held = helds[slot].get() if slot in helds else None
+                found = self._recovery.unknown(slot, held or [])
             except RmqError as error:
                 # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
-                trouble = self._slot_errors.of(state, error) or trouble
+                trouble = self._slot_errors.of(slot, error) or trouble
                 continue
-            state.epoch = epoch
+            slot.epoch = epoch
             lost += found
             if not found:
-                self._acquired(state)
+                self._acquired(slot)
         if lost:
             adopted, other = self._recovery.adopt(lost, at)
             trouble = other or trouble
-            for state in adopted:
-                self._acquired(state)
+            for slot in adopted:
+                self._acquired(slot)
         if trouble is not None:
             raise trouble
 
-    def _acquired(self, state: SlotState) -> None:
-        self.unacquired.pop(state, None)
-        state.uncertain = False
-        state.acquired = state.owned
-        self._schedule.ready(state)
-        self._table.forget(state)
+    def _acquired(self, slot: ConsumedSlot) -> None:
+        self.unacquired.pop(slot, None)
+        slot.uncertain = False
+        slot.acquired = slot.owned
+        self._schedule.ready(slot)
+        self._table.forget(slot)

@@ -48,7 +48,7 @@ _AWAKE, _ASSIGNED, _ASLEEP = 0, 1, 2
 ASLEEP: acquired and empty."""
 
 
-class SlotState:
+class ConsumedSlot:
     """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in flight."""
 
     __slots__ = (
@@ -66,20 +66,20 @@ class SlotState:
         "fenced_at",
         "home",
         "not_before",
+        "number",
         "owned",
         "recalled",
         "shut_until",
         "sleeping_until",
-        "slot",
         "thread",
         "topic",
         "uncertain",
         "untaken_since",
     )
 
-    def __init__(self, topic: Topic, slot: int, thread: int) -> None:
+    def __init__(self, topic: Topic, number: int, thread: int) -> None:
         self.topic = topic
-        self.slot = slot
+        self.number = number
         self.home = thread
         """Serial topics: the index of the thread that works on this slot unless it is taken."""
         self.thread = thread
@@ -122,7 +122,7 @@ class SlotState:
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.topic.name, self.slot
+        return self.topic.name, self.number
 
     @property
     def is_at_rest(self) -> bool:
@@ -140,14 +140,14 @@ class SlotTable:
     """All slots that this worker owns, by (topic, slot), and those given up of which something is still in flight."""
 
     def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str] = ()) -> None:
-        self.awake: dict[tuple[str, int], SlotState] = {}
+        self.awake: dict[tuple[str, int], ConsumedSlot] = {}
         self.slots_of_thread = [0] * (threads + 1)
         """How many awake slots each thread works on, and the event loop behind them."""
         self._threads = range(threads)
         self._overlapping = overlapping
         """Topics whose slots belong to the event loop."""
         self.topics = topics
-        self.blocked: set[SlotState] = set()
+        self.blocked: set[ConsumedSlot] = set()
         """Slots that are shut because a listener that exceeded MAX_RUNTIME has not returned in them."""
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
@@ -166,85 +166,85 @@ class SlotTable:
 
     # --- one slot
 
-    def get(self, topic: str, slot: int) -> SlotState | None:
+    def get(self, topic: str, number: int) -> ConsumedSlot | None:
         """Return a slot, and make it awake; None if it is not owned, or is still to be acquired."""
-        state = self.awake.get((topic, slot))
-        if state is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
+        slot = self.awake.get((topic, number))
+        if slot is None and 0 <= number < len(self._states[topic]) and self._states[topic][number] == _ASLEEP:
             self._sleeping -= 1
-            state = self.add(topic, slot)
-            state.acquired, state.due = True, float("inf")
-            epoch = self._epochs[topic][slot]
-            state.epoch = epoch if epoch >= 0 else None
-        return state
+            slot = self.add(topic, number)
+            slot.acquired, slot.due = True, float("inf")
+            epoch = self._epochs[topic][number]
+            slot.epoch = epoch if epoch >= 0 else None
+        return slot
 
-    def add(self, topic: str, slot: int) -> SlotState:
+    def add(self, topic: str, number: int) -> ConsumedSlot:
         """Return a new object for an owned slot."""
-        self._states[topic][slot] = _AWAKE
+        self._states[topic][number] = _AWAKE
         is_in_loop = topic in self._overlapping
         thread = (
             len(self._threads) if is_in_loop else min(self._threads, key=self.slots_of_thread.__getitem__)
         )
         self.slots_of_thread[thread] += 1
-        state = self.awake[topic, slot] = SlotState(self.topics[topic], slot, thread)
-        return state
+        slot = self.awake[topic, number] = ConsumedSlot(self.topics[topic], number, thread)
+        return slot
 
-    def lull(self, state: SlotState) -> None:
+    def lull(self, slot: ConsumedSlot) -> None:
         """Let a slot at rest fall asleep."""
         # Only this object knows the new slot count of a re-slotted topic, so such a slot stays awake.
-        if state.topic is self.topics[state.topic.name] and self.awake.get(state.key) is state:
-            self.drop(state)
-            self.sleep(state.topic.name, state.slot, state.epoch)
+        if slot.topic is self.topics[slot.topic.name] and self.awake.get(slot.key) is slot:
+            self.drop(slot)
+            self.sleep(slot.topic.name, slot.number, slot.epoch)
 
-    def drop(self, state: SlotState) -> None:
+    def drop(self, slot: ConsumedSlot) -> None:
         """Forget the object of a slot."""
-        if self.awake.pop(state.key, None) is not None:
-            self.slots_of_thread[state.home] -= 1
+        if self.awake.pop(slot.key, None) is not None:
+            self.slots_of_thread[slot.home] -= 1
 
-    def forget(self, state: SlotState) -> None:
+    def forget(self, slot: ConsumedSlot) -> None:
         """Drop a slot that is no longer owned once nothing of it is in flight; until then its thread must not change."""
-        if not (state.owned or state.batches or state.uncertain or state.asked):
-            self.drop(state)
+        if not (slot.owned or slot.batches or slot.uncertain or slot.asked):
+            self.drop(slot)
 
-    def move(self, state: SlotState, thread: int) -> None:
+    def move(self, slot: ConsumedSlot, thread: int) -> None:
         """Give a slot to another thread for good."""
-        self.slots_of_thread[state.home] -= 1
+        self.slots_of_thread[slot.home] -= 1
         self.slots_of_thread[thread] += 1
-        state.home = state.thread = thread
+        slot.home = slot.thread = thread
 
-    def block(self, state: SlotState, batch: object) -> None:
+    def block(self, slot: ConsumedSlot, batch: object) -> None:
         """Shut a slot until the listener of ``batch`` returns."""
-        state.blocked_by = batch
-        self.blocked.add(state)
+        slot.blocked_by = batch
+        self.blocked.add(slot)
 
-    def unblock(self, state: SlotState) -> None:
+    def unblock(self, slot: ConsumedSlot) -> None:
         """Open a slot again."""
-        state.blocked_by = None
-        self.blocked.discard(state)
+        slot.blocked_by = None
+        self.blocked.discard(slot)
 
-    def sleep(self, topic: str, slot: int, epoch: int | None) -> None:
+    def sleep(self, topic: str, number: int, epoch: int | None) -> None:
         """Record a slot that was acquired and is empty."""
-        self._states[topic][slot] = _ASLEEP
-        self._epochs[topic][slot] = -1 if epoch is None else epoch
+        self._states[topic][number] = _ASLEEP
+        self._epochs[topic][number] = -1 if epoch is None else epoch
         self._sleeping += 1
 
     # --- many slots
 
-    def assign(self, topic: str, slots: array[int]) -> list[SlotState]:
+    def assign(self, topic: str, slots: array[int]) -> list[ConsumedSlot]:
         """Record slots as owned, to be acquired in this order; return the slots that have an object already."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
             # The topic was re-slotted, and has more slots than when this table was made.
             states.extend(bytes(beyond))
             self._epochs[topic].extend([0] * beyond)
-        known: list[SlotState] = []
+        known: list[ConsumedSlot] = []
         fresh = array("q")
-        for slot in slots:
-            state = self.awake.get((topic, slot)) if self.awake else None
-            if state is not None:
-                known.append(state)
-            elif states[slot] == _AWAKE:
-                states[slot] = _ASSIGNED
-                fresh.append(slot)
+        for number in slots:
+            slot = self.awake.get((topic, number)) if self.awake else None
+            if slot is not None:
+                known.append(slot)
+            elif states[number] == _AWAKE:
+                states[number] = _ASSIGNED
+                fresh.append(number)
         if fresh:
             self._unacquired.append((topic, fresh))
         return known
@@ -258,7 +258,7 @@ class SlotTable:
                 self._unacquired.appendleft((topic, slots[count:]))
             states = self._states[topic]
             # Each slot only once: it may have been lost and assigned again meanwhile.
-            wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _ASSIGNED]
+            wanted = [number for number in dict.fromkeys(slots[:count]) if states[number] == _ASSIGNED]
             count -= len(wanted)
             if wanted:
                 taken.append((topic, wanted))
@@ -268,16 +268,16 @@ class SlotTable:
         """Record that slots which were taken are still to be acquired."""
         self._unacquired.extendleft((topic, array("q", slots)) for topic, slots in taken)
 
-    def lose(self, topic: str, slot: int) -> SlotState | None:
+    def lose(self, topic: str, number: int) -> ConsumedSlot | None:
         """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""
-        state = self.awake.get((topic, slot))
+        slot = self.awake.get((topic, number))
         states = self._states[topic]
-        if state is None and slot < len(states):
-            self._sleeping -= states[slot] == _ASLEEP
-            states[slot] = _AWAKE
-        return state
+        if slot is None and number < len(states):
+            self._sleeping -= states[number] == _ASLEEP
+            states[number] = _AWAKE
+        return slot
 
-    def lose_all(self) -> list[SlotState]:
+    def lose_all(self) -> list[ConsumedSlot]:
         """Record that no slot is owned any more; return the slots that have an object."""
         for name, states in self._states.items():
             self._states[name] = bytearray(len(states))
@@ -285,18 +285,18 @@ class SlotTable:
         self._sleeping = 0
         return list(self.awake.values())
 
-    def round(self) -> Iterator[tuple[str, int, SlotState | None]]:
+    def round(self) -> Iterator[tuple[str, int, ConsumedSlot | None]]:
         """Yield every slot once, with its object if it has one at that moment."""
-        for topic, slot in list(self.awake):
+        for topic, number in list(self.awake):
             # A round takes several polls, and slots come and go in between.
-            state = self.awake.get((topic, slot))
-            if state is not None:
-                yield topic, slot, state
+            slot = self.awake.get((topic, number))
+            if slot is not None:
+                yield topic, number, slot
         for topic in self.topics:
-            slot = self._states[topic].find(_ASLEEP)
-            while slot >= 0:
-                yield topic, slot, None
-                slot = self._states[topic].find(_ASLEEP, slot + 1)
+            number = self._states[topic].find(_ASLEEP)
+            while number >= 0:
+                yield topic, number, None
+                number = self._states[topic].find(_ASLEEP, number + 1)
 
 
 ENDING_MS = 100
@@ -310,7 +310,7 @@ class SlotSchedule:
     def __init__(
         self,
         table: SlotTable,
-        depth: Callable[[SlotState], int],
+        depth: Callable[[ConsumedSlot], int],
         poll_seconds: float,
         *,
         asks_always: bool = False,
@@ -318,61 +318,61 @@ class SlotSchedule:
         self.clock = ServerClock()
         self.asks_always = asks_always
         """Whether a slot is prepared after each batch: a burst ends when nothing can be taken, and waits for no wake-up."""
-        self.waiting: dict[SlotState, None] = {}
+        self.waiting: dict[ConsumedSlot, None] = {}
         """Due slots, to be prepared as soon as their thread has room."""
-        self.parked: defaultdict[str, dict[SlotState, None]] = defaultdict(dict)
+        self.parked: defaultdict[str, dict[ConsumedSlot, None]] = defaultdict(dict)
         """Topic -> its due slots that wait until the topic's limits leave room."""
         self._table = table
         self._depth = depth
         self._poll_seconds = poll_seconds
-        self._heap: list[tuple[float, int, SlotState]] = []
+        self._heap: list[tuple[float, int, ConsumedSlot]] = []
         self._entries = count(1)
 
-    def ready(self, state: SlotState) -> None:
-        """Prepare ``state`` as soon as possible.
+    def ready(self, slot: ConsumedSlot) -> None:
+        """Prepare ``slot`` as soon as possible.
 
         A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
         ends.
         """
-        state.due = 0.0
-        state.entry = 0
-        state.sleeping_until = None
-        if state.asked:
+        slot.due = 0.0
+        slot.entry = 0
+        slot.sleeping_until = None
+        if slot.asked:
             # The prepare under way may have run before the message arrived, so the slot is asked once more after it.
-            state.again = True
+            slot.again = True
             return
-        if not (state.owned and state.acquired) or state.blocked_by or state.batches >= self._depth(state):
+        if not (slot.owned and slot.acquired) or slot.blocked_by or slot.batches >= self._depth(slot):
             return
-        rest = max(state.not_before, state.shut_until)
+        rest = max(slot.not_before, slot.shut_until)
         if rest and rest > (now := time.monotonic()):
-            self.waiting.pop(state, None)
-            self.look_at(state, self.clock.ms() + (rest - now) * 1000)
+            self.waiting.pop(slot, None)
+            self.look_at(slot, self.clock.ms() + (rest - now) * 1000)
         else:
-            self.waiting[state] = None
+            self.waiting[slot] = None
 
-    def wake(self, state: SlotState) -> None:
-        """Prepare ``state`` as soon as possible, or when the batch ends whose prepare has left nothing."""
-        if state.sleeping_until is not None and state.batches and state.topic.serial:
+    def wake(self, slot: ConsumedSlot) -> None:
+        """Prepare ``slot`` as soon as possible, or when the batch ends whose prepare has left nothing."""
+        if slot.sleeping_until is not None and slot.batches and slot.topic.serial:
             # Asked now, Redis would return one message. Until the batch ends there may be many.
-            state.sleeping_until = None
+            slot.sleeping_until = None
         else:
-            self.ready(state)
+            self.ready(slot)
 
-    def batch_ended(self, state: SlotState) -> None:
-        """Prepare ``state`` in the round trip that settles its batch, unless Redis wakes this worker if anything can be taken."""
-        until = state.sleeping_until
+    def batch_ended(self, slot: ConsumedSlot) -> None:
+        """Prepare ``slot`` in the round trip that settles its batch, unless Redis wakes this worker if anything can be taken."""
+        until = slot.sleeping_until
         if until is None or self.asks_always:
-            self.ready(state)
-        elif not state.batches:
-            self.look_at(state, until if until < NEVER else None)
+            self.ready(slot)
+        elif not slot.batches:
+            self.look_at(slot, until if until < NEVER else None)
 
-    def look_at(self, state: SlotState, due: float | None) -> None:
-        """Check ``state`` when the server's clock shows ``due``, which is None if nothing is waiting."""
-        if due is None or not state.owned:
-            state.due, state.entry = float("inf"), 0
+    def look_at(self, slot: ConsumedSlot, due: float | None) -> None:
+        """Check ``slot`` when the server's clock shows ``due``, which is None if nothing is waiting."""
+        if due is None or not slot.owned:
+            slot.due, slot.entry = float("inf"), 0
             return
-        state.due, state.entry = due, next(self._entries)
-        heapq.heappush(self._heap, (due, state.entry, state))
+        slot.due, slot.entry = due, next(self._entries)
+        heapq.heappush(self._heap, (due, slot.entry, slot))
         # Earlier entries of a slot stay in the heap and no longer count. They are removed when there are too many.
         if len(self._heap) > 2 * len(self._table.awake) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
@@ -382,10 +382,10 @@ class SlotSchedule:
         """Make those slots ready whose time has come."""
         now = self.clock.ms()
         while self._heap and self._heap[0][0] <= now:
-            _, entry, state = heapq.heappop(self._heap)
+            _, entry, slot = heapq.heappop(self._heap)
             # Otherwise the slot has got another due time since.
-            if entry == state.entry:
-                self.ready(state)
+            if entry == slot.entry:
+                self.ready(slot)
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which the first slot of the heap is due."""
@@ -395,35 +395,35 @@ class SlotSchedule:
 
     # --- slots that must not be asked now
 
-    def pause(self, state: SlotState, due: float | None, *, is_paused: bool) -> None:
+    def pause(self, slot: ConsumedSlot, due: float | None, *, is_paused: bool) -> None:
         """Ask a busy or paused slot later.
 
         A wake-up or a time-out ends the wait; if they are lost, the slow poll asks again.
         """
         if is_paused:
-            state.not_before = time.monotonic() + 10 * self._poll_seconds
+            slot.not_before = time.monotonic() + 10 * self._poll_seconds
         elif due is None or due <= (now := self.clock.ms()):
             # A time that ends just now has ended by the local clock, but not yet by the server's.
             is_ending = due is not None and due > now - ENDING_MS
-            state.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
-        self.look_at(state, due)
+            slot.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
+        self.look_at(slot, due)
 
-    def shut(self, state: SlotState, seconds: float) -> None:
+    def shut(self, slot: ConsumedSlot, seconds: float) -> None:
         """Leave a slot alone for a while."""
-        state.shut_until = time.monotonic() + seconds
-        self.waiting.pop(state, None)
-        self.look_at(state, self.clock.ms() + seconds * 1000)
+        slot.shut_until = time.monotonic() + seconds
+        self.waiting.pop(slot, None)
+        self.look_at(slot, self.clock.ms() + seconds * 1000)
 
-    def park(self, state: SlotState) -> None:
+    def park(self, slot: ConsumedSlot) -> None:
         """Set a waiting slot aside until its topic's limits leave room."""
-        del self.waiting[state]
-        self.parked[state.topic.name][state] = None
+        del self.waiting[slot]
+        self.parked[slot.topic.name][slot] = None
 
-    def drop(self, state: SlotState) -> None:
+    def drop(self, slot: ConsumedSlot) -> None:
         """Stop asking a slot."""
-        state.entry = 0
-        self.waiting.pop(state, None)
-        self.parked[state.topic.name].pop(state, None)
+        slot.entry = 0
+        self.waiting.pop(slot, None)
+        self.parked[slot.topic.name].pop(slot, None)
 
 
 LOOK_SECONDS = 0.25
@@ -443,39 +443,39 @@ class FencedSlots:
         self.confirmed = confirmed
         self._broker = broker
         self._owner = owner
-        self._slots: set[SlotState] = set()
+        self._slots: set[ConsumedSlot] = set()
 
     def __bool__(self) -> bool:
         return bool(self._slots)
 
-    def add(self, state: SlotState) -> None:
+    def add(self, slot: ConsumedSlot) -> None:
         """Record that a prepare of a slot was just answered ``fenced``."""
-        state.fenced_at, state.untaken_since = uptime(), None
-        self._slots.add(state)
+        slot.fenced_at, slot.untaken_since = uptime(), None
+        self._slots.add(slot)
 
-    def remove(self, state: SlotState) -> None:
+    def remove(self, slot: ConsumedSlot) -> None:
         """Record that a slot is no longer this worker's, or is to be acquired again."""
-        state.fenced_at = 0.0
-        self._slots.discard(state)
+        slot.fenced_at = 0.0
+        self._slots.discard(slot)
 
-    def ours_at(self, confirmed: float) -> list[SlotState]:
+    def ours_at(self, confirmed: float) -> list[ConsumedSlot]:
         """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
         # rule: stays_away_from_its_own
-        return [state for state in self._slots if state.fenced_at < confirmed]
+        return [slot for slot in self._slots if slot.fenced_at < confirmed]
 
-    def left_alone(self, untaken: Sequence[SlotState]) -> Iterator[SlotState]:
+    def left_alone(self, untaken: Sequence[ConsumedSlot]) -> Iterator[ConsumedSlot]:
         """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
         length of a time-out.
 
         This is used while the coordinator cannot say which worker owns a slot.
         """
-        calls = [fetch.held(state.topic, state.slot, self._owner, 0, 1) for state in untaken]
+        calls = [fetch.held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
         now = time.monotonic()
-        for state, held in zip(untaken, run_all(self._broker, calls), strict=True):
+        for slot, held in zip(untaken, run_all(self._broker, calls), strict=True):
             # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
             if held != []:
-                state.untaken_since = None
-            elif state.untaken_since is None:
-                state.untaken_since = now
-            elif now - state.untaken_since > state.topic.timeout:
-                yield state
+                slot.untaken_since = None
+            elif slot.untaken_since is None:
+                slot.untaken_since = now
+            elif now - slot.untaken_since > slot.topic.timeout:
+                yield slot

@@ -147,7 +147,7 @@ class ExecutorThread(threading.Thread):
             return batches[0]
         best = max(batches, key=lambda batch: batch.head)
         # rule: overtakes_receipts
-        return next(batch for batch in batches if batch.state is best.state) if topic.serial else best
+        return next(batch for batch in batches if batch.slot is best.slot) if topic.serial else best
 
     def run(self) -> None:
         try:
@@ -199,7 +199,7 @@ class ExecutorThread(threading.Thread):
         if self.marks is None:
             return bytearray(len(batch.messages))
         members = [message.delivery.member for message in batch.messages]
-        return self.marks.take(batch.topic.name, batch.state.slot, batch.receipt, members)
+        return self.marks.take(batch.topic.name, batch.slot.number, batch.receipt, members)
 
     def _patience(self, batch: Batch) -> float:
         """Return until when (``uptime``) more messages of this batch may begin."""
@@ -293,7 +293,7 @@ class ExecutorThread(threading.Thread):
         batch, committed = tally.batch, tally.committed
         self._mailbox.put(tally.slice(rest))
         tally.clear()
-        failures.done(batch.topic, batch.state.slot, committed)
+        failures.done(batch.topic, batch.slot.number, committed)
 
 
 invoke.watch(ExecutorThread)

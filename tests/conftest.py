@@ -26,6 +26,7 @@ from example_project.demo.embedded_redis import NoRedisServer
 from tests.spark import archive
 from tests.support.databases import SERVERS
 from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
+from tests.support.slot_transitions import check_transitions
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(
@@ -48,6 +49,7 @@ def pytest_configure() -> None:
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
+    check_transitions()
     # A busy machine can pause for a second. Redis is not unavailable then.
     SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))
 

@@ -15,7 +15,7 @@ from tests.support.workers import client_of
 
 @pytest.fixture
 def start(tmp_path: Path, redis_url: str, prefix: str) -> Iterator[Start]:
-    """Start workers; those that still run after the test are killed."""
+    """Start workers; those that still run after the test are killed. None has made an illegal transition of a slot."""
     started: list[WorkerProcess] = []
 
     def start_one(*arguments: str, url: str = redis_url, **environment: Any) -> WorkerProcess:
@@ -26,6 +26,8 @@ def start(tmp_path: Path, redis_url: str, prefix: str) -> Iterator[Start]:
     yield start_one
     for worker in started:
         worker.kill()
+    illegal = tmp_path / "illegal-transitions"
+    assert not illegal.exists(), illegal.read_text()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from django_rmq.core.consumer import batch as in_flight
 from django_rmq.core.consumer import executor_pool, fetch
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
+from django_rmq.core.consumer.slot_schedule import SlotState
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.message import Message
@@ -509,7 +510,7 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
         eventually(
             lambda: (
                 len(worker.dispatcher._table.awake) == MERGE.slots
-                and all(place.not_before for place in list(worker.dispatcher._table.awake.values()))
+                and all(slot.not_before for slot in list(worker.dispatcher._table.awake.values()))
             ),
             "every slot answering paused",
         )
@@ -838,7 +839,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
         heard.wait(260)
         pause.wait(0.3)
         places = [*first.dispatcher._table.awake.values(), *second.dispatcher._table.awake.values()]
-        assert sum(bool(place.fenced_at) for place in places) <= topic.slots
+        assert sum(slot.state is SlotState.FENCED for slot in places) <= topic.slots
     assert overlaps == []
     assert Counter(heard.bodies) == Counter(range(260))
     epochs = [control_of(broker, topic, slot)[b"epoch"] for slot in range(topic.slots)]
@@ -879,7 +880,8 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         send(broker, topic, ["first"])
         awake = worker.dispatcher._table.awake
         eventually(
-            lambda: [bool(place.fenced_at) for place in list(awake.values())] == [True], "being fenced"
+            lambda: [slot.state is SlotState.FENCED for slot in list(awake.values())] == [True],
+            "being fenced",
         )
         taken = broker.prepare(topic, 0, "another worker", 2, 1)
         send(broker, topic, ["second"])
@@ -887,7 +889,7 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
             pause.wait(0.3)
             assert broker.extend(topic, 0, taken.receipt, [b'"first"']) == ["ok"]
         assert control_of(broker, topic, 0)[b"epoch"] == b"2"
-        assert [bool(place.fenced_at) for place in awake.values()] == [True]
+        assert [slot.state is SlotState.FENCED for slot in awake.values()] == [True]
 
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -908,7 +910,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch:
         eventually(
             lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", LONG / 3
         )
-        assert [bool(place.fenced_at) for place in worker.dispatcher._table.awake.values()] == [True]
+        assert [slot.state is SlotState.FENCED for slot in worker.dispatcher._table.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)

@@ -14,7 +14,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.servers import RedisServer
@@ -110,7 +110,7 @@ def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatche
     assert slot.again
     assert slot not in dispatcher._schedule.waiting
     dispatcher._turn()
-    assert slot in dispatcher._schedule.waiting or slot.asked
+    assert slot in dispatcher._schedule.waiting or slot.fetch is FetchState.UNDER_WAY
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
@@ -128,8 +128,8 @@ def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, disp
     pipeline.receive = lose
     with pytest.raises(ServerUnavailable):
         dispatcher._turn()
-    assert slot.uncertain
-    assert not slot.asked
+    assert slot.state is SlotState.UNCERTAIN
+    assert slot.fetch is FetchState.IDLE
     turn_until_idle(dispatcher)
     found = in_hand(dispatcher)
     assert len(found) == len(set(found)) == COUNT

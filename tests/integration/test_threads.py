@@ -448,19 +448,19 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     broker: Any, shut: Dispatcher, is_lost: bool
 ) -> None:
     [batch] = shut._in_flight.batches.values()
-    place = batch.slot
-    shut._schedule.ready(place)
+    slot = batch.slot
+    shut._schedule.ready(slot)
     trip = shut._round_trips.send()
     assert trip is not None
-    assert list(trip.asked.slots) == [place]
+    assert list(trip.asked.slots) == [slot]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"
         shut._round_trips.lost(trip)
-        assert place.uncertain
+        assert slot.is_uncertain
         shut._replacer.replace_hung_thread(MaxRuntimeExceeded(batch))
         settle(shut)
-        assert not place.uncertain, "it was asked what was handed out"
+        assert not slot.is_uncertain, "it was asked what was handed out"
     else:
         shut._replacer.replace_hung_thread(MaxRuntimeExceeded(batch))
         shut._round_trips.receive(trip)
@@ -484,9 +484,9 @@ def test_of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads() -> N
     seen: list[tuple[int, int]] = []
     listener = Listener("prices", lambda m: seen.append((m.slot, m.receipt)))
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
-    for place, receipt, head in ((here, 915, 100.0), (there, 7, 200.0), (here, 916, 300.0)):
-        given = Message(topic, place.slot, receipt, Delivery(b"1", head, 16))
-        thread.put(Batch(place, listener, receipt, [given], uptime()))
+    for slot, receipt, head in ((here, 915, 100.0), (there, 7, 200.0), (here, 916, 300.0)):
+        given = Message(topic, slot.number, receipt, Delivery(b"1", head, 16))
+        thread.put(Batch(slot, listener, receipt, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(LONG)

@@ -310,7 +310,7 @@ def test_a_quiet_worker_takes_nothing_and_goes_on_with_what_runs(
         assert process._state() == "quiet"
         table = process.dispatcher._table
         # The slot of the first message is kept, without being owned, until the message ends.
-        eventually(lambda: len(table) == 1 and not any(one.owned for one in list(table.awake.values())))
+        eventually(lambda: len(table) == 1 and not any(one.is_owned for one in list(table.awake.values())))
         send(shop, topic, ["second"])
         go.set()
         assert heard.wait() == ["first"]

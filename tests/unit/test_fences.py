@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FencedSlots, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FencedSlots, SlotState, uptime
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.brokers import OracleBroker
@@ -19,13 +19,13 @@ def fences() -> FencedSlots:
 
 def test_only_a_later_question_gives_a_fenced_slot_back() -> None:
     fenced = fences()
-    before, slot = uptime(), ConsumedSlot(TOPIC, 0, 0)
+    before, slot = uptime(), ConsumedSlot(TOPIC, 0, 0, SlotState.ACQUIRED)
     fenced.add(slot)
-    assert fenced and slot.fenced_at >= before
+    assert fenced and slot.state is SlotState.FENCED and slot.fenced_at >= before
     assert fenced.ours_at(before) == fenced.ours_at(float("-inf")) == []
     assert fenced.ours_at(uptime() + 1) == [slot]
     fenced.remove(slot)
-    assert not fenced and not slot.fenced_at
+    assert not fenced
     assert fenced.ours_at(uptime() + 1) == []
 
 

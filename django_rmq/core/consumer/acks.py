@@ -73,6 +73,10 @@ class SlotErrors:
         self._schedule.shut(slot, REST_SECONDS)
         return None
 
+    def clear(self, slot: ConsumedSlot) -> None:
+        """Use a slot again, because Redis has answered for it."""
+        self._schedule.open(slot)
+
     def ask_again(self, slot: ConsumedSlot) -> None:
         """Prepare a slot in which a delivery had ended before its worker said so.
 
@@ -83,8 +87,7 @@ class SlotErrors:
     def _leave_node_alone(self, slot: ConsumedSlot, error: NodeUnavailable) -> None:
         """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
-        self._schedule.shut(slot, NODE_REST_SECONDS)
-        slot.away = True
+        self._schedule.shut(slot, NODE_REST_SECONDS, is_away=True)
         now = time.monotonic()
         # The node may be the one of the subscription. All of its slots report the same failure, so one renewal serves them all.
         if now >= self._next_renewal:
@@ -264,7 +267,8 @@ class AckQueue:
                     kept.repeated = True
                     trouble = self._slot_errors.of(slot, words) or trouble
                 continue
-            slot.shut_until, slot.away = 0.0, False
+            if slot.shut_until:
+                self._slot_errors.clear(slot)
             if verb != "released":
                 self.processed += len(items)
                 self._tell(pending, verb, items, words)

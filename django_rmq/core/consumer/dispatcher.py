@@ -43,7 +43,13 @@ from django_rmq.core.consumer.options import (
 )
 from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FencedSlots, SlotSchedule, SlotTable
+from django_rmq.core.consumer.slot_schedule import (
+    ConsumedSlot,
+    FencedSlots,
+    SlotSchedule,
+    SlotState,
+    SlotTable,
+)
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
@@ -112,7 +118,7 @@ class IdleCheck:
     def _drained(self) -> bool:
         now = self._schedule.clock.ms()
         return not self._table.has_unacquired and all(
-            slot.due > now or slot.blocked_by or slot.fenced_at or not slot.owned
+            slot.due > now or slot.blocked_by or slot.state is SlotState.FENCED or not slot.is_owned
             for slot in self._table.awake.values()
         )
 
@@ -161,7 +167,6 @@ class MailboxHandlers:
             if paused is not None:
                 self._router.give_back_slot(paused)
         elif (slot := self._table.get(item.topic, item.slot)) is not None:
-            slot.not_before = 0.0
             self._schedule.wake(slot)
 
     def _gained(self, item: Own) -> None:
@@ -177,8 +182,7 @@ class MailboxHandlers:
     def _resubscribed(self, item: Resubscribed) -> None:
         # Wake-ups were missed until now, so every slot that rests until one is asked at once.
         self._due_poll.hurry()
-        for slot in self._table.awake.values():
-            slot.not_before = 0.0
+        self._schedule.end_rests()
         if self._on_moved is not None:
             for name in self._table.topics:
                 self._on_moved(name)

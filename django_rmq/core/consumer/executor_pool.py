@@ -22,7 +22,7 @@ from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.heartbeat import Watchdog
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -394,7 +394,8 @@ class BatchRouter:
 
     def give_back_slot(self, slot: ConsumedSlot, *, drops: bool = True) -> None:
         """Give back all messages of a slot that have not begun, and those that a prepare under way returns."""
-        slot.recalled = slot.asked
+        if slot.fetch is FetchState.UNDER_WAY:
+            slot.change_fetch(FetchState.RECALLED)
         for batch in self._in_flight.of(slot):
             self.give_back(batch, drops=drops)
 
@@ -443,7 +444,7 @@ class BatchRouter:
         for batch in late:
             if batch.thread is None and batch in self.suspects:
                 # Otherwise the suspect would be taken again at once, and wait again.
-                batch.slot.not_before = now + SUSPECT_REST_SECONDS
+                self._schedule.rest_until(batch.slot, now + SUSPECT_REST_SECONDS)
             elif not self._keeps_waiting(batch):
                 again += 1
             if again <= REFRESHED:

@@ -25,7 +25,14 @@ from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudg
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import (
+    ConsumedSlot,
+    FetchState,
+    SlotSchedule,
+    SlotState,
+    SlotTable,
+    uptime,
+)
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.replies import Delivery, Prepared
 from django_rmq.core.model.topic import Topic
@@ -135,7 +142,7 @@ class DuePoll:
                 slot = self._table.get(name, number) if due is not None else None
             if slot is None:
                 continue
-            if slot.fenced_at:
+            if slot.state is SlotState.FENCED:
                 if due is not None and due <= server:
                     untaken.append(slot)
                 else:
@@ -152,13 +159,19 @@ class DuePoll:
         sleeping = (
             (topic, number, slot)
             for topic, number, slot in self._round
-            if slot is None
-            or (slot.blocked_by is None and (slot.fenced_at or (slot.acquired and slot.due > server)))
+            if slot is None or _is_polled(slot, server)
         )
         found = list(islice(sleeping, POLLED))
         if len(found) < POLLED or len(self._table) <= POLLED:
             self._round = None
         return found
+
+
+def _is_polled(slot: ConsumedSlot, server: float) -> bool:
+    """Return whether the slow poll asks for a slot that has a record; ``server`` is the time of Redis in ms."""
+    if slot.blocked_by is not None:
+        return False
+    return slot.state is SlotState.FENCED or (slot.state is SlotState.ACQUIRED and slot.due > server)
 
 
 IN_HAND = 20_000
@@ -402,7 +415,7 @@ class RoundTrips:
             return None
         round_trip = RoundTrip(pipeline, told, parts, asked, uptime())
         for slot in asked.slots:
-            slot.asked = True
+            slot.change_fetch(FetchState.UNDER_WAY)
         try:
             pipeline.send()
         except ServerTrouble:
@@ -473,20 +486,20 @@ class FetchReplies:
 
     def lost(self, slot: ConsumedSlot) -> None:
         """Record that the answer for a slot was lost."""
-        slot.asked = slot.again = slot.recalled = False
+        slot.change_fetch(FetchState.IDLE)
+        slot.again = False
         self._acquirer.doubt(slot)
         self._table.forget(slot)
 
     def prepared(self, slot: ConsumedSlot, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Process the answer of a prepare; return an error that concerns more than this slot."""
-        # The slot was lost or paused while the answer was under way, so the messages in it are given back.
-        recalled = slot.recalled or not slot.owned
-        slot.asked = slot.recalled = False
+        recalled = slot.fetch is FetchState.RECALLED
+        slot.change_fetch(FetchState.IDLE)
         trouble = None
         if isinstance(reply, RmqError):
             trouble = self._acquirer.failed(slot, reply)
         else:
-            slot.shut_until, slot.away = 0.0, False
+            self._schedule.open(slot)
             has_more = reply.next_due is not None and reply.next_due <= self._schedule.clock.ms()
             self._capacity.answered(slot, len(reply.deliveries), has_more=has_more)
             if reply.status != "ok":

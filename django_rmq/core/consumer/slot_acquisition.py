@@ -26,6 +26,7 @@ from django_rmq.core.consumer.slot_schedule import (
     ConsumedSlot,
     FencedSlots,
     SlotSchedule,
+    SlotState,
     SlotTable,
     uptime,
 )
@@ -111,8 +112,8 @@ class LostReplyRecovery:
         slot, receipt, things = ours
         # The slot may have been lost since. A marked delivery was buried or removed by a person: it is given back, which ends
         # it.
-        begin = [thing.delivery for thing in things if slot.owned and not thing.marked]
-        back = [thing.delivery.member for thing in things if not slot.owned or thing.marked]
+        begin = [thing.delivery for thing in things if slot.is_owned and not thing.marked]
+        back = [thing.delivery.member for thing in things if not slot.is_owned or thing.marked]
         if slot.topic.is_priority:
             begin.sort(key=lambda delivery: -delivery.score)
         logger.info(
@@ -171,28 +172,28 @@ class SlotAcquirer:
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
         for slot in self._table.assign(topic, slots):
-            if not slot.owned:
+            if not slot.is_owned:
                 # The slot returns while something of it is in flight here. Meanwhile its epoch may have become another
                 # worker's.
-                slot.owned, slot.acquired = True, False
-                slot.due = slot.not_before = slot.shut_until = 0.0
-                slot.away = False
+                slot.change_state(SlotState.UNCERTAIN if slot.is_uncertain else SlotState.ASSIGNED)
+                self._schedule.reset(slot)
                 self.unacquired[slot] = None
 
     def disown(self, slot: ConsumedSlot) -> None:
         """Stop taking from a slot. Redis is still asked for the deliveries of a lost reply, so that they can be given back."""
-        slot.owned = slot.acquired = False
+        if slot.is_owned:
+            slot.change_state(SlotState.DISOWNED_UNCERTAIN if slot.is_uncertain else SlotState.DISOWNED)
         self.fenced_slots.remove(slot)
         self._schedule.drop(slot)
-        if not slot.uncertain:
+        if not slot.is_uncertain:
             self.unacquired.pop(slot, None)
 
     def doubt(self, slot: ConsumedSlot) -> None:
         """Record that the reply of a prepare was lost: Redis is asked for its deliveries before anything more is taken."""
         if slot.topic.serial:
-            slot.uncertain, slot.acquired = True, False
+            slot.change_state(SlotState.UNCERTAIN if slot.is_owned else SlotState.DISOWNED_UNCERTAIN)
             self.unacquired[slot] = None
-            slot.due, slot.entry = 0.0, 0
+            self._schedule.expect(slot)
         else:
             # Redis does not record who holds a message of a topic without a gate, so lost deliveries are left to their time-
             # out.
@@ -213,11 +214,12 @@ class SlotAcquirer:
             f"Topic {slot.topic.name} slot {slot.number}: %s",
             LostRace("another worker has acquired it"),
         )
-        # The worker that fenced this one may have acted on an old assignment, so the slot may still belong to this worker.
-        if slot.owned:
+        # The worker that fenced this one may have acted on an old assignment, so the slot may still belong to this worker. A
+        # slot that has left and returned during the fetch is about to be acquired again anyway.
+        if slot.state is SlotState.ACQUIRED:
             self.fenced_slots.add(slot)
-        slot.acquired, slot.epoch = False, None
-        slot.due, slot.entry = float("inf"), 0
+            slot.epoch = None
+            self._schedule.look_at(slot, None)
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
@@ -237,7 +239,8 @@ class SlotAcquirer:
     def acquire_fenced(self, slot: ConsumedSlot) -> None:
         """Acquire a slot that another worker has acquired."""
         self.fenced_slots.remove(slot)
-        slot.due = 0.0
+        slot.change_state(SlotState.ASSIGNED)
+        self._schedule.expect(slot)
         self.unacquired[slot] = None
 
     # --- the first time
@@ -304,9 +307,9 @@ class SlotAcquirer:
         epochs: dict[ConsumedSlot, Answer[int]] = {}
         helds: dict[ConsumedSlot, Answer[list[HeldReply] | None]] = {}
         for slot in slots:
-            if slot.owned and slot.topic.serial:
+            if slot.is_owned and slot.topic.serial:
                 epochs[slot] = pipeline.add(fetch.acquire(slot.topic, slot.number))
-            if slot.uncertain:
+            if slot.is_uncertain:
                 helds[slot] = pipeline.add(fetch.held(slot.topic, slot.number, self._owner, 0, BATCH))
         # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
@@ -336,7 +339,6 @@ class SlotAcquirer:
 
     def _acquired(self, slot: ConsumedSlot) -> None:
         self.unacquired.pop(slot, None)
-        slot.uncertain = False
-        slot.acquired = slot.owned
+        slot.change_state(SlotState.ACQUIRED if slot.is_owned else SlotState.DISOWNED)
         self._schedule.ready(slot)
         self._table.forget(slot)

@@ -12,9 +12,9 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from itertools import count
-from typing import Any
 
 from django_rmq.core.commands import fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -43,18 +43,60 @@ class ServerClock:
         return time.monotonic() * 1000 + (self._low + self._high) / 2
 
 
-_AWAKE, _ASSIGNED, _ASLEEP = 0, 1, 2
-"""States of a slot. AWAKE: it has an object, or belongs to another worker. TOLD: owned and to be acquired.
-ASLEEP: acquired and empty."""
+class SlotState(Enum):
+    """What this worker may do with a slot that has a record. The owner of the state is ``SlotAcquirer``."""
+
+    ASSIGNED = "assigned"
+    """The slot is assigned to this worker, which has to acquire it before it fetches."""
+    ACQUIRED = "acquired"
+    """The epoch of the slot is this worker's. Only in this state is anything fetched."""
+    FENCED = "fenced"
+    """Another worker has acquired the slot since, although it is assigned to this one."""
+    UNCERTAIN = "uncertain"
+    """The reply of a fetch was lost. Redis is asked what it delivered, and the slot is acquired again."""
+    DISOWNED = "disowned"
+    """The slot is assigned to this worker no more. The record stays until nothing of the slot is in flight."""
+    DISOWNED_UNCERTAIN = "disowned, uncertain"
+    """The same, and Redis is still asked what a lost reply delivered, so that it can be given back."""
+
+
+class FetchState(Enum):
+    """Where the fetch of a slot is. It is independent of ``SlotState``: a slot may be disowned during a fetch."""
+
+    IDLE = "idle"
+    UNDER_WAY = "under way"
+    """A prepare was sent and is not answered. A slot has at most one; the owner of this step is ``RoundTrips``."""
+    RECALLED = "recalled"
+    """The messages that it returns are given back, because the slot was disowned, paused or shut meanwhile."""
+
+
+SLOT_TRANSITIONS = {
+    SlotState.ASSIGNED: {SlotState.ACQUIRED, SlotState.UNCERTAIN, SlotState.DISOWNED},
+    SlotState.ACQUIRED: {SlotState.FENCED, SlotState.UNCERTAIN, SlotState.DISOWNED},
+    SlotState.FENCED: {SlotState.ASSIGNED, SlotState.DISOWNED},
+    SlotState.UNCERTAIN: {SlotState.ACQUIRED, SlotState.DISOWNED_UNCERTAIN},
+    SlotState.DISOWNED: {SlotState.ASSIGNED, SlotState.DISOWNED_UNCERTAIN},
+    SlotState.DISOWNED_UNCERTAIN: {SlotState.UNCERTAIN, SlotState.DISOWNED},
+}
+"""The legal transitions. A record begins as ASSIGNED, or as ACQUIRED if its slot was asleep."""
+
+FETCH_TRANSITIONS = {
+    FetchState.IDLE: {FetchState.UNDER_WAY},
+    FetchState.UNDER_WAY: {FetchState.RECALLED, FetchState.IDLE},
+    FetchState.RECALLED: {FetchState.IDLE},
+}
 
 
 class ConsumedSlot:
-    """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in flight."""
+    """The record of one slot: assigned to this worker, or disowned while something of it is still in flight.
+
+    ``SlotTable`` makes and drops records. Each group of values has one owner, and the other parts ask it: the state
+    ``SlotAcquirer``, the times and ``again`` ``SlotSchedule``, ``batches`` ``InFlight``, ``blocked_by`` and ``home``
+    ``SlotTable``.
+    """
 
     __slots__ = (
-        "acquired",
         "again",
-        "asked",
         "away",
         "batches",
         "blocked_by",
@@ -64,42 +106,34 @@ class ConsumedSlot:
         "epoch",
         "expected",
         "fenced_at",
+        "fetch",
         "home",
         "not_before",
         "number",
-        "owned",
-        "recalled",
         "shut_until",
         "sleeping_until",
+        "state",
         "thread",
         "topic",
-        "uncertain",
         "untaken_since",
     )
 
-    def __init__(self, topic: Topic, number: int, thread: int) -> None:
+    def __init__(self, topic: Topic, number: int, thread: int, state: SlotState = SlotState.ASSIGNED) -> None:
         self.topic = topic
         self.number = number
         self.home = thread
         """Serial topics: the index of the thread that works on this slot unless it is taken."""
         self.thread = thread
         """Serial topics: the index of the one thread that works on this slot while anything of it is in flight."""
-        self.owned = True
-        self.acquired = False
-        """Whether its epoch belongs to this worker. Nothing is prepared otherwise."""
+        self.state = state
+        self.fetch = FetchState.IDLE
         self.epoch: int | None = None
-        self.uncertain = False
-        """Whether a prepare of this worker may have run without its answer having arrived."""
+        self.again = False
+        """Whether the slot became ready during a fetch. Then it is fetched again after the answer."""
         self.expected: int | None = None
         """How many messages the next prepare is expected to return; None before the first one."""
-        self.asked = False
-        """Whether a prepare of the slot is under way."""
-        self.again = False
-        """Whether the slot became ready meanwhile; then it is asked again when that prepare is answered."""
-        self.recalled = False
-        """Whether the messages of that prepare are given back, because the slot was lost or paused meanwhile."""
         self.fenced_at = 0.0
-        """The ``uptime`` at which this worker learned that another owner has acquired it; 0 if the slot is not fenced."""
+        """The ``uptime`` at which this worker learned that another one has acquired the slot, while it is FENCED."""
         self.untaken_since: float | None = None
         """The monotonic time since which messages are due in a fenced slot and no worker takes them; else None."""
         self.due = 0.0
@@ -107,7 +141,7 @@ class ConsumedSlot:
         self.entry = 0
         """The number of its valid entry in the heap; 0 if it has none."""
         self.not_before = 0.0
-        """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
+        """Monotonic time before which a busy or paused slot is not fetched, unless it is woken."""
         self.sleeping_until: int | None = None
         """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
         self.shut_until = 0.0
@@ -115,7 +149,7 @@ class ConsumedSlot:
         self.away = False
         """Whether it is left alone because its node does not answer."""
         self.batches = 0
-        self.blocked_by: Any = None
+        self.blocked_by: object | None = None
         """The batch whose listener exceeded MAX_RUNTIME and has not returned."""
         self.cursor: tuple[str, bytes] | None = None
         """Where prepare continues after members that are in flight."""
@@ -125,15 +159,37 @@ class ConsumedSlot:
         return self.topic.name, self.number
 
     @property
+    def is_owned(self) -> bool:
+        """Whether the slot is assigned to this worker."""
+        return self.state not in (SlotState.DISOWNED, SlotState.DISOWNED_UNCERTAIN)
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether Redis has to be asked what a lost reply delivered."""
+        return self.state in (SlotState.UNCERTAIN, SlotState.DISOWNED_UNCERTAIN)
+
+    @property
     def is_at_rest(self) -> bool:
         """Whether its epoch is all that is known about it."""
         return (
             self.due == float("inf")
-            and self.owned
-            and self.acquired
-            and not (self.asked or self.again)
-            and not (self.batches or self.uncertain or self.fenced_at or self.blocked_by or self.shut_until)
+            and self.state is SlotState.ACQUIRED
+            and self.fetch is FetchState.IDLE
+            and not (self.again or self.batches or self.blocked_by or self.shut_until)
         )
+
+    def change_state(self, state: SlotState) -> None:
+        """Make a transition that ``SLOT_TRANSITIONS`` has. The tests check each one; production does not."""
+        self.state = state
+
+    def change_fetch(self, fetch: FetchState) -> None:
+        """Make a transition that ``FETCH_TRANSITIONS`` has. The tests check each one; production does not."""
+        self.fetch = fetch
+
+
+_AWAKE, _ASSIGNED, _ASLEEP = 0, 1, 2
+"""What the table stores of a slot. AWAKE: it has a record, or is not assigned to this worker. ASSIGNED: it is to be
+acquired for the first time. ASLEEP: it was acquired and is empty, so only its epoch is kept."""
 
 
 class SlotTable:
@@ -171,21 +227,21 @@ class SlotTable:
         slot = self.awake.get((topic, number))
         if slot is None and 0 <= number < len(self._states[topic]) and self._states[topic][number] == _ASLEEP:
             self._sleeping -= 1
-            slot = self.add(topic, number)
-            slot.acquired, slot.due = True, float("inf")
+            slot = self.add(topic, number, SlotState.ACQUIRED)
+            slot.due = float("inf")
             epoch = self._epochs[topic][number]
             slot.epoch = epoch if epoch >= 0 else None
         return slot
 
-    def add(self, topic: str, number: int) -> ConsumedSlot:
-        """Return a new object for an owned slot."""
+    def add(self, topic: str, number: int, state: SlotState = SlotState.ASSIGNED) -> ConsumedSlot:
+        """Return a new record for an owned slot."""
         self._states[topic][number] = _AWAKE
         is_in_loop = topic in self._overlapping
         thread = (
             len(self._threads) if is_in_loop else min(self._threads, key=self.slots_of_thread.__getitem__)
         )
         self.slots_of_thread[thread] += 1
-        slot = self.awake[topic, number] = ConsumedSlot(self.topics[topic], number, thread)
+        slot = self.awake[topic, number] = ConsumedSlot(self.topics[topic], number, thread, state)
         return slot
 
     def lull(self, slot: ConsumedSlot) -> None:
@@ -202,7 +258,7 @@ class SlotTable:
 
     def forget(self, slot: ConsumedSlot) -> None:
         """Drop a slot that is no longer owned once nothing of it is in flight; until then its thread must not change."""
-        if not (slot.owned or slot.batches or slot.uncertain or slot.asked):
+        if slot.state is SlotState.DISOWNED and not slot.batches and slot.fetch is FetchState.IDLE:
             self.drop(slot)
 
     def move(self, slot: ConsumedSlot, thread: int) -> None:
@@ -337,11 +393,11 @@ class SlotSchedule:
         slot.due = 0.0
         slot.entry = 0
         slot.sleeping_until = None
-        if slot.asked:
-            # The prepare under way may have run before the message arrived, so the slot is asked once more after it.
+        if slot.fetch is not FetchState.IDLE:
+            # The prepare under way may have run before the message arrived, so the slot is fetched once more after it.
             slot.again = True
             return
-        if not (slot.owned and slot.acquired) or slot.blocked_by or slot.batches >= self._depth(slot):
+        if slot.state is not SlotState.ACQUIRED or slot.blocked_by or slot.batches >= self._depth(slot):
             return
         rest = max(slot.not_before, slot.shut_until)
         if rest and rest > (now := time.monotonic()):
@@ -352,6 +408,7 @@ class SlotSchedule:
 
     def wake(self, slot: ConsumedSlot) -> None:
         """Prepare ``slot`` as soon as possible, or when the batch ends whose prepare has left nothing."""
+        slot.not_before = 0.0
         if slot.sleeping_until is not None and slot.batches and slot.topic.serial:
             # Asked now, Redis would return one message. Until the batch ends there may be many.
             slot.sleeping_until = None
@@ -368,7 +425,7 @@ class SlotSchedule:
 
     def look_at(self, slot: ConsumedSlot, due: float | None) -> None:
         """Check ``slot`` when the server's clock shows ``due``, which is None if nothing is waiting."""
-        if due is None or not slot.owned:
+        if due is None or not slot.is_owned:
             slot.due, slot.entry = float("inf"), 0
             return
         slot.due, slot.entry = due, next(self._entries)
@@ -408,11 +465,33 @@ class SlotSchedule:
             slot.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
         self.look_at(slot, due)
 
-    def shut(self, slot: ConsumedSlot, seconds: float) -> None:
-        """Leave a slot alone for a while."""
-        slot.shut_until = time.monotonic() + seconds
+    def rest_until(self, slot: ConsumedSlot, seconds: float) -> None:
+        """Leave a slot alone until this monotonic time, unless it is woken."""
+        slot.not_before = seconds
+
+    def end_rests(self) -> None:
+        """Let the slots be fetched that wait until they are woken, because wake-ups may have been lost."""
+        for slot in self._table.awake.values():
+            slot.not_before = 0.0
+
+    def reset(self, slot: ConsumedSlot) -> None:
+        """Forget when a slot was to be fetched, because it returns to this worker."""
+        slot.due = slot.not_before = 0.0
+        self.open(slot)
+
+    def expect(self, slot: ConsumedSlot) -> None:
+        """Count a slot as due that cannot be fetched before it is acquired."""
+        slot.due, slot.entry = 0.0, 0
+
+    def shut(self, slot: ConsumedSlot, seconds: float, *, is_away: bool = False) -> None:
+        """Leave a failing slot alone for a while. ``is_away``: because its node does not answer."""
+        slot.shut_until, slot.away = time.monotonic() + seconds, is_away
         self.waiting.pop(slot, None)
         self.look_at(slot, self.clock.ms() + seconds * 1000)
+
+    def open(self, slot: ConsumedSlot) -> None:
+        """Leave a slot alone no longer, because Redis has answered for it."""
+        slot.shut_until, slot.away = 0.0, False
 
     def park(self, slot: ConsumedSlot) -> None:
         """Set a waiting slot aside until its topic's limits leave room."""
@@ -450,12 +529,12 @@ class FencedSlots:
 
     def add(self, slot: ConsumedSlot) -> None:
         """Record that a prepare of a slot was just answered ``fenced``."""
+        slot.change_state(SlotState.FENCED)
         slot.fenced_at, slot.untaken_since = uptime(), None
         self._slots.add(slot)
 
     def remove(self, slot: ConsumedSlot) -> None:
         """Record that a slot is no longer this worker's, or is to be acquired again."""
-        slot.fenced_at = 0.0
         self._slots.discard(slot)
 
     def ours_at(self, confirmed: float) -> list[ConsumedSlot]:

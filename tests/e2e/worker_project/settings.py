@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.connections import SOCKET_TIMEOUTS
+from tests.support.slot_transitions import check_transitions
 
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 TIMEOUT = int(os.environ.get("WORKER_TIMEOUT", "30"))
+check_transitions(WORKER_DATA / "illegal-transitions")
 # A busy machine can pause for a second. A send does not have to fail then.
 SOCKET_TIMEOUTS["web"] = 10.0
 

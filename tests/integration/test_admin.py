@@ -428,7 +428,7 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
     response = boss.get(page)
     shown = text(response)
     assert "order # of '…'" in shown and "&lt;no stock&gt;" in response.content.decode()
-    assert "All 3 dead messages were looked at." in shown and shown.count("rmq-spark") == 2
+    assert "3 dead messages were looked at: all there are." in shown and shown.count("rmq-spark") == 2
     line = response.context["lines"][0]
     assert (line["group"].count, len(line["samples"])) == (2, 2)
     for address in (*line["samples"], line["edit_url"], line["url"]):

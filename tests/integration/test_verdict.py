@@ -15,6 +15,7 @@ from django.utils import translation
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.core import lua
 from django_rmq.core.commands.registry import assign, roster, write_report
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span, write_record
@@ -339,10 +340,12 @@ def test_each_node_of_a_cluster_has_a_panel_and_says_why_it_refuses(
 
 def test_a_slow_log_shows_no_arguments() -> None:
     log = [
+        [2, 1_800_000_000, 1_000, [b"evalsha", lua.load("prepare").sha, b"1", b"orders:secret"], b"", b""],
         [1, 1_800_000_000, 2_500, [b"EVALSHA", b"abc", b"1", b"orders:secret"], b"127.0.0.1:1", b""],
         [2, 1_800_000_001, 9_000, [b"SET", b"orders:secret", b"card"]],
     ]
     assert parse_slow_commands({"": [log]}) == [
         SlowCommand("", 1_800_000_001_000, 9_000, "SET"),
         SlowCommand("", 1_800_000_000_000, 2_500, "EVALSHA abc"),
+        SlowCommand("", 1_800_000_000_000, 1_000, "evalsha prepare"),
     ]

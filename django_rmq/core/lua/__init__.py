@@ -178,6 +178,16 @@ def all_names() -> tuple[str, ...]:
 
 
 @cache
+def _names_by_sha() -> dict[bytes, str]:
+    return {load(name).sha: name for name in all_names()}
+
+
+def name_of(sha: bytes) -> str | None:
+    """Return the name of the script with this SHA-1, or None if it is none of this version."""
+    return _names_by_sha().get(sha)
+
+
+@cache
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
     found = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())

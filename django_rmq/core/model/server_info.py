@@ -25,7 +25,7 @@ class SlowCommand(NamedTuple):
     """When it ran, by the clock of the server."""
     microseconds: int
     command: str
-    """The name of the command; of a script its digest, too."""
+    """The name of the command; of a script its name, too, or its digest if it is none of this version."""
 
 
 class ServerInfo(NamedTuple):

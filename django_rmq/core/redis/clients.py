@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from django_rmq.core import lua
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
 from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
@@ -169,9 +170,10 @@ def parse_slow_commands(replies: Mapping[str, Sequence[Any]]) -> list[SlowComman
             errors.append(log)
             continue
         for _number, at, microseconds, arguments, *_client in log:
-            # The arguments are keys and contents of messages; only the digest of a script may be shown.
-            words = arguments[:2] if arguments[0].upper() == b"EVALSHA" else arguments[:1]
-            command = b" ".join(words).decode(errors="replace")
+            # The arguments are keys and contents of messages; only the name or digest of a script may be shown.
+            command = arguments[0].decode(errors="replace")
+            if command.upper() == "EVALSHA":
+                command += f" {lua.name_of(arguments[1]) or arguments[1].decode(errors='replace')}"
             found.append(SlowCommand(node, int(at) * 1000, int(microseconds), command))
     if errors and len(errors) == len(replies):
         raise translate(errors[0]) from errors[0]

@@ -22,8 +22,11 @@ from django_rmq.operations import (
     message_details,
     message_search,
     messages,
-    reports,
+    monitoring,
     sends,
+    shared_reads,
+    stats,
+    topics,
     wait_reasons,
 )
 from django_rmq.operations import claims as claiming
@@ -38,12 +41,13 @@ from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.health import Health, check_health, read_servers
+from django_rmq.operations.health import Health, check_health, read_servers, slow_commands
 from django_rmq.operations.message_details import Followed
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
+from django_rmq.operations.monitoring import Measurement, TopicMetrics
 from django_rmq.operations.outbox import OutboxRow, Waiting
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import (
@@ -54,15 +58,10 @@ from django_rmq.operations.stats import (
     TopicStats,
     WorkerStats,
 )
-from django_rmq.operations.topic_metrics import Measurement, TopicMetrics
 from django_rmq.operations.topics import (
     TopicCard,
     TopicLimits,
     UndeclaredTopic,
-    change_limits,
-    reset_limits,
-    topic_card,
-    topic_limits,
 )
 from django_rmq.operations.wait_reasons import Hold
 from django_rmq.operations.worker_overview import (
@@ -86,20 +85,21 @@ class Operations(OperationContext):
     function of one of the modules named here: it gets the ``OperationContext``, and checks its permission first.
     """
 
-    overview, survey, topic, slots = reports.overview, reports.survey, reports.topic, reports.slots
-    shared_survey = reports.shared_survey
-    shared_outbox, shared_schedules = reports.shared_outbox, reports.shared_schedules
-    shared_servers, shared_flow = reports.shared_servers, reports.shared_flow
-    flow, measured, workers, health = reports.flow, reports.measured, reports.workers, check_health
-    topic_card, topic_limits = topic_card, topic_limits
-    change_limits, reset_limits = change_limits, reset_limits
+    overview, survey, topic, slots = stats.overview, stats.survey, stats.topic, stats.slots
+    flow, workers = stats.flow, stats.workers
+    shared_survey, shared_flow = shared_reads.shared_survey, shared_reads.shared_flow
+    shared_outbox, shared_schedules = shared_reads.shared_outbox, shared_reads.shared_schedules
+    shared_servers, shared_health = shared_reads.shared_servers, shared_reads.shared_health
+    health, servers, slow_commands = check_health, read_servers, slow_commands
+    topic_card, topic_limits = topics.topic_card, topics.topic_limits
+    change_limits, reset_limits = topics.change_limits, topics.reset_limits
+    stranded, find_stranded = topics.stranded, topics.find_stranded
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
-    history, last_minutes, last_rates = reports.history, reports.last_minutes, reports.last_rates
-    events, annotations_of = reports.events, reports.annotations_of
-    servers, slow_commands, shared_health = read_servers, reports.slow_commands, reports.shared_health
-    stranded, find_stranded = reports.stranded, reports.find_stranded
+    measured, history, events = monitoring.measured, monitoring.history, monitoring.events
+    last_minutes, last_rates = monitoring.last_minutes, monitoring.last_rates
+    annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, causes, holds = grouped.groups, grouped.causes, wait_reasons.holds

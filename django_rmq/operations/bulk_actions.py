@@ -206,8 +206,7 @@ def retire(
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
-    context.require_all_topics()
-    found = topics.find(context.broker, context.config.topics, name)
+    found = topics.find_undeclared(context, name)
     target = None if to is None else context.present(to)
     steps = topics.retire(context.broker, connections.get_producer, found, target, delete=delete, dead=dead)
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []

@@ -25,7 +25,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
 from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.replies import Roster
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
 from django_rmq.operations import stats, topics
 from django_rmq.operations.authorization import Permission
@@ -244,7 +244,7 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(context, refusal)
         if names is None or names:
-            figures = stats.survey(broker, context.present_all(names))
+            figures = stats.survey(context, names)
             for one in figures.topics:
                 yield from judge_topic(one, limits)
             for schedule in schedules(context, names):
@@ -253,7 +253,7 @@ def _check_redis(
             # Workers that are unknown are a finding of the coordinator. A ZooKeeper that hangs is not waited for again.
             with contextlib.suppress(RmqError):
                 yield from () if figures.problem else judge_vanished(worker_overview(context))
-            for left in topics.stranded(broker, context.config.topics):
+            for left in topics.stranded(context):
                 yield from judge_undeclared(left)
         if context.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.
@@ -270,6 +270,12 @@ def read_servers(context: OperationContext) -> list[ServerInfo] | None:
         return context.broker.servers()
     except ServerRefused:
         return None
+
+
+def slow_commands(context: OperationContext) -> list[SlowCommand]:
+    """Return the commands in the slow logs of the servers, without arguments. Raises ``ServerRefused`` if not permitted."""
+    context.actor.require(Permission.VIEW)
+    return context.broker.slow_commands()
 
 
 def _check_writes(context: OperationContext, refusal: str) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ from django_rmq.operations.message_view import (
     time_of,
 )
 from django_rmq.operations.messages import LONGEST_PAGE, checked, listing, ranks_of
-from django_rmq.operations.reports import shared_survey
+from django_rmq.operations.shared_reads import shared_survey
 
 KINDS = ("error", "slot", "hour")
 

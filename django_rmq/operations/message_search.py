@@ -21,7 +21,7 @@ from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look, may_search
 from django_rmq.operations.messages import get, listing
-from django_rmq.operations.reports import shared_survey
+from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats
 
 SEARCH_SECONDS = 1.0

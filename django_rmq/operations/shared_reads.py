@@ -2,18 +2,19 @@
 
 A survey looks at every slot, and each open page asks for one every few seconds. So a survey is kept for a moment: in the
 process, and in Redis for the other web processes. The longer it took, the longer it is kept, which bounds the work in Redis.
-Those who ask while one is being made wait for it. Permissions are checked by ``reports``. An answer about all
+Those who ask while one is being made wait for it. An answer about all
 topics is kept whole, and an actor who may not know of all of them gets a part of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,13 +27,14 @@ from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.operations import stats
+from django_rmq.operations import health, stats
 from django_rmq.operations.annotations import Annotation, read_annotations
+from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.health import read_servers
+from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity, read_servers
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
-from django_rmq.operations.stats import Overview, TopicCounters, TopicStats, flow
+from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
 from django_rmq.operations.topics import UndeclaredTopic, changed_limits, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
 
@@ -94,25 +96,39 @@ _kept: dict[tuple[object, ...], _Kept] = {}
 _guard = threading.Lock()
 
 
-def shared_survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
+def shared_survey(context: OperationContext, names: Iterable[str] | None = None) -> Overview:
+    """Return the same as ``survey``, up to three seconds old: all dashboards share one."""
+    context.actor.require(Permission.VIEW)
+    found = shared_survey_of(context.broker, context.present_all(names))
+    if context.hides_topics and not found.problem:
+        # They may have become unknown since the figures were read.
+        with contextlib.suppress(RmqError):
+            found = found._replace(workers=len(shared_workers(context).workers))
+    return found
+
+
+def shared_survey_of(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` as they were at most three seconds ago. Raises ``ServerTrouble``.
 
     A survey that takes long is kept for up to eleven seconds.
     """
     if connections.in_memory():
-        return stats.survey(broker, topics)
+        return stats.survey_topics(broker, topics)
     return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
 
 
-def shared_flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
-    """Return what ``flow`` returned at most a second ago. Raises ``ServerTrouble``."""
+def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
+    """Return the same as ``flow``, up to a second ago: all dashboards share one answer."""
+    context.actor.require(Permission.VIEW)
+    broker, topics = context.broker, context.present_all(names)
     if connections.in_memory():
-        return flow(broker, topics)
-    return _shared(("flow", broker, *topics), partial(flow, broker, topics), KEPT_SECONDS)
+        return stats.read_counters(broker, topics)
+    return _shared(("flow", broker, *topics), partial(stats.read_counters, broker, topics), KEPT_SECONDS)
 
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
-    """Return what ``outbox`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    """Return how much is in the outbox, up to five seconds ago: all dashboards share one answer."""
+    context.actor.require(Permission.VIEW)
     ask = partial(outbox, context.of_all_topics())
     found = _shared(("outbox", id(context.config)), ask, OTHERS_SECONDS)
     known = context.known(None)
@@ -120,7 +136,8 @@ def shared_outbox(context: OperationContext) -> list[Waiting]:
 
 
 def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
-    """Return what ``schedules`` returned at most five seconds ago. Raises ``ServerTrouble``."""
+    """Return the schedules, up to five seconds ago: all dashboards share one answer."""
+    context.actor.require(Permission.VIEW)
     ask = partial(schedules, context.of_all_topics())
     found = _shared(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
     known = context.known(None)
@@ -128,7 +145,8 @@ def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
 
 
 def shared_servers(context: OperationContext) -> list[ServerInfo]:
-    """Return what each Redis server reported about itself a second ago; empty also if Redis does not permit it."""
+    """Return what each Redis server reports about itself, up to a second ago; empty also if it is unknown."""
+    context.actor.require(Permission.VIEW)
     return _shared(
         ("servers", id(context.config), context.broker), lambda: read_servers(context) or [], KEPT_SECONDS
     )
@@ -146,24 +164,68 @@ def shared_workers(context: OperationContext) -> WorkerOverview:
     return seen_overview(context, found)
 
 
-def shared_annotations(context: OperationContext, names: Collection[str]) -> list[Annotation]:
-    """Return what ``read_annotations`` returned at most five seconds ago."""
-    return _shared(
+def annotations_of(context: OperationContext, names: Collection[str], since_ms: float) -> list[Annotation]:
+    """Return what has happened to topics since ``since_ms``, the first first, up to five seconds late."""
+    context.actor.require(Permission.VIEW)
+    known = context.topics()
+    names = [name for name in names if name in known]
+    found = _shared(
         ("annotations", context.broker, *names),
         partial(read_annotations, context.broker, names),
         OTHERS_SECONDS,
     )
+    return [one for one in found if one.at_ms >= since_ms]
 
 
 def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
     """Return what ``some_stranded`` returned at most a minute ago. Raises ``ServerTrouble``, and ``NotPermitted``."""
     context.require_all_topics()
-    topics = context.config.topics
     return _shared(
-        ("stranded", id(context.config), context.broker),
-        partial(some_stranded, context.broker, topics),
-        STRANDED_SECONDS,
+        ("stranded", id(context.config), context.broker), partial(some_stranded, context), STRANDED_SECONDS
     )
+
+
+def shared_health(
+    context: OperationContext, figures: Sequence[TopicStats], problem: str = "", *, only_these: bool = True
+) -> Health:
+    """Return what ``rmqhealth`` finds wrong with its default limits, for topics whose figures were read before.
+
+    Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
+    workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
+    other topics. The texts are in the language of this thread.
+    """
+    context.actor.require(Permission.VIEW)
+    names = {one.topic.name for one in figures}
+    found = [finding for one in figures for finding in health.judge_topic(one, DEFAULT_THRESHOLDS)]
+    if problem:
+        found.append(Finding("coordinator", "", Severity.BAD, problem))
+    for server in shared_servers(context):
+        found += health.judge_server(server)
+    if not (only_these or problem):
+        # They may have become unknown since the figures were read.
+        with contextlib.suppress(RmqError):
+            found += health.judge_vanished(shared_workers(context))
+    if not only_these:
+        with contextlib.suppress(RmqError):
+            for undeclared in shared_stranded(context):
+                found += health.judge_undeclared(undeclared)
+    if context.config.uses_outbox:
+        try:
+            waiting = shared_outbox(context)
+        except RmqError as error:
+            found.append(Finding("outbox", "", Severity.BAD, str(error)))
+        else:
+            found += [health.judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
+    try:
+        kept_schedules = shared_schedules(context)
+    except RmqError as error:
+        found.append(Finding("schedule", "", Severity.BAD, str(error)))
+    else:
+        found += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
+    chosen = [
+        one for one in found if one.severity and (not only_these or not one.topic or one.topic in names)
+    ]
+    return health.sorted_by_severity(chosen)
 
 
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
@@ -220,7 +282,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
             # A full Redis, a replica, or a user that may only read, refuses to keep the survey. It is then not shared.
-            return stats.survey(broker, topics)
+            return stats.survey_topics(broker, topics)
         if word == "done":
             try:
                 return _parsed(stored, topics)
@@ -232,7 +294,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
     try:
         # Redis works for about as long as this thread. The time on the clock would also grow with what others do.
         worked = time.thread_time()
-        overview = stats.survey(broker, topics)
+        overview = stats.survey_topics(broker, topics)
         overview = overview._replace(took_ms=round((time.thread_time() - worked) * 1000))
         made = _written(overview)
         return overview
@@ -282,15 +344,17 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
 
 
 __all__ = [
+    "annotations_of",
     "kept_ms",
-    "shared_annotations",
     "shared_deaths",
     "shared_flow",
+    "shared_health",
     "shared_limits",
     "shared_outbox",
     "shared_schedules",
     "shared_servers",
     "shared_stranded",
     "shared_survey",
+    "shared_survey_of",
     "shared_workers",
 ]

@@ -1,6 +1,7 @@
 """Figures of topics, slots and workers: messages in each state, and the counters since the start.
 
-They are read in one or two round trips, and nothing is kept. ``shared_reads`` keeps them for dashboards.
+They are read in one or two round trips, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
+gets the actor's context and checks the permission; what has a broker instead reads for it, and for other operations.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from django_rmq.core.coordination.redis_coordinator import describe_roster, memb
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+from django_rmq.operations.authorization import Permission
+from django_rmq.operations.context import OperationContext
 
 T = TypeVar("T")
 
@@ -111,7 +114,17 @@ class WorkerStats:
         )
 
 
-def workers(broker: Broker) -> list[WorkerStats]:
+def workers(context: OperationContext) -> list[WorkerStats]:
+    """Return all live workers, and how many slots of which topics each has."""
+    context.actor.require(Permission.VIEW)
+    found = read_workers(context.broker)
+    if not context.hides_topics:
+        return found
+    known = context.topics()
+    return [seen for one in found if (seen := one.of_topics(known)) is not None]
+
+
+def read_workers(broker: Broker) -> list[WorkerStats]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
     live_workers = worker_list(broker.run(roster()))
     if live_workers.problem:
@@ -138,7 +151,7 @@ def workers_of(live_workers: WorkerList) -> list[WorkerStats]:
 
 def serving(broker: Broker, topic: str) -> list[str]:
     """Return the live workers that serve ``topic``, as text. Raises ``ServerTrouble``."""
-    found = [one.member.worker for one in workers(broker)]
+    found = [one.member.worker for one in read_workers(broker)]
     return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
 
 
@@ -361,13 +374,25 @@ def _chosen(slots: Sequence[int], pauses: list[bool | None], wanted: bool | None
     return [slot for slot, paused in zip(slots, pauses, strict=False) if paused is wanted]
 
 
-def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicStats]:
-    """Return the figures of ``topics``, in two round trips whatever their backlog. Raises ``ServerTrouble``."""
-    return survey(broker, topics).topics
+def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
+    """Return the figures of all topics (or those named), in the order of the settings, in two round trips."""
+    return survey(context, names).topics
 
 
-def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the figures of ``topics`` and the number of workers, like ``overview``.
+def survey(context: OperationContext, names: Iterable[str] | None = None) -> Overview:
+    """Return the same as ``overview``, and the number of workers."""
+    context.actor.require(Permission.VIEW)
+    return survey_topics(context.broker, context.present_all(names))
+
+
+def topic(context: OperationContext, name: str) -> TopicStats:
+    """Return the figures of one topic."""
+    (found,) = overview(context, [name])
+    return found
+
+
+def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``.
 
     The first round trip finds the slots that have messages, the second counts those, so that the work grows with what there
     is and not with the number of slots.
@@ -410,7 +435,15 @@ def _with_roster(
     return roster, [answer.result() for answer in answers], _clock(broker, roster)
 
 
-def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
+def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_000) -> SlotsStats:
+    """Return up to ``limit`` slots from ``first``: the contents of each, and its owner."""
+    topic, first = context.present(name, Permission.VIEW), max(0, first)
+    return read_slots(
+        context.broker, topic, range(first, min(topic.slots, first + max(1, min(limit, 5_000))))
+    )
+
+
+def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
     roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
     owners = worker_list(roster).serving(topic).owned_slots
@@ -543,8 +576,14 @@ _COUNTERS = {
 }
 
 
-def flow(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
-    """Return the counters of ``topics``; those with very many slots are left out."""
+def flow(context: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
+    """Return counters of topics; two calls give rates. Topics with very many slots are left out."""
+    context.actor.require(Permission.VIEW)
+    return read_counters(context.broker, context.present_all(names))
+
+
+def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
+    """Return the counters of ``topics``; those with very many slots are left out. Raises ``ServerTrouble``."""
     chosen = slots_to_look_at(topics)
     # A rate needs the counters of all slots, so a topic that is read only in part is left out.
     small = [topic for topic in topics if len(chosen[topic.name]) == topic.slots]

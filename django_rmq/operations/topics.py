@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -279,23 +279,37 @@ class UndeclaredTopic:
         return f"at least {found}" if self.is_partial else found
 
 
-def stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[UndeclaredTopic]:
-    """Return the registered topics that are not ``declared``."""
-    registered = broker.definitions()
-    return [_looked_at(broker, name, registered[name]) for name in sorted(set(registered) - set(declared))]
+def stranded(context: OperationContext) -> list[UndeclaredTopic]:
+    """Return the topics that are registered in Redis and not declared in the settings, with their contents."""
+    context.actor.require(Permission.VIEW)
+    context.require_all_topics()
+    broker, registered = context.broker, context.broker.definitions()
+    return [_looked_at(broker, name, registered[name]) for name in _undeclared(context, registered)]
 
 
-def some_stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[UndeclaredTopic]:
+def some_stranded(context: OperationContext) -> list[UndeclaredTopic]:
     """Return the same as ``stranded`` for at most ``MOST_STRANDED`` topics, of which ``STRANDED_SLOTS`` slots are read."""
-    registered = broker.definitions()
-    names = sorted(set(registered) - set(declared))[:MOST_STRANDED]
+    broker, registered = context.broker, context.broker.definitions()
+    names = _undeclared(context, registered)[:MOST_STRANDED]
     return [_looked_at(broker, name, registered[name], STRANDED_SLOTS // len(names)) for name in names]
 
 
-def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> UndeclaredTopic:
-    """Return one of them. Raises ``OperationRefused`` for a topic that is declared, unknown or being re-slotted."""
+def _undeclared(context: OperationContext, registered: Iterable[str]) -> list[str]:
+    return sorted(set(registered).difference(context.config.topics))
+
+
+def find_stranded(context: OperationContext, name: str) -> UndeclaredTopic:
+    """Return one of these topics. Raises ``OperationRefused`` if it is declared, unknown or being re-slotted."""
+    context.actor.require(Permission.VIEW)
+    return find_undeclared(context, name)
+
+
+def find_undeclared(context: OperationContext, name: str) -> UndeclaredTopic:
+    """Return the same as ``find_stranded`` to an actor with any permission."""
+    context.require_all_topics()
+    broker = context.broker
     definition = broker.definitions().get(name)
-    if name in declared:
+    if name in context.config.topics:
         raise OperationRefused(f"topic {name} is declared in the settings: remove it there first")
     if definition is None:
         raise OperationRefused(f"no topic {name} is registered in Redis")

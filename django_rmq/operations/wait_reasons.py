@@ -22,7 +22,7 @@ from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import may_search
 from django_rmq.operations.messages import identified, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, holding_of, survey, worker_list
+from django_rmq.operations.stats import WorkerList, holding_of, survey_topics, worker_list
 from django_rmq.operations.topics import changed_limits
 
 REASONS = (
@@ -156,7 +156,7 @@ def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> I
         yield from _behind(context.broker, topic, slot, seen.looked.store, named)
     topic = limited(topic, changed_limits(context.broker).get(topic.name))
     if topic.max_in_flight:
-        (figures,) = survey(context.broker, [topic]).topics
+        (figures,) = survey_topics(context.broker, [topic]).topics
         if figures.prepare >= topic.max_in_flight:
             yield Hold("in_flight_limit", count=topic.max_in_flight)
     rate = 1_000_000 / topic.slot_each_us if topic.slot_each_us else topic.max_rate

@@ -415,7 +415,7 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(stats, "survey", fail)
+    monkeypatch.setattr(stats, "survey_topics", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()
 

@@ -26,7 +26,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
-from django_rmq.operations import audit
+from django_rmq.operations import Actor, Operations, audit
 from django_rmq.operations import topics as retirement
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
@@ -157,7 +157,7 @@ def test_a_move_that_would_lose_bodies_or_order_is_refused(
         send_message("former", 1, key="k")
     with configured(views=target):
         send_message("views", 1, key="k")
-        found = retirement.find(broker(), get_config().topics, "former")
+        found = Operations(Actor("me", "test")).find_stranded("former")
         with pytest.raises(OperationRefused, match=reason):
             list(
                 retirement.retire(

@@ -271,13 +271,13 @@ def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: 
 
 def test_the_verdict_asks_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    survey = stats.survey
+    survey = stats.survey_topics
 
     def count(*arguments: Any) -> stats.Overview:
         asked.append(1)
         return survey(*arguments)
 
-    monkeypatch.setattr(stats, "survey", count)
+    monkeypatch.setattr(stats, "survey_topics", count)
     with in_memory(TOPICS):
         page(boss)
     assert asked == [1]

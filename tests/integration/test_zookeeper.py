@@ -961,11 +961,11 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ=rmq):
         broker = connections.get_broker()
         declared = get_config().topic("serial")
-        found = stats.workers(broker)
+        found = stats.read_workers(broker)
         assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
         assert {one.shared for one in found} == {("shared",)}
-        assert stats.overview(broker, [declared])[0].consumers == 2
-        assert {row.worker for row in stats.slots(broker, declared, range(64)).rows} == {
+        assert stats.survey_topics(broker, [declared]).topics[0].consumers == 2
+        assert {row.worker for row in stats.read_slots(broker, declared, range(64)).rows} == {
             first.id,
             second.id,
         }
@@ -976,8 +976,8 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
         broker = connections.get_broker()
         with pytest.raises(ServerUnavailable):
-            stats.workers(broker)
-        assert stats.overview(broker, [declared])[0].consumers == 0
+            stats.read_workers(broker)
+        assert stats.survey_topics(broker, [declared]).topics[0].consumers == 0
         (found_wrong,) = (
             one
             for one in Operations(Actor("tester", "test")).health(HealthThresholds()).findings

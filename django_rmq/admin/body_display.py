@@ -18,7 +18,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations.message_view import format_body, is_redacted
+from django_rmq.operations.authorization import is_redacted
+from django_rmq.operations.message_view import format_body
 
 logger = logging.getLogger("django_rmq.admin")
 

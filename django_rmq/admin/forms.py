@@ -1,4 +1,4 @@
-"""The forms before an action: reasons, times, bodies, and the name of a topic to be emptied."""
+"""The forms of pages: the limits of a topic, a body, and a message to send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from django_rmq.core.model.limits import (
     FASTEST,
     LARGEST,
     LONGEST_WAIT,
-    MAX_PRIORITY,
     MAX_TIMEOUT,
     SHORTEST_WAIT,
     SLOWEST,
@@ -25,86 +24,6 @@ from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 from django_rmq.operations import TopicLimits
 from django_rmq.operations.sends import body_schema
-
-TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
-"""A date and time as a browser sends it."""
-
-
-class QuestionForm(forms.Form):
-    """A form without fields, for a plain confirmation."""
-
-    def __init__(self, topic: Topic, state: str, data: Any = None) -> None:
-        super().__init__(data, auto_id="rmq-%s", label_suffix="")
-        self.topic = topic
-        self.state = state
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Remove the fields that do not apply to this topic and state."""
-
-
-class BuryForm(QuestionForm):
-    """Why a message is put into Dead by hand."""
-
-    why = forms.CharField(
-        label=_("Reason"),
-        required=False,
-        max_length=500,
-        help_text=_("Shown as the error of the dead messages."),
-    )
-
-
-class RateForm(QuestionForm):
-    """The speed at which many messages are replayed."""
-
-    rate = forms.IntegerField(
-        label=_("Messages per second"),
-        required=False,
-        min_value=1,
-        max_value=1_000_000,
-        help_text=_("Leave empty for no limit."),
-    )
-
-
-class RescheduleForm(QuestionForm):
-    """When, or with which priority, waiting messages are taken."""
-
-    due = forms.DateTimeField(
-        label=_("Due"),
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
-        help_text=_("A time in the past means now."),
-    )
-    priority = forms.IntegerField(
-        label=_("Priority"), max_value=MAX_PRIORITY, help_text=_("The highest number is delivered first.")
-    )
-
-    def prepare(self) -> None:
-        if self.topic.is_priority:
-            del self.fields["due"]
-            self.fields["priority"] = forms.IntegerField(
-                label=_("Priority"),
-                min_value=self.topic.min_priority,
-                max_value=MAX_PRIORITY,
-                help_text=_("The highest number is delivered first."),
-            )
-        else:
-            del self.fields["priority"]
-
-
-class PurgeForm(QuestionForm):
-    """The name of the topic, as a confirmation."""
-
-    name = forms.CharField(label=_("Name of the topic"), help_text=_("Type the name to confirm."))
-
-    def prepare(self) -> None:
-        self.fields["name"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
-
-    def clean_name(self) -> str:
-        name = str(self.cleaned_data["name"])
-        if name != self.topic.name:
-            raise forms.ValidationError(_("This is not the name of the topic."))
-        return name
 
 
 class LimitsForm(forms.Form):

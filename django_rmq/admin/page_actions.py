@@ -1,4 +1,4 @@
-"""The actions on messages from a page: the words, the question, and the operation of each.
+"""The actions on messages from a page: the words, the question with its form, and the operation of each.
 
 Nothing is decided here: permissions, outcomes and the audit are those of ``django_rmq.operations``.
 """
@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django import forms
 from django.utils.formats import number_format
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq.admin.forms import TYPED_TIME, BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
 from django_rmq.admin.labels import STATES, Text
+from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import (
     ActionResult,
@@ -26,6 +27,90 @@ from django_rmq.operations import (
     Operations,
     Permission,
 )
+
+TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
+"""A date and time as a browser sends it."""
+
+
+class QuestionForm(forms.Form):
+    """A form without fields, for a plain confirmation."""
+
+    def __init__(self, topic: Topic, state: str, data: Any = None) -> None:
+        super().__init__(data, auto_id="rmq-%s", label_suffix="")
+        self.topic = topic
+        self.state = state
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Remove the fields that do not apply to this topic and state."""
+
+
+class BuryForm(QuestionForm):
+    """Why a message is put into Dead by hand."""
+
+    why = forms.CharField(
+        label=gettext_lazy("Reason"),
+        required=False,
+        max_length=500,
+        help_text=gettext_lazy("Shown as the error of the dead messages."),
+    )
+
+
+class RateForm(QuestionForm):
+    """The speed at which many messages are replayed."""
+
+    rate = forms.IntegerField(
+        label=gettext_lazy("Messages per second"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=gettext_lazy("Leave empty for no limit."),
+    )
+
+
+class RescheduleForm(QuestionForm):
+    """When, or with which priority, waiting messages are taken."""
+
+    due = forms.DateTimeField(
+        label=gettext_lazy("Due"),
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
+        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
+        help_text=gettext_lazy("A time in the past means now."),
+    )
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"),
+        max_value=MAX_PRIORITY,
+        help_text=gettext_lazy("The highest number is delivered first."),
+    )
+
+    def prepare(self) -> None:
+        if self.topic.is_priority:
+            del self.fields["due"]
+            self.fields["priority"] = forms.IntegerField(
+                label=gettext_lazy("Priority"),
+                min_value=self.topic.min_priority,
+                max_value=MAX_PRIORITY,
+                help_text=gettext_lazy("The highest number is delivered first."),
+            )
+        else:
+            del self.fields["priority"]
+
+
+class PurgeForm(QuestionForm):
+    """The name of the topic, as a confirmation."""
+
+    name = forms.CharField(
+        label=gettext_lazy("Name of the topic"), help_text=gettext_lazy("Type the name to confirm.")
+    )
+
+    def prepare(self) -> None:
+        self.fields["name"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
+
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if name != self.topic.name:
+            raise forms.ValidationError(_("This is not the name of the topic."))
+        return name
 
 
 @dataclass(frozen=True, slots=True)

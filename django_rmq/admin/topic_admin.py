@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.admin.utils import quote
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
@@ -27,8 +28,9 @@ from django_rmq.admin.views import (
     topic_views,
     worker_views,
 )
-from django_rmq.admin.views.page import Pages, View, page
-from django_rmq.operations import Permission
+from django_rmq.admin.views.page import Pages, View, topic_page
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations import Operations, Permission
 
 
 class TopicAdmin(Pages):
@@ -92,11 +94,12 @@ class TopicAdmin(Pages):
             at("<str:object_id>/message/<str:message_id>/edit/", self.edit_view, "edit"),
         ]
 
-    @page(Permission.VIEW)
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+    @topic_page(Permission.VIEW)
+    def history_view(
+        self, request: HttpRequest, operations: Operations, topic: Topic, extra_context: Any = None
+    ) -> HttpResponse:
         """Show the actions of users on a topic, like Django's own page."""
-        self.asked(request, object_id)
-        return super().history_view(request, object_id, extra_context)
+        return super().history_view(request, quote(topic.name), extra_context)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]
         """Page through the history, the newest first."""

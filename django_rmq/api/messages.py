@@ -21,8 +21,9 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES, STATES, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Causes, Followed, Listing, MessageCopy, Permission
-from django_rmq.operations.message_view import is_redacted, shown_body
-from django_rmq.operations.wait_reasons import REASONS
+from django_rmq.operations.authorization import is_redacted
+from django_rmq.operations.message_status import REASONS
+from django_rmq.operations.message_view import shown_body
 
 
 class MessageAnswer(ResponseSerializer):

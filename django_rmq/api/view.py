@@ -5,27 +5,36 @@ A view names the permission of each of its methods in ``needs``; a method withou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from inspect import getdoc
 from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from rest_framework.metadata import SimpleMetadata
 from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.permissions import BasePermission
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
+from rest_framework.settings import api_settings
+from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from django_rmq.api import errors, permissions
+from django_rmq.api import errors
 from django_rmq.api.formats import Parser, Renderer, check_size, renderers
+from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.schema import view_schema
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NotPermitted, UnknownTopic
 from django_rmq.operations import Actor, Operations, Permission, TopicRule, topic_permission
+
+logger = logging.getLogger("django_rmq.api")
 
 
 class RmqView(APIView):
@@ -92,13 +101,22 @@ class RmqView(APIView):
         """Return the renderers among which the request chooses."""
         return renderers()
 
-    def get_permissions(self) -> Any:
+    def get_permissions(self) -> list[BasePermission]:
         """Return the configured permission."""
-        return [permissions.configured_permission()]
+        return [topic_permission() or TopicPermission()]
 
-    def get_throttles(self) -> Any:
-        """Return the throttles of the project."""
-        return permissions.configured_throttles()
+    def get_throttles(self) -> list[BaseThrottle]:
+        """Return the throttles that ``REST_FRAMEWORK`` sets for all views; one without a rate throttles nothing."""
+        throttles = []
+        kinds: list[Any] = list(
+            api_settings.DEFAULT_THROTTLE_CLASSES
+        )  # already imported, whatever its type says
+        for kind in kinds:
+            try:
+                throttles.append(kind())
+            except ImproperlyConfigured as error:
+                _log_throttle_once(f"{kind.__module__}.{kind.__qualname__}", str(error))
+        return throttles
 
     def get_exception_handler(self) -> Any:
         """Return this package's handler, whatever the project has."""
@@ -106,20 +124,18 @@ class RmqView(APIView):
 
     # --- for views
 
-    @property
+    @cached_property
     def operations(self) -> Operations:
-        """The operations of the user of this request."""
+        """The operations of the user of this request, with the topics that the user may know of for what it does."""
+        permission = topic_permission()
+        rule = None
+        if permission is not None:
+            rule = TopicRule(
+                lambda topic, _needed: permission.has_object_permission(self.request, self, topic)
+            )
         # A project may have None in place of Django's anonymous user.
         user: Any = self.request.user
-        return Operations(Actor.of_user(user or AnonymousUser(), "rest", self._rule))
-
-    @cached_property
-    def _rule(self) -> TopicRule | None:
-        """Which topics the user may know of for what the present request does, or None without such a rule."""
-        permission = topic_permission()
-        if permission is None:
-            return None
-        return TopicRule(lambda topic, _needed: permission.has_object_permission(self.request, self, topic))
+        return Operations(Actor.of_user(user or AnonymousUser(), "rest", rule))
 
     def known(self) -> list[str]:
         """Return the names of all topics that the user may know of."""
@@ -138,6 +154,11 @@ class RmqView(APIView):
         fields = kind(data=data)
         fields.is_valid(raise_exception=True)
         return dict(fields.validated_data)
+
+
+@cache
+def _log_throttle_once(name: str, error: str) -> None:
+    logger.error("The throttle %s does not limit the API of RMQ: %s", name, error)
 
 
 __all__ = ["RmqView"]

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Operations, ScheduleStats, TopicMetrics, Waiting
-from django_rmq.operations.monitoring import EDGES_MS
+from django_rmq.operations.measurements import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
 

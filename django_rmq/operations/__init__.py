@@ -19,15 +19,14 @@ from django_rmq.operations import (
     actions,
     bulk_actions,
     edited_replay,
-    message_details,
+    measurements,
     message_search,
+    message_status,
     messages,
-    monitoring,
     sends,
     shared_reads,
     stats,
     topics,
-    wait_reasons,
 )
 from django_rmq.operations import claims as claiming
 from django_rmq.operations import message_groups as grouped
@@ -42,12 +41,12 @@ from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers, slow_commands
-from django_rmq.operations.message_details import Followed
+from django_rmq.operations.measurements import Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_search import SearchResult
+from django_rmq.operations.message_status import Followed, Hold
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
-from django_rmq.operations.monitoring import Measurement, TopicMetrics
 from django_rmq.operations.outbox import OutboxRow, Waiting
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import (
@@ -63,7 +62,6 @@ from django_rmq.operations.topics import (
     TopicLimits,
     UndeclaredTopic,
 )
-from django_rmq.operations.wait_reasons import Hold
 from django_rmq.operations.worker_overview import (
     MessageStacks,
     RunningMessages,
@@ -97,13 +95,13 @@ class Operations(OperationContext):
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
-    measured, history, events = monitoring.measured, monitoring.history, monitoring.events
-    last_minutes, last_rates = monitoring.last_minutes, monitoring.last_rates
+    measured, history, events = measurements.measured, measurements.history, measurements.events
+    last_minutes, last_rates = measurements.last_minutes, measurements.last_rates
     annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
-    groups, causes, holds = grouped.groups, grouped.causes, wait_reasons.holds
-    follow, status = message_details.follow, message_details.status
+    groups, causes, holds = grouped.groups, grouped.causes, message_status.holds
+    follow, status = message_status.follow, message_status.status
     search_messages = message_search.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each

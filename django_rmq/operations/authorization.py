@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from django.apps import apps
@@ -21,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import ConfigurationError, NotPermitted
+from django_rmq.exceptions import ConfigurationError, NotPermitted, OperationRefused
 
 logger = logging.getLogger("django_rmq.audit")
 
@@ -95,10 +96,13 @@ class Actor:
 
     @classmethod
     def of_user(cls, user: Any, via: str, rule: TopicRule | None = None) -> Actor:
-        """Return the actor for ``user``, with its permissions in Django."""
-        return cls(
-            str(user.get_username()), via, user, lambda permission: user.has_perm(permission.full_name), rule
-        )
+        """Return the actor for ``user``, with its permissions in Django, which is asked once about each."""
+
+        @cache
+        def permits(permission: Permission) -> bool:
+            return bool(user.has_perm(permission.full_name))
+
+        return cls(str(user.get_username()), via, user, permits, rule)
 
     def may(self, permission: Permission) -> bool:
         """Return whether the actor has ``permission``."""
@@ -109,6 +113,31 @@ class Actor:
         for permission in permissions:
             if not self.may(permission):
                 raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
+
+
+def is_redacted(topic: Topic) -> bool:
+    """Return whether a formatter redacts the bodies of ``topic``."""
+    return get_config().admin.formatter_of(topic.name) is not None
+
+
+def may_search(actor: Actor, topic: Topic) -> bool:
+    """Return whether ``actor`` may search bodies: a search reveals what they contain, letter by letter.
+
+    An actor with all permissions (a shell) sees the stored bytes anyway.
+    """
+    return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
+
+
+def is_withheld(actor: Actor, topic: Topic) -> bool:
+    """Return whether ``actor`` sees the formatter's output for messages of ``topic``; a shell sees what is stored."""
+    return actor.permits is not None and is_redacted(topic)
+
+
+def require_search(actor: Actor, topic: Topic) -> None:
+    """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
+    actor.require(Permission.VIEW_BODIES)
+    if not may_search(actor, topic):
+        raise OperationRefused(f"the bodies of topic {topic.name} are redacted, and cannot be searched")
 
 
 @dataclass(slots=True)
@@ -199,4 +228,16 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-__all__ = ["Actor", "Permission", "TopicRule", "Trace", "logger", "record", "topic_permission"]
+__all__ = [
+    "Actor",
+    "Permission",
+    "TopicRule",
+    "Trace",
+    "is_redacted",
+    "is_withheld",
+    "logger",
+    "may_search",
+    "record",
+    "require_search",
+    "topic_permission",
+]

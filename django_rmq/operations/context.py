@@ -11,7 +11,8 @@ from django_rmq.conf import Config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NotPermitted, SlotMoved, UnknownTopic
-from django_rmq.operations.authorization import Actor, Permission, Trace, record
+from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
+from django_rmq.operations.authorization import Actor, Permission, Trace, may_search, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 from django_rmq.worker.listener_registry import known_settings
 
@@ -87,6 +88,19 @@ class OperationContext:
         if topic is None or not all(rule.permits(topic, one) for one in permissions or (Permission.VIEW,)):
             raise UnknownTopic(f"there is no topic {name[:100]!r}")
         return topic
+
+    def identify(self, topic: Topic, text: str) -> MessageIdentity:
+        """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
+        identity = identify(topic, text, self.broker)
+        if identity.member is not None and not may_search(self.actor, topic):
+            # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
+            return MessageIdentity(identity.slot, None)
+        return identity
+
+    @property
+    def search_rounds(self) -> int:
+        """The number of times that a message is searched; a command searches until it is found."""
+        return ALL_ROUNDS if self.actor.permits is None else ROUNDS
 
     def present(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
         """Return a topic like ``declared``, with its current slots, whatever the settings say."""

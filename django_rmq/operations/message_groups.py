@@ -21,7 +21,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import bulk, shared_reads
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import Permission, is_withheld, may_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import (
@@ -30,8 +30,6 @@ from django_rmq.operations.message_view import (
     error_in,
     error_pattern,
     error_view,
-    is_withheld,
-    may_search,
     time_of,
 )
 from django_rmq.operations.messages import LONGEST_PAGE, checked, listing, ranks_of

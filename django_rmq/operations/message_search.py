@@ -16,10 +16,10 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, RmqError
 from django_rmq.message_ids import MessageIdentity, id_of, identify
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import Permission, may_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import MessageCopy, as_shown, from_look, may_search
+from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
 from django_rmq.operations.messages import get, listing
 from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats

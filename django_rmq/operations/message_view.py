@@ -1,6 +1,6 @@
 """A message for people: its states and times, and its body, unless it is redacted for them.
 
-This module decides what an actor may see. Where messages are found is the part of ``messages``.
+``authorization`` decides what an actor may see. Where messages are found is the part of ``messages``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from django_rmq.core.model.limits import is_retry, retries_left
 from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidMessage, OperationRefused
+from django_rmq.exceptions import InvalidMessage
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Actor, Permission
+from django_rmq.operations.authorization import Actor, Permission, is_redacted, is_withheld
 
 logger = logging.getLogger("django_rmq.operations")
 
@@ -36,38 +36,13 @@ be decoded)."""
 
 def formatter_of(topic: Topic) -> Formatter | None:
     """Return the configured formatter of ``topic``. Raises ``ImportError`` if there is none."""
-    path = _path(topic)
+    path = get_config().admin.formatter_of(topic.name)
     return None if path is None else import_string(path)
-
-
-def is_redacted(topic: Topic) -> bool:
-    """Return whether a formatter redacts the bodies of ``topic``."""
-    return _path(topic) is not None
-
-
-def may_search(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` may search bodies: a search reveals what they contain, letter by letter.
-
-    An actor with all permissions (a shell) sees the stored bytes anyway.
-    """
-    return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
-
-
-def is_withheld(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` sees the formatter's output for messages of ``topic``; a shell sees what is stored."""
-    return actor.permits is not None and is_redacted(topic)
 
 
 def as_shown(actor: Actor, topic: Topic, copies: list[MessageCopy]) -> list[MessageCopy]:
     """Return copies as ``actor`` may see them."""
     return [redacted(copy) for copy in copies] if is_withheld(actor, topic) else copies
-
-
-def require_search(actor: Actor, topic: Topic) -> None:
-    """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
-    actor.require(Permission.VIEW_BODIES)
-    if not may_search(actor, topic):
-        raise OperationRefused(f"the bodies of topic {topic.name} are redacted, and cannot be searched")
 
 
 def format_body(topic: Topic, raw: bytes) -> Any:
@@ -231,10 +206,6 @@ _PARTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "error": (str, ""),
 }
 """Part of a copy → its type, and the replacement if it is withheld."""
-
-
-def _path(topic: Topic) -> str | None:
-    return get_config().admin.formatter_of(topic.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,27 +24,16 @@ from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused, RmqError
 from django_rmq.message_ids import (
-    ALL_ROUNDS,
     ROUNDS,
     MessageIdentity,
     Whereabouts,
     find_messages,
     id_of,
-    identify,
 )
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import (
-    MessageCopy,
-    as_shown,
-    error_view,
-    from_entry,
-    from_look,
-    is_withheld,
-    may_search,
-    require_search,
-)
+from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_look
 
 LONGEST_IN_CURSOR = 256
 """Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
@@ -485,7 +474,7 @@ def look_at(
     Raises ``OperationRefused`` if the message was not found, although it may be there.
     """
     at: MessageIdentity | None = None
-    places = whereabouts(context, topic, identified(context, topic, message_id))
+    places = whereabouts(context, topic, context.identify(topic, message_id))
     for at in places:
         (looked,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
         if looked.is_held:
@@ -508,23 +497,9 @@ def sent_id(context: OperationContext, result: SendResult) -> str:
     return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
 
 
-def identified(context: OperationContext, topic: Topic, text: str) -> MessageIdentity:
-    """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
-    identity = identify(topic, text, context.broker)
-    if identity.member is not None and not may_search(context.actor, topic):
-        # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
-        return MessageIdentity(identity.slot, None)
-    return identity
-
-
-def rounds_of(context: OperationContext) -> int:
-    """Return the number of times that a message is searched; a command searches until it is found."""
-    return ALL_ROUNDS if context.actor.permits is None else ROUNDS
-
-
 def whereabouts(context: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
     """Return the places where the message of an id may be."""
-    return Whereabouts(context.broker, topic, identity, rounds=rounds_of(context))
+    return Whereabouts(context.broker, topic, identity, rounds=context.search_rounds)
 
 
 def require_seen(places: Whereabouts, message_id: str) -> None:

@@ -28,9 +28,8 @@ from django_rmq.exceptions import (
 )
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actions import CANCEL
-from django_rmq.operations.authorization import Actor, Permission, record
+from django_rmq.operations.authorization import Actor, Permission, record, require_search
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.message_view import require_search
 from django_rmq.sending import Send, cancel_message, ensure_message, send_message, send_messages
 
 ATTEMPT_MS = 30_000

@@ -16,7 +16,7 @@ from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
 from django_rmq import connections
-from django_rmq.api import permissions
+from django_rmq.api import view
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, registry, send
 from django_rmq.core.model.message import message_id
@@ -207,7 +207,7 @@ def throttled(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "DEFAULT_THROTTLE_CLASSES": kinds,
     }
     cache.clear()
-    permissions._say_once.cache_clear()
+    view._log_throttle_once.cache_clear()
     with override_settings(REST_FRAMEWORK=rest):
         yield
     cache.clear()

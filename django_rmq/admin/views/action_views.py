@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from django.contrib import messages
@@ -18,12 +18,21 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.filter_form import PARAMETERS
 from django_rmq.admin.labels import outcomes_sentence
-from django_rmq.admin.page_actions import ACTS, Chosen, PageAction
+from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
 from django_rmq.admin.views.background_views import KIND_OF
 from django_rmq.admin.views.message_views import filter_form
-from django_rmq.admin.views.page import Pages, back_of, number, page, so_far, tell, tell_problems, tell_slots
+from django_rmq.admin.views.page import (
+    Pages,
+    back_of,
+    number,
+    so_far,
+    tell,
+    tell_problems,
+    tell_slots,
+    topic_page,
+)
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, NotPermitted
+from django_rmq.exceptions import CallerError, NotPermitted, UnknownTopic
 from django_rmq.operations import BulkProgress, Limits, Operations, Permission, Trace
 
 _TRACES = "rmq_traces"
@@ -71,17 +80,16 @@ class _Asked(NamedTuple):
     act: PageAction
     topic: Topic
     state: str
-    form: Any
+    form: QuestionForm
     leave: str
     """The address to which to go when it is done."""
     back: str
     """The query string of the list."""
 
 
-@page(Permission.VIEW)
-def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Perform an action on messages or the topic, after a question if there is one."""
-    operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     back = back_of(request.POST.get("back"))
     leave = f"{places.topic}?{back}"
@@ -96,7 +104,6 @@ def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse
     if act is None or not act.fits(topic, state):
         messages.error(request, _("This action is not available for these messages."))
         return HttpResponseRedirect(leave)
-    operations.declared(topic.name, *act.permissions)
     form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
     answer = _act_on_named if act.named is not None else _act_on_all
     return answer(pages, request, operations, _Asked(act, topic, state, form, leave, back))
@@ -110,6 +117,7 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
         return HttpResponseRedirect(leave)
     asks = act.always_asks or len(ids) > 1
     if asks and not (form.is_bound and form.is_valid()):
+        operations.declared(topic.name, *act.permissions)
         chosen = Chosen(topic, state, ids)
         carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
         question = act.question(chosen, len(ids), True)
@@ -119,7 +127,7 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
     try:
         done = act.named(operations, Chosen(topic, state, ids, answers=answers))
     except CallerError as error:
-        if isinstance(error, NotPermitted):
+        if isinstance(error, NotPermitted | UnknownTopic):
             raise
         messages.error(request, str(error))
     else:
@@ -140,6 +148,8 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
     carried = [("act", act.name), ("state", state), ("back", back), *form_of_filter.values]
     try:
         if not (form.is_bound and form.is_valid()):
+            # To count is permitted to more people than the action.
+            operations.declared(topic.name, *act.permissions)
             run = act.sweep(
                 operations, Chosen(topic, state, wanted=wanted), Limits(seconds=COUNT_SECONDS), True
             )
@@ -160,7 +170,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
         return _go_on(pages, request, operations, asked, chosen, carried)
     except CallerError as error:
-        if isinstance(error, NotPermitted):
+        if isinstance(error, NotPermitted | UnknownTopic):
             raise
         messages.error(request, str(error))
         return HttpResponseRedirect(leave)

@@ -16,7 +16,7 @@ from django_rmq.admin.labels import STATES, outcomes_sentence
 from django_rmq.admin.views.page import Pages, page
 from django_rmq.core.model.background_action import ActionKind, ActionProgress
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import Permission
+from django_rmq.operations import Operations, Permission
 
 KINDS = {
     "replay": gettext_lazy("Replay all"),
@@ -36,26 +36,25 @@ KIND_OF: dict[str, ActionKind] = {"replay_all": "replay", "delete_all": "delete"
 
 
 @page(Permission.VIEW)
-def background_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def background_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the actions in the background, and stop the one that was chosen."""
     if request.method == "POST":
         try:
-            pages.operations(request).stop_action(request.POST.get("action", ""))
+            operations.stop_action(request.POST.get("action", ""))
             messages.success(request, _("The action was stopped. What it has done stays done."))
         except OperationRefused as error:
             messages.error(request, str(error))
         return HttpResponseRedirect(pages.url("background"))
-    return pages.render(request, "topic/background.html", _context(pages, request))
+    return pages.render(request, "topic/background.html", _context(pages, operations))
 
 
 @page(Permission.VIEW)
-def background_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def background_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Return the table alone, for the script that refreshes it."""
-    return pages.fragment(request, "topic/_background.html", _context(pages, request))
+    return pages.fragment(request, "topic/_background.html", _context(pages, operations))
 
 
-def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
-    operations = pages.operations(request)
+def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
     found, now_ms = operations.background_actions(), operations.broker.now_ms()
     return {
         "heading": _("In the background"),

@@ -13,7 +13,7 @@ from django_rmq.admin.body_display import visible
 from django_rmq.admin.charts import sparkline
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.page_actions import sweeping_acts
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 
@@ -28,17 +28,18 @@ HOURS_SHOWN = 24
 _HOUR_MS = 3_600_000
 
 
-@page(Permission.VIEW)
-def topic_causes_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def topic_causes_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic
+) -> HttpResponse:
     """Show the causes of one topic."""
-    operations, topic = pages.asked(request, object_id)
     return _shown(pages, request, operations, topic)
 
 
 @page(Permission.VIEW)
-def causes_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def causes_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the causes of all topics."""
-    return _shown(pages, request, pages.operations(request), None)
+    return _shown(pages, request, operations, None)
 
 
 def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.labels import CLAIM_STATES
-from django_rmq.admin.views.page import Pages, page, tell, tell_problems
+from django_rmq.admin.views.page import Pages, tell, tell_problems, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused
 from django_rmq.operations import ClaimStats, Operations, Permission
@@ -24,10 +24,9 @@ MOST_SECONDS = 10.0
 ACTS = {"return": gettext_lazy("Return"), "spend": gettext_lazy("Return with a retry used")}
 
 
-@page(Permission.VIEW)
-def claims_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Show what Spark queries hold of a topic, and return the claims of one of them."""
-    operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     try:
         found = operations.claims(topic.name)
@@ -56,7 +55,6 @@ def _act(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, found: list[ClaimStats]
 ) -> HttpResponse:
     """Return the claims of a consumer, after a question."""
-    operations.declared(topic.name, Permission.REPLAY)
     name, consumer = request.POST.get("act", ""), request.POST.get("consumer", "")
     places = pages.places(topic.name)
     held = [one for one in found if one.consumer == consumer]
@@ -65,6 +63,7 @@ def _act(
     elif not held:
         messages.warning(request, _("This query no longer holds anything."))
     elif "confirmed" not in request.POST:
+        operations.declared(topic.name, Permission.REPLAY)
         context = {
             "heading": ACTS[name],
             "here": ACTS[name],

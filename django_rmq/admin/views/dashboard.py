@@ -21,8 +21,9 @@ from django_rmq.admin.dashboard_rows import (
     needs_attention,
     row_of,
 )
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.admin.views.verdict import verdict_of
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
@@ -58,22 +59,23 @@ _ORDERS: dict[str, Callable[[TopicStats], Any]] = {
 
 
 @page(Permission.VIEW)
-def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+def changelist_view(
+    pages: Pages, request: HttpRequest, operations: Operations, extra_context: Any = None
+) -> HttpResponse:
     """Show all topics."""
-    context = _dashboard(pages, request)
+    context = _dashboard(pages, request, operations)
     return pages.render(request, "topic/change_list.html", {**context, **(extra_context or {})})
 
 
 @page(Permission.VIEW)
-def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Return the current figures of the dashboard."""
-    return pages.fragment(request, "topic/_dashboard_live.html", _dashboard(pages, request))
+    return pages.fragment(request, "topic/_dashboard_live.html", _dashboard(pages, request, operations))
 
 
-@page(Permission.VIEW)
-def pin_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def pin_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Put a topic among the first of this user's dashboard, or back to its place."""
-    _operations, topic = pages.asked(request, object_id)
     response: HttpResponse = HttpResponseRedirect(pages.places(topic.name).topic)
     if request.method != "POST":
         return response
@@ -97,8 +99,7 @@ def pinned(request: HttpRequest) -> list[str]:
     return [name for name in request.COOKIES.get(PINNED_COOKIE, "").split(",") if name][:MOST_PINNED]
 
 
-def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
-    operations = pages.operations(request)
+def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, Any]:
     content = dashboard(
         operations,
         request.GET,

@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponseBase, StreamingHttpRes
 
 from django_rmq.admin.labels import STATES
 from django_rmq.admin.views.message_views import filter_form
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.views.page import Pages, topic_page
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
@@ -54,10 +54,9 @@ _COLUMNS = (
 )
 
 
-@page(Permission.VIEW)
-def export_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponseBase:
+@topic_page(Permission.VIEW)
+def export_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponseBase:
     """Return the messages of a list as a file, page by page while the browser reads it."""
-    operations, topic = pages.asked(request, object_id)
     state, kind = request.GET.get("tab", "store"), request.GET.get("as", "jsonl")
     if state not in STATES or kind not in _FORMATS:
         raise Http404("no such list or format")

@@ -15,21 +15,23 @@ from django_rmq.admin.dashboard_rows import PageAddresses, timeline
 from django_rmq.admin.filter_form import FilterForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
-from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id
+from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id, topic_page
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
-from django_rmq.operations.message_view import body_columns, is_redacted, may_search
+from django_rmq.operations.authorization import is_redacted, may_search
+from django_rmq.operations.message_view import body_columns
 
 LONGEST_CELL = 40
 """Maximum number of characters of a value of a body in a list."""
 
 
-@page(Permission.VIEW)
-def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def message_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
     """Show a message with all its copies."""
-    operations, topic = pages.asked(request, object_id)
     followed, status = None, 200
     try:
         followed = operations.follow(topic.name, short_id(message_id))
@@ -96,10 +98,11 @@ def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) ->
     }
 
 
-@page(Permission.VIEW, Permission.VIEW_BODIES)
-def raw_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.VIEW_BODIES)
+def raw_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
     """Return a body as it was stored, as a file."""
-    operations, topic = pages.asked(request, object_id)
     try:
         raw = operations.body(topic.name, short_id(message_id), request.GET.get("state", ""))
     except (MessageGone, InvalidRequest) as error:
@@ -171,9 +174,8 @@ def _cut(text: str) -> str:
 
 
 @page(Permission.VIEW)
-def search_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the messages of all topics that have the given id or key, or contain the given text."""
-    operations = pages.operations(request)
     text = request.GET.get("q", "").strip().replace("\0", "")[:LONGEST_ID]
     found = operations.search_messages(text)
     context = {

@@ -30,9 +30,8 @@ ACTIONS = {
 
 
 @page(Permission.VIEW)
-def outbox_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the oldest rows of the outbox, and do what was chosen for some of them."""
-    operations = pages.operations(request)
     if request.method == "POST":
         return _act(pages, request, operations)
     state, topic = request.GET.get("state", ""), request.GET.get("topic", "").replace("\0", "")[:100]

@@ -91,16 +91,18 @@ Answer = TypeVar("Answer", bound=HttpResponseBase)
 
 
 def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable[..., Answer | HttpResponse]]:
-    """Declare what a view needs, and turn errors into a page that shows them."""
+    """Give a view the user's operations if the user has the permissions; an error becomes a page that shows it."""
 
     def decorate(view: Callable[..., Answer]) -> Callable[..., Answer | HttpResponse]:
         @wraps(view)
-        def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> Answer | HttpResponse:
+        def guarded(
+            self: Pages, request: HttpRequest, *args: object, **kwargs: object
+        ) -> Answer | HttpResponse:
             request.current_app = self.admin_site.name
-            request.rmq_needed = permissions  # type: ignore[attr-defined]
             try:
-                self.operations(request).actor.require(*permissions)
-                return view(self, request, *args, **kwargs)
+                operations = self.operations(request)
+                operations.actor.require(*permissions)
+                return view(self, request, operations, *args, **kwargs)
             except NotPermitted as error:
                 raise PermissionDenied(str(error)) from error
             except (UnknownTopic, UnknownSchedule) as error:
@@ -108,6 +110,31 @@ def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable
             except (RmqError, ImportError) as error:
                 return self.trouble(request, error)
 
+        guarded.rmq_permissions = permissions  # type: ignore[attr-defined]
+        return guarded
+
+    return decorate
+
+
+def topic_page(
+    *permissions: Permission,
+) -> Callable[[Callable[..., Answer]], Callable[..., Answer | HttpResponse]]:
+    """Give a view the same as ``page``, and the topic in the address if the user may know of it for the permissions."""
+
+    def decorate(view: Callable[..., Answer]) -> Callable[..., Answer | HttpResponse]:
+        @wraps(view)
+        def of_topic(
+            self: Pages,
+            request: HttpRequest,
+            operations: Operations,
+            object_id: str,
+            *args: object,
+            **kwargs: object,
+        ) -> Answer:
+            topic = operations.declared(unquote(object_id), *permissions)
+            return view(self, request, operations, topic, *args, **kwargs)
+
+        guarded = page()(of_topic)
         guarded.rmq_permissions = permissions  # type: ignore[attr-defined]
         return guarded
 
@@ -125,10 +152,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def operations(self, request: HttpRequest) -> Operations:
         """Return the operations of the user of this request, with the topics that the user may know of."""
         try:
-            rule: TopicRule | None = request.rmq_rule  # type: ignore[attr-defined]
+            operations: Operations = request.rmq_operations  # type: ignore[attr-defined]
         except AttributeError:
-            rule = request.rmq_rule = _topic_rule(request)  # type: ignore[attr-defined]
-        return Operations(Actor.of_user(request.user, "admin", rule))
+            operations = Operations(Actor.of_user(request.user, "admin", _topic_rule(request)))
+            request.rmq_operations = operations  # type: ignore[attr-defined]
+        return operations
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
@@ -148,11 +176,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
         """Return the topic of this name, if the user may know of it; there is no table to query."""
         return self.model(name=object_id) if object_id in self.operations(request).topics() else None
-
-    def asked(self, request: HttpRequest, object_id: str) -> tuple[Operations, Topic]:
-        """Return the user's operations, and the topic in an address, for what the page requires. Raises ``UnknownTopic``."""
-        operations = self.operations(request)
-        return operations, operations.declared(unquote(object_id), *getattr(request, "rmq_needed", ()))
 
     def url(self, name: str, *args: str) -> str:
         """Return the address of one of RMQ's pages on this admin site."""

@@ -43,9 +43,8 @@ class ScheduleForm(forms.Form):
 
 
 @page(Permission.VIEW)
-def schedules_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def schedules_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show all schedules, and do what was chosen for one of them."""
-    operations = pages.operations(request)
     if request.method == "POST":
         return _act(pages, request, operations)
     context = {
@@ -86,9 +85,8 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
 
 
 @page(Permission.VIEW, Permission.EDIT)
-def schedule_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, object_id: str) -> HttpResponse:
     """Change when a schedule runs."""
-    operations = pages.operations(request)
     one = operations.schedule(unquote(object_id))
     now = one.schedule
     before = {"cron": now.cron or "", "every": now.every, "timezone": now.timezone, "catch_up": now.catch_up}

@@ -8,18 +8,19 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.dashboard_rows import Trouble
 from django_rmq.admin.forms import BodyForm, SendForm
-from django_rmq.admin.views.page import Pages, back_of, page, short_id, tell
+from django_rmq.admin.views.page import Pages, back_of, short_id, tell, topic_page
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone, ServerTrouble
 from django_rmq.operations import MessageCopy, Operations, Permission
-from django_rmq.operations.message_view import is_redacted
+from django_rmq.operations.authorization import is_redacted
 
 
-@page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)
-def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)
+def edit_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
     """Show the form for another body of a dead message, and replay the message with it."""
-    operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
     form: BodyForm
@@ -85,10 +86,9 @@ def _editable(copy: MessageCopy) -> str:
     return raw.decode("utf-8", "replace")
 
 
-@page(Permission.VIEW, Permission.SEND)
-def send_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.SEND)
+def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Show the form for a message, and send it."""
-    operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     form = SendForm(topic, request.POST if request.method == "POST" else None)
     trouble: Trouble | None = None

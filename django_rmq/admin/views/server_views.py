@@ -21,9 +21,8 @@ Fact = tuple[str, str]
 
 
 @page(Permission.VIEW)
-def servers_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show each server of Redis: a single one, that to which the sentinels lead, or each primary of a cluster."""
-    operations = pages.operations(request)
     servers = operations.servers()
     slow, slow_note = _slow_commands(operations)
     context = {

@@ -22,7 +22,7 @@ from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import PLAIN_STATES, STATES
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
-from django_rmq.admin.views.page import Pages, back_of, number, page
+from django_rmq.admin.views.page import Pages, back_of, number, topic_page
 from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.core.model.run_time_limits import LIMITS
 from django_rmq.core.model.topic import Topic
@@ -157,10 +157,9 @@ def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[s
     }
 
 
-@page(Permission.VIEW, Permission.PAUSE)
-def limits_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.PAUSE)
+def limits_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Change the limits of a topic at run time, or return it to its settings."""
-    operations, topic = pages.asked(request, object_id)
     back_url = f"{pages.places(topic.name).topic}?tab=settings"
     if request.method == "POST" and request.POST.get("act") == "reset":
         operations.reset_limits(topic.name)
@@ -189,12 +188,16 @@ def limits_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpRespo
     return pages.render(request, "topic/form.html", context, topic)
 
 
-@page(Permission.VIEW)
+@topic_page(Permission.VIEW)
 def change_view(
-    pages: Pages, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    pages: Pages,
+    request: HttpRequest,
+    operations: Operations,
+    topic: Topic,
+    form_url: str = "",
+    extra_context: Any = None,
 ) -> HttpResponse:
     """Show a topic: the list of one state, or its slots, or its history."""
-    operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
     context["is_pinned"] = topic.name in pinned(request)
     if context["tab"] in STATES:
@@ -202,10 +205,9 @@ def change_view(
     return pages.render(request, "topic/change_form.html", {**context, **(extra_context or {})}, topic)
 
 
-@page(Permission.VIEW)
-def live_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW)
+def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Return the current figures of a topic; a list of messages is not refreshed by itself."""
-    operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
     if context["tab"] in (*STATES, "settings"):
         context["panel"] = ""

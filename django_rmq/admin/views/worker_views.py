@@ -15,7 +15,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
-from django_rmq.admin.views.page import Pages, page, short_id
+from django_rmq.admin.views.page import Pages, page, short_id, topic_page
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview, WorkerStack
@@ -33,40 +34,41 @@ TOPICS_NAMED = 50
 
 
 @page(Permission.VIEW)
-def workers_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def workers_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show all workers, and ask one of them for something."""
     if request.method == "POST":
-        return _ask(pages, request)
-    return pages.render(request, "topic/workers.html", _context(pages, request))
+        return _ask(pages, request, operations)
+    return pages.render(request, "topic/workers.html", _context(pages, operations))
 
 
 @page(Permission.VIEW)
-def workers_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def workers_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Return the current figures of the page of workers."""
-    return pages.fragment(request, "topic/_workers.html", _context(pages, request))
+    return pages.fragment(request, "topic/_workers.html", _context(pages, operations))
 
 
 @page(Permission.VIEW)
-def running_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def running_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the messages that run."""
-    return pages.render(request, "topic/running.html", _running(pages, request))
+    return pages.render(request, "topic/running.html", _running(pages, operations))
 
 
 @page(Permission.VIEW)
-def running_live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def running_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Return the current content of the page of running messages."""
-    return pages.fragment(request, "topic/_running.html", _running(pages, request))
+    return pages.fragment(request, "topic/_running.html", _running(pages, operations))
 
 
-@page(Permission.VIEW, Permission.VIEW_STACK)
-def stack_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.VIEW_STACK)
+def stack_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
     """Show where the listener of a message is, or ask its worker for it."""
-    operations, topic = pages.asked(request, object_id)
     try:
         if request.method == "POST":
             operations.ask_for_stacks(topic.name, short_id(message_id))
             return HttpResponseRedirect(request.path)
-        context = _stack(pages, request, object_id, message_id)
+        context = _stack(pages, operations, topic, message_id)
     except InvalidRequest as error:
         raise Http404(str(error)) from error
     except OperationRefused as error:
@@ -75,18 +77,19 @@ def stack_view(pages: Pages, request: HttpRequest, object_id: str, message_id: s
     return pages.render(request, "topic/stack.html", context, topic)
 
 
-@page(Permission.VIEW, Permission.VIEW_STACK)
-def stack_live_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+@topic_page(Permission.VIEW, Permission.VIEW_STACK)
+def stack_live_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
     """Return the current content of the page of a stack."""
     try:
-        context = _stack(pages, request, object_id, message_id)
+        context = _stack(pages, operations, topic, message_id)
     except InvalidRequest as error:
         raise Http404(str(error)) from error
     return pages.fragment(request, "topic/_stack.html", context)
 
 
-def _stack(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> dict[str, Any]:
-    operations, topic = pages.asked(request, object_id)
+def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) -> dict[str, Any]:
     found = operations.message_stacks(topic.name, short_id(message_id))
     quoted = quote(topic.name)
     return {
@@ -120,8 +123,8 @@ def _worker_stack(one: WorkerStack, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _ask(pages: Pages, request: HttpRequest) -> HttpResponse:
-    operations, back = pages.operations(request), pages.url("workers")
+def _ask(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
+    back = pages.url("workers")
     act = request.POST.get("act", "")
     asked = next((known for known in get_args(WorkerRequest) if act == known), None)
     try:
@@ -188,8 +191,7 @@ def _question(
     }
 
 
-def _running(pages: Pages, request: HttpRequest) -> dict[str, Any]:
-    operations = pages.operations(request)
+def _running(pages: Pages, operations: Operations) -> dict[str, Any]:
     found = operations.running_messages()
     return {
         "heading": _("Running now"),
@@ -236,8 +238,7 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
     return lines
 
 
-def _context(pages: Pages, request: HttpRequest) -> dict[str, Any]:
-    operations = pages.operations(request)
+def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
     found = operations.worker_overview()
     known = operations.topics()
     return {

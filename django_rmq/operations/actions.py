@@ -24,7 +24,7 @@ from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Actor, Permission, require_search
 from django_rmq.operations.bulk import BulkProgress, CallOf
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.messages import copies_of
 
 _BOTH_LIVE = "running_and_waiting"
@@ -228,7 +228,7 @@ def _do(
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
-    identities = {one: context.identify(topic, one) for one in ids}
+    identities = {one: identified(context, topic, one) for one in ids}
     found = dict.fromkeys(identities, "gone")
     at: dict[str, MessageIdentity] = {}
     unseen: set[MessageIdentity] = set()
@@ -238,7 +238,7 @@ def _do(
         missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
         if error is not None or not missing:
             break
-        sought = find(context.broker, topic, missing.values(), rounds=context.search_rounds)
+        sought = find(context.broker, topic, missing.values(), rounds=search_rounds(context))
         unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
         places = {
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages

@@ -89,19 +89,6 @@ class OperationContext:
             raise UnknownTopic(f"there is no topic {name[:100]!r}")
         return topic
 
-    def identify(self, topic: Topic, text: str) -> MessageIdentity:
-        """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
-        identity = identify(topic, text, self.broker)
-        if identity.member is not None and not may_search(self.actor, topic):
-            # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
-            return MessageIdentity(identity.slot, None)
-        return identity
-
-    @property
-    def search_rounds(self) -> int:
-        """The number of times that a message is searched; a command searches until it is found."""
-        return ALL_ROUNDS if self.actor.permits is None else ROUNDS
-
     def present(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
         """Return a topic like ``declared``, with its current slots, whatever the settings say."""
         return connections.present(self.declared(name, *permissions), self._given, at_once=at_once)
@@ -162,4 +149,18 @@ class OperationContext:
         return BulkRun(recorded())
 
 
-__all__ = ["OperationContext"]
+def identified(context: OperationContext, topic: Topic, text: str) -> MessageIdentity:
+    """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
+    identity = identify(topic, text, context.broker)
+    if identity.member is not None and not may_search(context.actor, topic):
+        # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
+        return MessageIdentity(identity.slot, None)
+    return identity
+
+
+def search_rounds(context: OperationContext) -> int:
+    """Return the number of times that a message is searched; a command searches until it is found."""
+    return ALL_ROUNDS if context.actor.permits is None else ROUNDS
+
+
+__all__ = ["OperationContext", "identified", "search_rounds"]

@@ -21,7 +21,7 @@ from django_rmq.core.producer.validation import check_stored_basis
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations.actions import ActionResult, chosen, instead, public_id
 from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, from_look
 from django_rmq.operations.messages import look_at
 from django_rmq.operations.sends import charge
@@ -56,7 +56,7 @@ def replay_edited(
             word = context.in_present_slots(
                 topic, lambda topic: _replay(context, topic, slot, member, dead, body)
             )
-    public = public_id(topic, message_id, at or context.identify(topic, message_id))
+    public = public_id(topic, message_id, at or identified(context, topic, message_id))
     context.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
     return ActionResult({message_id: word})
 

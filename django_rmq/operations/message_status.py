@@ -21,7 +21,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
 from django_rmq.operations.messages import gone, require_seen, whereabouts
 from django_rmq.operations.stats import WorkerList, holding_of, survey_topics, worker_list
@@ -74,7 +74,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     """
     topic = context.present(name, Permission.VIEW)
     hidden = not context.actor.may(Permission.VIEW_BODIES)
-    identity = context.identify(topic, message_id)
+    identity = identified(context, topic, message_id)
     places = whereabouts(context, topic, identity)
     held_by: list[Hold] = []
     copies: list[MessageCopy] = []
@@ -134,7 +134,7 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
     topic = context.present(name, Permission.VIEW)
-    places = whereabouts(context, topic, context.identify(topic, message_id))
+    places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
         seen = _see(context.broker, topic, at.slot, at.member or b"")
         if seen.looked.is_held:

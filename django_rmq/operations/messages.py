@@ -31,7 +31,7 @@ from django_rmq.message_ids import (
     id_of,
 )
 from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_look
 
@@ -474,7 +474,7 @@ def look_at(
     Raises ``OperationRefused`` if the message was not found, although it may be there.
     """
     at: MessageIdentity | None = None
-    places = whereabouts(context, topic, context.identify(topic, message_id))
+    places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
         (looked,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
         if looked.is_held:
@@ -499,7 +499,7 @@ def sent_id(context: OperationContext, result: SendResult) -> str:
 
 def whereabouts(context: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
     """Return the places where the message of an id may be."""
-    return Whereabouts(context.broker, topic, identity, rounds=context.search_rounds)
+    return Whereabouts(context.broker, topic, identity, rounds=search_rounds(context))
 
 
 def require_seen(places: Whereabouts, message_id: str) -> None:

@@ -28,7 +28,7 @@ from django_rmq.exceptions import OperationRefused, RmqError, ServerTrouble, Ser
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import stats
 from django_rmq.operations.authorization import Permission, is_withheld
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.stats import WorkerStats
 from django_rmq.worker.worker_reports import FORGET_MS
 
@@ -387,7 +387,7 @@ def message_stacks(context: OperationContext, name: str, message_id: str) -> Mes
 def _sealed(context: OperationContext, name: str, message_id: str) -> str:
     """Return what follows the tilde in the sealed id of a message; nothing matches a plain id that the actor may not use."""
     topic = context.declared(name)
-    identity = context.identify(topic, message_id)
+    identity = identified(context, topic, message_id)
     if identity.member is not None:
         message_id = sealed_id(name, identity.slot, identity.member)
     return message_id.rpartition("~")[2]

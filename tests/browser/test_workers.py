@@ -28,6 +28,10 @@ def look(page: Page, name: str) -> None:
         page.screenshot(path=SHOTS / f"{name}-{scheme}.png", full_page=True)
         found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag22aa", "best-practice"]})
         assert found.violations_count == 0, found.generate_report()
+        hidden = page.locator(".rmq-scroll").evaluate_all(
+            "all => all.map(one => one.scrollWidth - one.clientWidth)"
+        )
+        assert max(hidden, default=0) <= 0, f"a table of {name} is {max(hidden)} pixels wider than its page"
     page.set_viewport_size({"width": 1360, "height": 900})
 
 

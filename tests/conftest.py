@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not UNASKED & _texts(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the modules and cases, which stay to the end, out of each collection of garbage."""
+    gc.freeze()
 
 
 def _texts(item: pytest.Item) -> set[str]:

@@ -79,9 +79,9 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _without_garbage_collector() -> Iterator[None]:
-    # What the tests before have left is not ours, nor is a socket among it.
+    # What the files before have left is not ours, nor is a socket among it.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

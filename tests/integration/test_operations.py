@@ -1357,7 +1357,7 @@ def test_an_act_needs_just_its_permissions(broker: Any, act: str) -> None:
             do(Operations(actor))
 
 
-@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_redacted_bodies_are_searched_by_a_shell_and_by_nobody_else(broker: Any) -> None:
     searches = [ACTS[name][1] for name in ("listing by text", "replay_all by text")]
     searches += [lambda o: o.delete_all("timed", "store", Filter(text="a")).result()]

@@ -179,7 +179,7 @@ def test_a_worker_reads_changed_limits_with_its_report(shop: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_running_worker_follows_limits_that_change(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     go, running, lock = threading.Event(), [0], threading.Lock()
     most: list[int] = []

@@ -287,7 +287,7 @@ def test_a_worker_obeys_each_request_once_and_reports_its_new_state_at_once(shop
         assert obeyed == ["quiet", "resume", "quiet"]
 
 
-@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_quiet_worker_takes_nothing_and_goes_on_with_what_runs(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -771,7 +771,7 @@ def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
             release()
 
 
-@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_stack_is_cut_to_its_innermost_calls(shop: Any) -> None:
     topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from example_project.demo.embedded_redis import NoRedisServer
 from example_project.demo.embedded_server import free_port
+from tests.support import preloaded
 from tests.support.servers import RedisServer, absent
 
 ROOT = Path(__file__).parents[2]
@@ -56,35 +56,29 @@ class Shop:
             "RMQ_KEY_PREFIX": "browser:",
             "SHOP_DATA": str(data),
         }
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[preloaded.Program] = []
 
     def manage(self, *arguments: str, **environment: str) -> str:
         """Run a command of manage.py and return what it printed."""
-        return self._run(sys.executable, "manage.py", *arguments, **environment)
+        return self._run(*preloaded.python(), "manage.py", *arguments, **environment)
 
     def fill(self, *calls: Call) -> None:
         """Make calls of `shop/fill.py` in a process of its own."""
-        self._run(sys.executable, "-m", "tests.browser.shop.fill", json.dumps(calls))
+        self._run(*preloaded.python(), "-m", "tests.browser.shop.fill", json.dumps(calls))
 
-    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str, **environment: str) -> preloaded.Program:
         """Start a command of manage.py; it ends with the shop."""
         with (self.data / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "manage.py", *arguments],
-                cwd=ROOT,
-                env=self.environment | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            command = ["-u", "manage.py", *arguments]
+            whole = self.environment | environment
+            process = preloaded.Program(command, cwd=ROOT, env=whole, output=log.fileno())
         self._started.append(process)
         return process
 
     def log(self, name: str) -> str:
         return (self.data / f"{name}.log").read_text(errors="replace")
 
-    def serve(self, port: int = 0, **environment: str) -> subprocess.Popen[bytes]:
+    def serve(self, port: int = 0, **environment: str) -> preloaded.Program:
         """Start a web server, on another port or with another environment if wanted; return when it answers."""
         port = port or self.port
         name = f"web-{port}"
@@ -103,7 +97,7 @@ class Shop:
             else:
                 return process
 
-    def stop(self, process: subprocess.Popen[bytes]) -> None:
+    def stop(self, process: preloaded.Program) -> None:
         """End a process as an operator does."""
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import preloaded
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/recipes.md"
@@ -30,7 +31,7 @@ def run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     done = subprocess.run(
-        [sys.executable, *command],
+        [*preloaded.python(), *command],
         cwd=folder,
         env=environment,
         capture_output=True,

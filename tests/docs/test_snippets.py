@@ -18,6 +18,7 @@ import configparser
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ from example_project.demo.embedded_redis import NoRedisServer
 from example_project.demo.embedded_server import free_port
 from tests.docs import stage
 from tests.docs.answers import Answers
+from tests.support import preloaded
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
 
@@ -131,8 +133,8 @@ case "$1" in
   runrmqpipeline) [ $# -eq 1 ] || set -- parsed "$@" ;;
 esac
 case " {endless} :$* " in
-  *" $1 "*|*" --watch "*) timeout 8 "{python}" manage.py "$@" </dev/null ;;
-  *) timeout 60 "{python}" manage.py "$@" ;;
+  *" $1 "*|*" --watch "*) timeout 8 {python} manage.py "$@" </dev/null ;;
+  *) timeout 60 {python} manage.py "$@" ;;
 esac 2>"$0.stderr"
 code=$?
 cat "$0.stderr" >&2
@@ -203,12 +205,15 @@ class Project:
 
     def write_commands(self) -> None:
         """Put what readers type into the PATH."""
-        values = {"folder": self.folder, "python": sys.executable, "root": ROOT, "endless": " ".join(ENDLESS)}
+        forked = shlex.join(preloaded.python())
+        values = {"folder": self.folder, "python": forked, "endless": " ".join(ENDLESS)}
         self.script("manage.py", MANAGE.format(**values))
         # `python manage.py` is the same thing.
-        passed_on = f'#!/bin/sh\n[ "$1" != manage.py ] || {{ shift; exec manage.py "$@"; }}\nexec "{sys.executable}" "$@"\n'
+        passed_on = (
+            f'#!/bin/sh\n[ "$1" != manage.py ] || {{ shift; exec manage.py "$@"; }}\nexec {forked} "$@"\n'
+        )
         self.script("python", passed_on)
-        self.script("pip", PIP.format(**values))
+        self.script("pip", PIP.format(python=sys.executable, root=ROOT))
         self.script("make", f'#!/bin/sh\nexec /usr/bin/make -n -C "{ROOT}" "$@"\n')
 
     def write_project(self) -> None:
@@ -262,7 +267,7 @@ class Project:
         return f"exit code {ran.returncode}\n{ran.stdout[-1500:]}\n{said[-6000:]}"
 
     def manage(self, *command: str) -> None:
-        wrong = self.call(sys.executable, "manage.py", *command)
+        wrong = self.call(*preloaded.python(), "manage.py", *command)
         assert not wrong, wrong
 
     # --- blocks
@@ -308,7 +313,7 @@ class Project:
                     urls.write(part)
             else:
                 self.write(f"shop/{Path(name).name}", part)
-        wrong = self.call(sys.executable, "manage.py", "check") if parts[1:] else ""
+        wrong = self.call(*preloaded.python(), "manage.py", "check") if parts[1:] else ""
         if wrong or not parts[0].strip():
             return wrong
         # A line for each line before it, so that a traceback says the line of the page.
@@ -320,7 +325,7 @@ class Project:
     def run_scripts(self) -> str:
         """Run the scripts since the last time, in one process: what one defines the next ones have."""
         scripts, self.scripts = self.scripts, []
-        return self.call(sys.executable, str(ROOT / "tests/docs/stage.py"), *scripts) if scripts else ""
+        return self.call(*preloaded.python(), str(ROOT / "tests/docs/stage.py"), *scripts) if scripts else ""
 
     def shell(self, text: str) -> str:
         if "http://127.0.0.1:8000" in text:
@@ -394,7 +399,7 @@ class Project:
             f"from django_rmq.opaque_ids import sealed_id\nprint(sealed_id({topic!r}, {slot}, {member!r}))"
         )
         asked = subprocess.run(
-            [sys.executable, "manage.py", "shell", "--command", script],
+            [*preloaded.python(), "manage.py", "shell", "--command", script],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -410,7 +415,7 @@ class Project:
             return
         self.manage("migrate", "--verbosity", "0")
         made = subprocess.run(
-            [sys.executable, "manage.py", "drf_create_token", "program"],
+            [*preloaded.python(), "manage.py", "drf_create_token", "program"],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -420,7 +425,7 @@ class Project:
         )
         self.environment["TOKEN"] = made.stdout.split()[2]
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.prefork", str(self.port), "1", "4"],
+            [*preloaded.python(), "-m", "tests.support.prefork", str(self.port), "1", "4"],
             cwd=self.folder,
             env=self.environment,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import preloaded
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def environment_of(data: Path, url: str, prefix: str, **more: str) -> dict[str, 
 def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of manage.py to its end, within a minute."""
     return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
+        [*preloaded.python(), "manage.py", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -44,7 +45,11 @@ def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subp
 
 
 class WorkerProcess:
-    """One `runrmqconsumers` with its children, and what they print. ``before`` is a program that starts it."""
+    """One `runrmqconsumers` with its children, and what they print.
+
+    It is a fork of a process that has imported Django; with ``before``, which is a program that starts it, the one that
+    an operator starts. Each has a session of its own.
+    """
 
     def __init__(
         self,
@@ -57,16 +62,22 @@ class WorkerProcess:
     ) -> None:
         self.data, self.prefix = data, prefix
         self.output_path = data / f"output-{time.monotonic_ns()}"
+        command = ["-u", "manage.py", "runrmqconsumers", *arguments]
+        whole = environment_of(data, url, prefix, **environment)
+        self.process: subprocess.Popen[bytes] | preloaded.Program
         with self.output_path.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*before, sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
-                cwd=ROOT,
-                env=environment_of(data, url, prefix, **environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            if before:
+                self.process = subprocess.Popen(
+                    [*before, sys.executable, *command],
+                    cwd=ROOT,
+                    env=whole,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            else:
+                self.process = preloaded.Program(command, cwd=ROOT, env=whole, output=output.fileno())
 
     @property
     def output(self) -> str:

@@ -157,17 +157,11 @@ def test_the_worker_goes_on_by_itself_after_a_restart_of_redis(start: Start, hap
         worker.ready()
         server.restart()
         client = client_of(server.url)
-        prefix = worker_prefix(worker)
-        send(Broker(client, prefix), WORK, named("x"))
+        send(Broker(client, worker.prefix), WORK, named("x"))
         happened.wait("done", 1)
         client.close()
         worker.signal()
         assert worker.wait() == 0
-
-
-def worker_prefix(worker: WorkerProcess) -> str:
-    environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes().split(b"\0")
-    return next(line for line in environment if line.startswith(b"RMQ_KEY_PREFIX=")).split(b"=")[1].decode()
 
 
 # --- ends by themselves

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 import uuid
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from example_project.demo.embedded_server import free_port
+from tests.support import preloaded
 from tests.support.servers import absent
 from tests.support.workers import eventually
 
@@ -34,7 +34,7 @@ class Shop:
 
     def manage(self, *command: str) -> str:
         ran = subprocess.run(
-            [sys.executable, "manage.py", *command],
+            [*preloaded.python(), "manage.py", *command],
             cwd=ROOT,
             env=self.environment,
             check=True,
@@ -102,7 +102,7 @@ def running(
     shop.manage("createsuperuser", "--noinput", "--username", "program", "--email", "program@example.com")
     shop.token = shop.manage("drf_create_token", "program").split()[2]
     server = subprocess.Popen(
-        [sys.executable, *(each.format(port=port) for each in program)],
+        [*preloaded.python(), *(each.format(port=port) for each in program)],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import executor_pool, thread_executor
+from django_rmq.core.consumer import executor_pool, invoke
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Worker, audit, eventually, live, send, total
@@ -33,7 +33,7 @@ def options(topic: Topic) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for something better waits no longer than a few calls of the listener."""
-    monkeypatch.setattr(thread_executor, "PATIENCE_SECONDS", 0.005)
+    monkeypatch.setattr(invoke, "PATIENCE_SECONDS", 0.005)
     monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.02)
 
 

@@ -131,7 +131,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(ExecutorThread, "_work_each", fail)
+    monkeypatch.setattr(ExecutorThread, "_call_listener", fail)
     monkeypatch.setattr("django_rmq.core.consumer.thread_executor.logger.exception", fail)
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)

@@ -261,10 +261,11 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
-        Operand(2, "False"),
+        Operand(0, "False"),
         "Nothing begins with less than half of its time-out left.",
         (
             EXECUTOR + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin[None]",
+            OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",
             DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun[memory]",
         ),
     ),
@@ -312,11 +313,6 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What an async listener has not begun when its worker stops is given back.",
         (OVERLAPPING + "a_batch_halted_on_the_way_reports_the_rest_as_not_begun",),
     ),
-    "begins_late_in_the_loop": PythonMutant(
-        Operand(0, "False"),
-        "Nothing begins in the event loop with less than half of its time-out left.",
-        (OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",),
-    ),
     "leaves_slots_of_a_blocked_loop_open": PythonMutant(
         Value("list(IT)[:1]"),
         "While the event loop is blocked, nothing begins in the slots of what runs there.",
@@ -345,7 +341,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- the order of strict topics
     "goes_on_behind_a_failure": PythonMutant(
-        Value("False"),
+        If("False"),
         "A thread begins nothing behind a message of a strict topic that failed.",
         (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed[memory]",),
     ),
@@ -355,7 +351,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (TRIPS + "a_strict_slot_is_not_asked_before_its_commit_is_known",),
     ),
     "goes_on_behind_what_it_lost": PythonMutant(
-        Value("False"),
+        If("False"),
         "A thread begins nothing behind a message of a strict topic that it no longer holds.",
         (ORDER + "a_stale_message_ends_its_batch[memory]",),
     ),

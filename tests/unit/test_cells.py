@@ -28,14 +28,15 @@ def test_what_ran_while_many_others_came_and_went_is_known_after_a_death() -> No
     notes = SharedProgress(1)
     cells = ProgressCells(notes.thread(0))
     long = cells.take("t", 0, 1, [b"long"])
-    long.note(0, bytes([BEGUN]))
+    long[0] = BEGUN
     for receipt in range(2, MARKS // 100):
         short = cells.take("t", 1, receipt, [b"%d" % n for n in range(300)])
-        short.note(0, bytes([DONE]) * 300)
+        for at in range(300):
+            short[at] = DONE
         short.end()
     found = notes.begun()
     assert found[mark_of("t", 0, 1, b"long")] is False
-    long.note(0, bytes([DONE]))
+    long[0] = DONE
     assert notes.begun()[mark_of("t", 0, 1, b"long")] is True
     assert len(notes.begun()) == MARKS
 
@@ -44,7 +45,7 @@ def test_what_is_done_stays_known_until_the_other_cells_were_used() -> None:
     notes = SharedProgress(1)
     cells = ProgressCells(notes.thread(0))
     done = cells.take("t", 0, 1, [b"done"])
-    done.note(0, bytes([DONE]))
+    done[0] = DONE
     done.end()
     for receipt in range(2, 10):
         cells.take("t", 1, receipt, [b"%d" % n for n in range(1000)]).end()
@@ -55,13 +56,14 @@ def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
     notes = SharedProgress(1)
     cells = ProgressCells(notes.thread(0))
     all_of_them = cells.take("t", 0, 1, [b"%d" % n for n in range(MARKS)])
-    all_of_them.note(0, bytes([BEGUN]) * MARKS)
+    for at in range(MARKS):
+        all_of_them[at] = BEGUN
     more = cells.take("t", 1, 2, [b"more"])
-    more.note(0, bytes([DONE]))
+    more[0] = DONE
     more.end()
     assert set(notes.begun().values()) == {False}
     nowhere = ProgressCells(None).take("t", 0, 1, [b"a"])
-    nowhere.note(0, bytes([BEGUN]))
+    nowhere[0] = BEGUN
     nowhere.end()
 
 

@@ -13,25 +13,34 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Coroutine as Running
-from collections.abc import Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
-from django_rmq.core.consumer import failures, invoke
-from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults, Outcome
+from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.batch import Batch, Outcome
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.heartbeat import stack_of_task, stack_of_thread
-from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one, groups, noted, states_after
-from django_rmq.core.consumer.progress import BEGUN, MARKS, ThreadProgress
+from django_rmq.core.consumer.invoke import (
+    FLUSH_SECONDS,
+    BatchRun,
+    Coroutine,
+    await_group,
+    await_one,
+    report_failed_run,
+)
+from django_rmq.core.consumer.progress import MARKS, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.consumer.thread_executor import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
+from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.message import Message
+
+T = TypeVar("T")
 
 TICK_SECONDS = 0.25
 """Seconds between two signs of life of the loop."""
@@ -156,11 +165,10 @@ class Taken:
         self._cells = cells
         self._places = places
 
-    def note(self, start: int, states: bytes) -> None:
-        """Record the states of some members, from the one at ``start``."""
-        recorded = self._cells.states
-        for place, state in zip(self._places[start : start + len(states)], states, strict=False):
-            recorded[place] = state
+    def __setitem__(self, at: int, state: int) -> None:
+        """Record the state of one member."""
+        if self._places:
+            self._cells.states[self._places[at]] = state
 
     def end(self) -> None:
         """Free the cells. Their contents stay until all other cells were used, because the messages may not be settled yet."""
@@ -209,18 +217,17 @@ class AsyncBatch:
         self._pulse, self._blocked_before = pulse, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
-        self._mailbox = mailbox
-        self._call = _around(batch, hooks)
-        size = batch.listener.batch_size
-        self._lists = deque(groups(batch.messages, size) if size else [[each] for each in batch.messages])
-        batch.messages = [message for group in self._lists for message in group]
-        members = [message.delivery.member for message in batch.messages]
-        self._taken = cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
-        self._tally, self._flushed = BatchResults(batch), uptime()
+        self._cells = cells
+        self._taken = Taken(cells, [])
+        self._function = _around(batch, hooks)
         # Many batches that report often would keep Redis busy with acknowledgements.
-        self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
-        waits_for_better = batch.topic.is_priority or not batch.topic.serial
-        self._patience = self._flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
+        flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
+        self._run = BatchRun(batch, self._take_cells, mailbox, flush_seconds)
+
+    def _take_cells(self, batch: Batch) -> Taken:
+        members = [message.delivery.member for message in batch.messages]
+        self._taken = self._cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
+        return self._taken
 
     def end(self) -> None:
         """Free the cells of the batch."""
@@ -237,7 +244,7 @@ class AsyncBatch:
 
     def _stop(self, why: str) -> None:
         # rule: cancels_a_list_for_one_message
-        stops = self.task is not None and all(message.stopped for message in self._batch.group)
+        stops = self.task is not None and all(message.stopped for message in self._batch.running())
         # rule: disturbs_a_coroutine_that_cleans_up
         if self.task is not None and stops and why not in self._stopped_by:
             self._stopped_by.add(why)
@@ -245,95 +252,46 @@ class AsyncBatch:
 
     async def run(self) -> None:
         """Call the listener for the messages that may begin."""
-        batch, at = self._batch, 0
-        while self._lists:
-            group = self._lists.popleft()
-            end = at + len(group)
-            now = uptime()
-            if not self._may_begin(at, end, now):
-                break
-            ours = group
-            if batch.stale:
-                ours = [message for message in group if message.delivery.member not in batch.stale]
-            outcomes = await self._one_call(at, len(group), ours, now) if ours else []
-            if outcomes is None:
-                for message in group:
-                    # Each has the time of a call of its own.
-                    # rule: ends_a_list_that_ran_too_long_as_a_whole
-                    message.stopped = "" if message.stopped == "overran" else message.stopped
-                self._lists.extendleft([message] for message in reversed(group))
-                continue
-            outcomes = noted(self._tally, self._lists, ours, outcomes)
-            end -= len(ours) - len(outcomes)
-            self._taken.note(at, states_after(group[: end - at], outcomes))
-            at = end
-            if self._lists and now - self._flushed > self._flush_seconds:
-                # Slow work is committed as it goes.
-                self._report(None)
-                batch.reported, self._flushed = at, now
-        self._report(batch.messages[at:])
+        function = self._function
+        if self._batch.listener.batch_size is not None:
+            lists, outcomes = self._run.list_calls(), None
+            while group := lists.send(outcomes):
+                outcomes = await self._await_call(await_group(function, group), partial(_all_failed, group))
+            return
+        singles, failure = self._run.single_calls(), None
+        while (message := singles.send(failure)) is not None:
+            failure = await self._await_call(
+                await_one(function, message, message), partial(failure_of, message)
+            )
 
-    def _may_begin(self, at: int, end: int, now: float) -> bool:
-        """Record that messages begin, unless the batch was taken back or its time-out is near; return whether they may."""
-        batch = self._batch
-        # Messages of a list that failed have begun: they are settled one by one, however long that takes.
-        is_again = at < batch.begun
-        # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both given
-        # back and begun.
-        batch.begun = max(batch.begun, end)
-        # If the process was paused or the loop blocked, the time-out is soon over, and another worker may get the message.
-        if now > batch.confirmed + batch.timeout / 2 or batch.abandoned:  # rule: begins_late_in_the_loop
-            return False
-        # This worker no longer holds a message of a strict slot, so none behind it may begin.
-        if batch.topic.is_strict and batch.stale:
-            return False
-        # rule: begins_after_the_stop
-        return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
+    async def _await_call(self, call: Running[Any, Any, T], cancelled: Callable[[BaseException], T]) -> T:
+        """Await a call in a task, so that its changes of context variables do not reach other calls.
 
-    async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:
-        """Call the listener in a task, so that its changes of context variables do not reach other calls."""
-        batch = self._batch
-        batch.group, batch.overran_at = ours, None
+        ``cancelled`` returns its result if it was cancelled before its first step.
+        """
+        self._batch.overran_at = None
         self._stopped_by.clear()
         self._blocked_before = self._pulse.blocked
-        batch.running_since = now
-        # The states are recorded before the call, because the listener may kill the process.
-        self._taken.note(at, bytes([BEGUN]) * size)
-        call: Running[Any, Any, list[Outcome] | None] = (
-            await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
-        )
-        task: asyncio.Task[list[Outcome] | None] = asyncio.get_running_loop().create_task(
-            call, context=Context()
-        )
-        self.task = task
+        self.task = task = asyncio.get_running_loop().create_task(call, context=Context())
         self._pulse.calls.add(task)
         try:
             return await task
         except asyncio.CancelledError as error:
-            # The call was cancelled before its first step; if the batch itself is, the loop is closing.
+            # If the batch itself is cancelled, the loop is closing.
             if self._batch_is_cancelled():
                 raise
-            return [(message, failure_of(message, error)) for message in ours]
+            return cancelled(error)
         finally:
             self._pulse.calls.discard(task)
-            self._tally.times.append(uptime() - now)
 
     @staticmethod
     def _batch_is_cancelled() -> bool:
         current = asyncio.current_task()
         return current is None or current.cancelling() > 0
 
-    def _report(self, rest: list[Message] | None) -> None:
-        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
-        tally = self._tally
-        committed = tally.committed
-        self._mailbox.put(tally.slice(rest))
-        tally.clear()
-        failures.done(self._batch.topic, self._batch.slot.number, committed)
 
-
-async def _each(function: Coroutine, message: Message) -> list[Outcome]:
-    return [(message, await await_one(function, message, message))]
+def _all_failed(group: list[Message], error: BaseException) -> list[Outcome]:
+    return [(message, failure_of(message, error)) for message in group]
 
 
 def _around(batch: Batch, hooks: Hooks) -> Coroutine:
@@ -530,9 +488,8 @@ class AsyncExecutor(threading.Thread):
         self._begin()
 
     def _failed(self, batch: Batch, error: BaseException | None) -> None:
-        """Report a batch that failed outside its listener. At least one message counts as begun."""
-        rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-        self._mailbox.put(BatchReport(batch, [], [], rest, 0.0, True))
+        """Report and log a batch that failed outside its listener."""
+        report_failed_run(batch, self._mailbox)
         logger.error(
             "A batch of topic %s failed outside a listener; the messages that it had begun will time out",
             batch.topic.name,

@@ -168,10 +168,16 @@ class BatchResults:
         """Seconds that each call of the listener took."""
         self.begun = time.monotonic()
 
-    def note(self, outcomes: list[Outcome]) -> None:
-        """Add the outcomes of the messages of one call."""
-        self.committed += [message.delivery.member for message, failure in outcomes if failure is None]
-        self.failures += [failure for _, failure in outcomes if failure is not None]
+    def add(self, outcomes: list[Outcome]) -> bool:
+        """Add the outcomes of the messages of one call; return whether any has failed."""
+        has_failed = False
+        for message, failure in outcomes:
+            if failure is None:
+                self.committed.append(message.delivery.member)
+            else:
+                self.failures.append(failure)
+                has_failed = True
+        return has_failed
 
     def slice(self, rest: list[Message] | None) -> BatchReport:
         """Return the report. ``rest`` are the messages that will not begin; None if the batch continues."""

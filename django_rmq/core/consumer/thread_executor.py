@@ -7,30 +7,20 @@ thread that hangs is replaced by ``executor_pool``.
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from django_rmq.core.consumer import failures, invoke
-from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults
+from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.heartbeat import stack_of_thread
-from django_rmq.core.consumer.invoke import call_group, call_one, groups, holds, noted, states_after
-from django_rmq.core.consumer.progress import BEGUN, DONE, ThreadProgress
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
+from django_rmq.core.consumer.progress import ThreadProgress
 from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 
 logger = safe_logger("django_rmq.consumer")
-
-FLUSH_SECONDS = 0.1
-"""Seconds that results of a running batch may wait before they are reported."""
-
-PATIENCE_SECONDS = 0.2
-"""Seconds for which a thread keeps the rest of a batch when something better may turn up: a higher priority,
-or another thread that is free."""
 
 
 class Hooks(NamedTuple):
@@ -173,17 +163,10 @@ class ExecutorThread(threading.Thread):
     def _run_batch(self, batch: Batch) -> None:
         try:
             self._surround(self._hooks.before)
-            if batch.listener.batch_size:
-                self._work_groups(batch)
-            else:
-                self._work_each(batch)
+            self._call_listener(batch)
         except BaseException:
-            # This comes first: while the dispatcher waits for this report, the batch is extended. At least
-            # one message counts as begun, so that one that fails again and again uses its retries in the end.
-            rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-            self._mailbox.put(
-                BatchReport(batch, [], [], rest, 0.0, True)
-            )  # rule: does_not_report_what_it_failed_at
+            # This comes first: while the dispatcher waits for this report, the batch is extended.
+            report_failed_run(batch, self._mailbox)  # rule: does_not_report_what_it_failed_at
             logger.exception(
                 "An executor thread failed outside a listener; the messages that it had begun will time out"
             )
@@ -201,102 +184,24 @@ class ExecutorThread(threading.Thread):
         members = [message.delivery.member for message in batch.messages]
         return self.marks.take(batch.topic.name, batch.slot.number, batch.receipt, members)
 
-    def _patience(self, batch: Batch) -> float:
-        """Return until when (``uptime``) more messages of this batch may begin."""
-        waits_for_better = batch.topic.is_priority or not batch.topic.serial
-        return uptime() + PATIENCE_SECONDS if waits_for_better else float("inf")
-
-    def _work_each(self, batch: Batch) -> None:
-        function, messages, states = self._around(batch), batch.messages, self._states_of(batch)
-        half, patience = batch.timeout / 2, self._patience(batch)
-        tally, flushed, is_held = BatchResults(batch), uptime(), False
-        for i, message in enumerate(messages, 1):
-            # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both given
-            # back and begun.
-            batch.begun = i
-            now = uptime()
-            if batch.running_since is not None:
-                # The end of one call is the beginning of the next, so one reading of the clock serves both.
-                tally.times.append(now - batch.running_since)
-                batch.running_since = None
-            # If the process was paused or Redis unavailable, the time-out is soon over, and another worker may get the message.
-            # rule: begins_without_half_a_time_out_left
-            if batch.halted or is_held or now > batch.confirmed + half or (now > patience and i > 1):
-                break
-            member = message.delivery.member
-            if batch.stale and member in batch.stale:
-                # The message timed out or was given back. It comes again before the others, so none behind it may begin.
-                is_held = batch.topic.is_strict  # rule: goes_on_behind_what_it_lost
-                continue
-            # The state is recorded before the call, because the listener may kill the process.
-            states[i - 1] = BEGUN
-            batch.running_since = now
-            outcome = call_one(function, message, message)
-            if outcome is None:
-                tally.committed.append(member)
-                # If the process dies before this commit reaches Redis, the parent commits the message.
-                states[i - 1] = DONE
-            else:
-                tally.failures.append(outcome)
-                is_held = batch.topic.is_strict and holds(outcome)  # rule: goes_on_behind_a_failure
-                self._surround(self._hooks.after)
-            if now - flushed > FLUSH_SECONDS and i < len(messages):
-                self._report(tally, None)
-                batch.reported, flushed = i, now
-        else:
-            i = len(messages) + 1
-        if batch.running_since is not None:
-            tally.times.append(uptime() - batch.running_since)
-        self._report(tally, messages[i - 1 :])
-
-    def _work_groups(self, batch: Batch) -> None:
-        function, patience = self._around(batch), self._patience(batch)
-        lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
-        batch.messages = [message for group in lists for message in group]
-        states, tally, at = self._states_of(batch), BatchResults(batch), 0
-        while lists:
-            group = lists.popleft()
-            tally.begun, now, end = time.monotonic(), uptime(), at + len(group)
-            # Messages of a list that failed have begun: they are settled one by one, however long that takes.
-            # Otherwise the good messages would run in another list with the bad one.
-            is_again = at < batch.begun
-            # As with single messages, ``begun`` is written before ``halted`` is read.
-            batch.begun = max(batch.begun, end)
-            late = now > batch.confirmed + batch.timeout / 2
-            # rule: lists_lose_patience
-            is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
-            if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
-                break
-            ours = batch.group = [message for message in group if message.delivery.member not in batch.stale]
-            # The states are recorded before the call, because the listener may kill the process.
-            states[at:end] = bytes([BEGUN]) * len(group)
-            batch.running_since = now
-            outcomes = call_group(function, ours) if ours else []
-            tally.times.append(uptime() - now)
-            if outcomes is None:
-                self._surround(self._hooks.after)
-                lists.extendleft([message] for message in reversed(group))
-                continue
-            outcomes = noted(tally, lists, ours, outcomes)
-            end -= len(ours) - len(outcomes)
-            states[at:end] = states_after(group[: end - at], outcomes)
-            self._report(tally, None if lists else batch.messages[end:])
-            batch.reported = at = end if lists else len(batch.messages)
-            if any(failure is not None for _, failure in outcomes):
-                self._surround(self._hooks.after)
-        if at < len(batch.messages):
-            tally.begun = time.monotonic()
-            self._report(tally, batch.messages[at:])
-
-    def _report(self, tally: BatchResults, rest: list[Message] | None) -> None:
-        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
-        batch, committed = tally.batch, tally.committed
-        self._mailbox.put(tally.slice(rest))
-        tally.clear()
-        failures.done(batch.topic, batch.slot.number, committed)
+    def _call_listener(self, batch: Batch) -> None:
+        """Call the listener for the messages that may begin."""
+        function, is_of_lists = self._around(batch), batch.listener.batch_size is not None
+        # The outcomes of a list are reported at once, because the next list may take long.
+        flush_seconds = 0.0 if is_of_lists else FLUSH_SECONDS
+        after_failure = partial(self._surround, self._hooks.after)
+        run = BatchRun(batch, self._states_of, self._mailbox, flush_seconds, after_failure)
+        if is_of_lists:
+            lists, outcomes = run.list_calls(), None
+            while group := lists.send(outcomes):
+                outcomes = call_group(function, group)
+            return
+        singles, failure = run.single_calls(), None
+        while (message := singles.send(failure)) is not None:
+            failure = call_one(function, message, message)
 
 
 invoke.watch(ExecutorThread)
 
 
-__all__ = ["FLUSH_SECONDS", "NO_HOOKS", "PATIENCE_SECONDS", "ExecutorThread", "Hooks"]
+__all__ = ["NO_HOOKS", "ExecutorThread", "Hooks"]

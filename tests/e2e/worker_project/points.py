@@ -27,6 +27,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer import (
     async_executor,
     dispatcher,
+    invoke,
     slot_acquisition,
     supervisor,
     thread_executor,
@@ -223,9 +224,8 @@ def install() -> None:
     taking: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncExecutor)
     for thread in taking:
         thread.put = wrapped(thread.put, "before-thread", "after-thread")
-    reporting: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncBatch)
-    for reporter in reporting:
-        reporter._report = wrapped(reporter._report, "after-listener", "after-report")
+    batch_run: Any = invoke.BatchRun
+    batch_run._report = wrapped(batch_run._report, "after-listener", "after-report")
     worker: Any = dispatcher.Dispatcher
     django: Any = worker_process
     recovery: Any = slot_acquisition.LostReplyRecovery

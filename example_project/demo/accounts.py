@@ -112,13 +112,44 @@ class Accounts(TopicAccounts):
     def __init__(self) -> None:
         super().__init__(PRICES, RENDERS, ORDERS, MAILS)
 
+    def totals(self) -> dict[str, int]:
+        """The whole shop in a few numbers; `sent` is what came from outside, not what listeners sent on."""
+        figures = self.figures()
+        topics = list(figures.values())
+        return {
+            "sent": figures[PRICES].counters["sent"] + figures[ORDERS].counters["sent"],
+            "merged": sum(topic.merged for topic in topics),
+            "rendered": figures[RENDERS].counters["committed"],
+            "closed": self.closed_orders().count(),
+            "retried": sum(topic.retried for topic in topics),
+            "dead": sum(topic.dead for topic in topics),
+            "waiting": sum(topic.store for topic in topics),
+            "running": sum(topic.prepare for topic in topics),
+            "resting": sum(topic.retry for topic in topics),
+        }
+
+    def summary(self, done: Done) -> dict[str, object]:
+        """What a run came to, by name."""
+        found = self.totals()
+        slots = sum(topic.slots for topic in self.topics.values())
+        unbalanced = len(self.unbalanced())
+        return {
+            "sent": f"{found['sent']} ({done.price_changes} price changes, {done.orders} orders)",
+            "merged": found["merged"],
+            "rendered": found["rendered"],
+            "confirmed by mail": Order.objects.filter(confirmed_at__gte=self.began).count(),
+            "paid": done.paid,
+            "closed": f"{found['closed']} (the latest {self.latest_close().total_seconds():.3f} s after its time)",
+            "retried": found["retried"],
+            "dead": found["dead"],
+            "not yet due or resting": found["waiting"] + found["resting"],
+            "ledger": f"NOT balanced in {unbalanced} slots" if unbalanced else f"balanced in {slots} slots",
+            "delivered early": self.closed_early(),
+        }
+
     def closed_orders(self) -> Any:
         """Orders closed since the beginning."""
         return Order.objects.filter(state=State.CLOSED, closed_at__gte=self.began)
-
-    def confirmed(self) -> int:
-        """The number of orders that were confirmed by mail since the beginning."""
-        return int(Order.objects.filter(confirmed_at__gte=self.began).count())
 
     def closed_early(self) -> int:
         """Orders closed before their time; both times are of this machine's clock, as is Redis' own."""

@@ -1,10 +1,11 @@
-"""What both demos stand on: signals, child processes, a Redis, Django set up on a folder of its own, and a display."""
+"""What both demos stand on: signals, child processes, a Redis, and Django set up on a folder of its own."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,13 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
 
 from django_rmq.exceptions import RmqError
 from example_project.demo.embedded_redis import EmbeddedRedis, NoRedisServer
-from example_project.demo.embedded_server import DidNotStart
+from example_project.demo.embedded_server import DidNotStart, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+HOST = "127.0.0.1"
 
 STEP_SECONDS = 0.1
 STOP_SECONDS = 60.0
@@ -100,6 +101,41 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
 
+class WebServer(Child):
+    """Django's development server on a port of its own: the wanted one, or 8000 if it is free, or any."""
+
+    def __init__(self, data: Path, wanted: int | None) -> None:
+        self.port = self._choose_port(wanted)
+        super().__init__("web server", data / "web.log", "runserver", "--noreload", f"{HOST}:{self.port}")
+
+    @property
+    def address(self) -> str:
+        """Where its pages are."""
+        return f"http://{HOST}:{self.port}/"
+
+    def answers(self) -> bool:
+        """Whether it takes connections by now."""
+        try:
+            with socket.create_connection((HOST, self.port), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def _choose_port(self, wanted: int | None) -> int:
+        if wanted == 0:
+            return free_port()
+        with socket.socket() as probe:
+            # As the web server will: a port that waits for the end of old connections is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, wanted or 8000))
+            except OSError as error:
+                if wanted is not None:
+                    raise DemoFailed(f"port {wanted} cannot be used: {error.strerror}") from None
+                return free_port()
+        return wanted or 8000
+
+
 def run(demo: Callable[[Signals, ExitStack], int]) -> int:
     """Run a demo, stop whatever it has started, the last first, and return the exit code."""
     signals = Signals()
@@ -150,48 +186,25 @@ def set_up_django(cleanup: ExitStack) -> Path:
     return data
 
 
-class Display:
-    """A table that changes in place on a terminal that can (and where rich is installed), else a line every now and then."""
+class Lines:
+    """What a demo prints of itself: a line every two seconds."""
 
-    SECONDS_BETWEEN_LINES = 2.0
+    SECONDS_BETWEEN = 2.0
 
     def __init__(self) -> None:
-        self._live: Any = None
-        self._next_line = 0.0
+        self.began = time.monotonic()
+        self._next = 0.0
 
-    def __enter__(self) -> Self:
-        if sys.stdout.isatty():
-            try:
-                from rich.live import Live
-            except ImportError:
-                return self
-            self._live = Live(auto_refresh=False)
-            self._live.start()
-        return self
+    @property
+    def seconds(self) -> float:
+        """How long the demo has run."""
+        return time.monotonic() - self.began
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the last table where it is."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def note(self, text: str) -> None:
-        """Say something once."""
-        if self._live is None:
-            print(text, flush=True)
-        else:
-            self._live.console.print(text, markup=False)
-
-    def show(self, seconds: float, drawn: Callable[[], Any], line: Callable[[], str]) -> None:
-        """Show how it is so many seconds after the beginning: as rich draws it, or as a line."""
-        if self._live is not None:
-            self._live.update(drawn(), refresh=True)
-        elif seconds >= self._next_line:
-            self._next_line = seconds + self.SECONDS_BETWEEN_LINES
-            print(f"{seconds:4.0f} s  {line()}", flush=True)
+    def show(self, line: Callable[[], str]) -> None:
+        """Print the line, if it is time for one."""
+        if self.seconds >= self._next:
+            self._next = self.seconds + self.SECONDS_BETWEEN
+            print(f"{self.seconds:4.0f} s  {line()}", flush=True)
 
 
 def verdict(complaints: list[str], service: Child, praise: str) -> int:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from decimal import Decimal
 
+from django_rmq.spark.java import check_installed
 from example_project.demo.stage import (
     Child,
-    DemoFailed,
-    Display,
+    Lines,
     Signals,
+    WebServer,
     print_summary,
     run,
     set_up_django,
@@ -34,6 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.product_sets.demo", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30, help="duration of the changes (default 30)")
     parser.add_argument("--items", type=int, default=500, help="number of items (default 500)")
+    parser.add_argument("--port", type=int, help="the web server's port (default 8000, or a free one)")
     parser.add_argument("--rate", type=float, default=200, help="changes per second (default 200)")
     options = parser.parse_args(argv)
     if not (options.seconds > 0 and options.items > 0 and options.rate > 0):
@@ -54,48 +56,49 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
     from django.core.management import call_command
 
     from example_project.product_sets.models import ProductSet
-    from example_project.product_sets.run import ProductSetsRun, why_not
+    from example_project.product_sets.run import ProductSetsRun
     from example_project.product_sets.sets import MEMBERSHIPS, save_set
 
-    if reason := why_not():
-        raise DemoFailed(reason)
+    check_installed()
     # The shop has the merchants that sell the items.
     call_command("seed_shop", products=options.items)
     sets = ProductSetsRun(data, items=options.items, rate=options.rate)
     sets.start(cleanup)
     labels = Child("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
     cleanup.callback(labels.stop)
-    print(f"{options.items} items, {options.rate:g} changes/s\nLogs:  {data}/\n", flush=True)
-    began = time.monotonic()
-    display = cleanup.enter_context(Display())
+    web = WebServer(data, options.port)
+    cleanup.callback(web.stop)
+    print(
+        f"{options.items} items, {options.rate:g} changes/s\nSets:  {web.address}sets/\nLogs:  {data}/\n",
+        flush=True,
+    )
+    lines = Lines()
 
     def watch(seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
         until = time.monotonic() + seconds
         while not ended() and time.monotonic() < until:
             sets.check()
             labels.check()
-            display.show(
-                time.monotonic() - began,
-                sets.rich_table,
-                lambda: f"written {sets.feeds.written}  read {sets.events_read()}  sets {sets.sizes()}",
+            web.check()
+            lines.show(
+                lambda: f"written {sets.feeds.written}  read {sets.events_read()}  sets {sets.sizes()}"
             )
             signals.wait(min(0.5, seconds))
 
     watch(FIRST_EVENTS_SECONDS, lambda: sets.events_read() > 0)
-    display.note("Spark has loaded all items; the sources start to report changes.")
+    print("Spark has loaded all items; the sources start to report changes.")
     sets.thread.start()
     watch(options.seconds / 2)
     if edited := ProductSet.objects.filter(name=EDITED).first():
         edited.min_rating = Decimal("4.5") if edited.min_rating == 4 else Decimal(4)
         save_set(edited)
-        display.note(f"The rule of {edited.name} is edited: {edited.rule}")
+        print(f"The rule of {edited.name} is edited: {edited.rule}")
     watch(options.seconds / 2)
     sets.thread.stop()
-    display.note("The sources have stopped; Spark finishes the remaining work.")
+    print("The sources have stopped; Spark finishes the remaining work.")
     watch(FINISH_SECONDS, sets.finished)
     exit_code = sets.stop()
     labels.stop()
-    display.close()
 
     print_summary(sets.summary())
     complaints = sets.complaints()

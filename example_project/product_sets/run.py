@@ -1,4 +1,4 @@
-"""The product sets at work, for the demos: sources that report, and Spark in a process of its own."""
+"""The product sets at work, for the demo: sources that report, and Spark in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db.models import Count, Sum
 from django.utils import timezone
 
-from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.java import check_installed
 from example_project.demo.accounts import TopicAccounts
 from example_project.demo.stage import Child, DemoFailed
 from example_project.product_sets.feeds import Feeds, FeedThread
@@ -28,18 +25,6 @@ from example_project.product_sets.sets import (
     differing_members,
     send_memberships,
 )
-
-STARTING = "starting Spark …"
-START_SECONDS = 300.0
-
-
-def why_not() -> str:
-    """Why Spark cannot run here; empty if it can."""
-    try:
-        check_installed()
-    except ConfigurationError as error:
-        return str(error)
-    return ""
 
 
 class ProductSetsRun:
@@ -56,7 +41,6 @@ class ProductSetsRun:
         self.thread = FeedThread(self.feeds, rate)
         self.accounts = TopicAccounts(CHANGES, MEMBERSHIPS)
         self.began = timezone.now()
-        self._has_begun = False
 
     def start(self, cleanup: ExitStack) -> None:
         """Make the sets, start Spark, and have every item reported once."""
@@ -71,8 +55,6 @@ class ProductSetsRun:
             *("--conf", "spark.sql.shuffle.partitions=2"),
             DJANGO_DEBUG="0",
         )
-        # What the demos show first is not what Spark needs the processors for.
-        os.setpriority(os.PRIO_PROCESS, self.pipeline.process.pid, 10)
         cleanup.callback(self.stop)
         self.feeds.report_all()
 
@@ -81,19 +63,6 @@ class ProductSetsRun:
         self.pipeline.check()
         if self.thread.error is not None:
             raise DemoFailed(f"the feeds failed: {self.thread.error!r}") from self.thread.error
-
-    def has_begun(self) -> bool:
-        """Whether Spark runs, and has evaluated the first items."""
-        self._has_begun = self._has_begun or bool(self._written(EVALUATION)["batches"])
-        return self._has_begun
-
-    def failure(self) -> str:
-        """Why Spark will not evaluate anything; empty while it may."""
-        if self.pipeline.process.poll() is not None:
-            return f"Spark ended with {self.pipeline.process.returncode}; see {self.pipeline.log}"
-        if not self.has_begun() and (timezone.now() - self.began).total_seconds() > START_SECONDS:
-            return f"Spark evaluated nothing within {START_SECONDS:g} s; see {self.pipeline.log}"
-        return ""
 
     def stop(self) -> int:
         """End the feeds, and Spark in order; return its exit code."""
@@ -111,23 +80,8 @@ class ProductSetsRun:
         # What the first topic causes is in the second before it leaves the first.
         return not any(figures.live for figures in self.accounts.figures().values())
 
-    def rich_table(self) -> Any:
-        """The sets as rich draws them."""
-        if not self.has_begun():
-            return f"product sets: {STARTING}"
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("set", "rule", "members", "joined", "left", title="product sets")
-        for each in ProductSet.objects.annotate(size=Count("members")):
-            # People who edit sets may type text that rich would take for markup.
-            table.add_row(Text(each.name), each.rule, f"{each.size:,}", f"{each.joined:,}", f"{each.left:,}")
-        return table
-
     def sizes(self) -> str:
         """The sets and their sizes in one line."""
-        if not self.has_begun():
-            return STARTING
         sets = ProductSet.objects.annotate(size=Count("members"))
         return ", ".join(f"{each.name}: {each.size}" for each in sets)
 

@@ -65,7 +65,7 @@ NOT_RUN: dict[str, str] = {
     "aws emr-serverless start-job-run --application-id APPLICATION --execution-role-arn ROLE \\": PLATFORM,
     "gcloud dataproc jobs submit pyspark gs://bucket/job.py --cluster=CLUSTER --region=REGION \\": PLATFORM,
     "docker build --build-arg SPARK_IMAGE=registry.example/spark:4.2.1 --build-arg VERSION=0.1.0 \\": PLATFORM,
-    "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
+    "make demo         # a small shop: Redis, consumers, web server, traffic, and a line about it every two seconds": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
     ),
     "manage.py rmqtopics exports --retire --wait 1h                              # waits until workers have emptied it": (

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
+from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -111,13 +112,10 @@ class RunningDemo:
 def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
     started: list[RunningDemo] = []
 
-    def start(
-        *arguments: str, module: str = "example_project.demo", sets: bool = False, **given: str
-    ) -> RunningDemo:
+    def start(*arguments: str, module: str = "example_project.demo", **given: str) -> RunningDemo:
+        arguments = ("--port", "0", *arguments)
         if module == "example_project.demo":
-            arguments = ("--port", "0", "--products", "200", *arguments)
-            if not sets:
-                arguments += ("--no-sets",)
+            arguments = ("--products", "200", *arguments)
         started.append(RunningDemo(tmp_path / "shop", *arguments, module=module, **given))
         return started[-1]
 
@@ -131,14 +129,12 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
 def test_a_run_of_some_seconds_takes_about_these_accounts_for_everything_and_leaves_no_process(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    demo = start_demo("--seconds", "8", "--rate", "200", sets=True)
+    demo = start_demo("--seconds", "8", "--rate", "200")
     demo.wait_for(r"^ +\d+ s  sent ")
     began = time.monotonic()
     demo.wait_for("^The traffic has stopped")
     assert 2 < time.monotonic() - began < 5 * 8
     assert demo.wait() == 0, demo.output
-    # Spark would not be ready within so short a run.
-    assert "Sets:" not in demo.output
     assert "Every sent message is accounted for." in demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
@@ -158,42 +154,16 @@ def test_a_run_of_some_seconds_takes_about_these_accounts_for_everything_and_lea
     assert not demo.redis_answers()
 
 
-@pytest.mark.usefixtures("java")
-def test_prices_change_before_anything_else_is_ready_and_the_product_sets_join_when_spark_has_started(
-    start_demo: Callable[..., RunningDemo],
-) -> None:
-    demo = start_demo(sets=True)
+def test_prices_change_before_anything_else_is_ready(start_demo: Callable[..., RunningDemo]) -> None:
+    demo = start_demo()
     demo.wait_for(r"^Redis: ")
     first_line = time.monotonic()
     demo.wait_for(r"^ +\d+ s  sent [1-9]")
     assert time.monotonic() - first_line < 5 * 10
-    address = demo.wait_for(r"^Sets: +(http\S+/sets/)", 120)[1]
-    demo.wait_for(r"the sets fill\.$", 300)
-    with urllib.request.urlopen(address, timeout=30) as page:
-        assert ">Joined<" in page.read().decode()
-    demo.wait_for(r"sets Best rated: [1-9]", 300)
-    eventually(
-        lambda: len(set(re.findall(r"sets (Best rated: .*)$", demo.output, re.MULTILINE))) > 1,
-        "a set that changes",
-        120,
-    )
+    demo.wait_for(r"^Shop:")
     demo.process.send_signal(signal.SIGINT)
     assert demo.wait() == 0, demo.output
-    order = ("  sent ", "Shop: ", "Sets: ", "sets starting Spark", "the sets fill.", "sets Best rated: ")
-    places = [demo.output.index(text) for text in order]
-    assert places == sorted(places), demo.output
-    assert re.search(r"^  product sets: +Best rated: [1-9]", demo.output, re.MULTILINE), demo.output
-    assert demo.processes() == []
-
-
-@pytest.mark.usefixtures("java")
-def test_the_shop_goes_on_without_a_spark_that_does_not_start(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(sets=True, PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")
-    skipped = r"^Sets: skipped\. Spark ended with \d+; see \S+/product-sets\.log$"
-    demo.wait_for(skipped + r"[\s\S]*^ +\d+ s  sent ", 300)
-    demo.process.send_signal(signal.SIGINT)
-    assert demo.wait() == 0, demo.output
-    assert demo.processes() == []
+    assert demo.output.index("  sent ") < demo.output.index("Shop: ")
 
 
 @pytest.mark.usefixtures("java")
@@ -202,6 +172,10 @@ def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
 ) -> None:
     arguments = ("--seconds", "6", "--items", "200", "--rate", "300")
     demo = start_demo(*arguments, module="example_project.product_sets.demo")
+    address = demo.wait_for(r"^Sets: +(http\S+/sets/)", 120)[1]
+    demo.wait_for(r"sets Best rated: [1-9]", 300)
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert ">Joined<" in page.read().decode()
     assert demo.wait(600) == 0, demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
@@ -221,12 +195,9 @@ def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
 def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    demo = start_demo("--seconds", "4", "--zookeeper")
-    hosts = f"127.0.0.1:{demo.wait_for(r'^ZooKeeper: .* on port ([0-9]+)$')[1]}"
-    demo.wait_for(r"^Shop:")
-
     def owned() -> dict[str, int]:
-        return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
+        ensemble = Ensemble(server.hosts, "/shop/rmq")
+        return {holding.topic: holding.stop for holding in survey(ensemble).holdings}
 
     slots = {
         "price-changes": 64,
@@ -235,8 +206,11 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
         "reports": 1,
         "memberships": 16,
     }
-    eventually(lambda: owned() == slots, "owning all slots", 30)
-    assert demo.wait() == 0, demo.output
+    with ZooKeeperServer() as server:
+        demo = start_demo("--seconds", "4", SHOP_ZOOKEEPER="1", ZOOKEEPER_HOSTS=server.hosts)
+        demo.wait_for(r"^Shop:")
+        eventually(lambda: owned() == slots, "owning all slots", 30)
+        assert demo.wait() == 0, demo.output
     assert "Every sent message is accounted for." in demo.output
     assert demo.processes() == []
 
@@ -263,9 +237,8 @@ def test_a_second_demo_on_the_same_folder_says_why_it_does_not_start_and_sigterm
 
 
 def test_ctrl_c_is_the_ordinary_end_of_a_run_without_an_end(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo(sets=True, JAVA_HOME="/nowhere")
+    demo = start_demo()
     demo.wait_for(r"^ +\d+ s  sent [1-9]")
-    demo.wait_for("^Sets: skipped. JAVA_HOME is '/nowhere', which does not contain bin/java")
     demo.process.send_signal(signal.SIGINT)
     assert demo.wait() == 0, demo.output
     assert "Summary" in demo.output

@@ -428,7 +428,7 @@ def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -
     assert accounts.finished() is False, "the mails are still to be sent"
     assert drain("tasks.default") == 2
     assert accounts.finished() is True
-    assert accounts.confirmed() == 2
+    assert accounts.summary(Done())["confirmed by mail"] == 2
     assert accounts.complaints(Done(orders=2)) == []
 
 

@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from example_project.demo.embedded_redis import EmbeddedRedis, redis_server_binary
 from example_project.demo.embedded_server import DidNotStart, EmbeddedServer, free_port
-from example_project.demo.embedded_zookeeper import EmbeddedZooKeeper
+from tests.support.zookeeper import EmbeddedZooKeeper
 
 running_servers: list[EmbeddedServer] = []
 """The servers that are up, so that a failing test can show their logs."""

@@ -1,4 +1,4 @@
-"""A real ZooKeeper of one's own, on loopback, for the demo and the tests; not for production.
+"""A real ZooKeeper of one's own, on loopback, for tests.
 
 The server comes out of the jars inside PySpark and runs on the Java that Spark would run on.
 """

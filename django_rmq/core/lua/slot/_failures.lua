@@ -1,7 +1,17 @@
 -- End a failed delivery: its message goes to Store, to Retry or to Dead, or is dropped for a newer send.
 --
--- needs: store retry now_ms
--- needs: own_limits backoff gives_up note_failure end_delivery text_of retry_score
+-- needs: store retry now_ms backoff_base backoff_cap micros
+-- needs: own_limits gives_up note_failure end_delivery text_of retry_score
+
+-- Returns how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
+-- coming back together.
+local function backoff(failures, index)
+  local delay = math.min(backoff_cap, backoff_base * 2 ^ math.min(failures, 40)) -- rule: no_doubling
+  if backoff_cap > backoff_base then -- rule: no_jitter
+    delay = delay * (1 - (micros + index * 7919) % 1000 / 2000)
+  end
+  return math.floor(delay)
+end
 
 -- Move a failed message with the body `kept`: it is dropped for a newer copy, dies, or becomes a retry. `outdated`: a newer body
 -- is there. Without `delay` the topic's exponential back-off applies. Returns when the message can be taken again, or nil.

@@ -62,18 +62,16 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake_up
--- include: _backoff
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
--- include: _give_back
+-- include: _delivery_return
 -- include: _failures
 -- include: _expiry
 -- include: _lapsed_end
--- include: _step_size
 -- include: _claims
 -- include: _time_outs
--- include: _promote
+-- include: _retry_promotion
 -- include: _nonempty_since
 -- include: _due_bound
 -- include: _insertion_end

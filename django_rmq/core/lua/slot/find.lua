@@ -23,7 +23,7 @@ local descending = order == 'descending'
 local anywhere = where == 'anywhere'
 -- check: types
 scan = math.min(scan, 1000)
--- include: _rank_after
+-- include: _cursor
 -- include: _rows
 -- Only the class is compared, because people who may filter by error class may not search bodies or error texts.
 local function is_of_class(record)

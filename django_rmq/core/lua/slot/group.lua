@@ -19,7 +19,7 @@
 
 -- check: types
 scan = math.min(scan, 1000)
--- include: _rank_after
+-- include: _cursor
 -- include: _rows
 local HOUR_MS, LATEST_MS, LONGEST = 3600000, 1e15, 1000
 

@@ -19,7 +19,7 @@
 local descending = order == 'descending'
 -- check: types
 limit = math.min(limit, 1000)
--- include: _rank_after
+-- include: _cursor
 -- include: _rows
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, limit + 1)
 local found, bytes = {}, 0

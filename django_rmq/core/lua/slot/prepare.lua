@@ -96,16 +96,14 @@ local behind, claims_shut = false, false
 -- Most slots need no upkeep, so its functions are made only here.
 if in_flight > 0 or rests or claimed then
 -- include: _retry_score
--- include: _backoff
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
--- include: _give_back
+-- include: _delivery_return
 -- include: _failures
--- include: _step_size
 -- include: _claims
 -- include: _time_outs
--- include: _promote
+-- include: _retry_promotion
   local share = math.min(limit, 400)
   local expired = expire_due(share) -- rule: no_upkeep
   local promoted = promote_due(share)
@@ -119,7 +117,7 @@ if in_flight > 0 or rests or claimed then
 end
 -- include: _nonempty_since
 -- include: _due_bound
--- include: _rank_after
+-- include: _cursor
 -- include: _sleep
 -- include: _candidates
 local shut = in_flight >= room -- rule: room_off

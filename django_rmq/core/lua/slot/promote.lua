@@ -25,7 +25,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake_up
--- include: _promote
+-- include: _retry_promotion
 -- include: _nonempty_since
 redis.call('HDEL', control, '')
 local promoted = promote_due(limit)

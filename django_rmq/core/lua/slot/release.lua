@@ -35,7 +35,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _deaths
 -- include: _delivery_end
 -- include: _marked_end
--- include: _give_back
+-- include: _delivery_return
 -- include: _nonempty_since
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do

@@ -37,7 +37,6 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _outcomes where OUTCOME_RETENTION
 -- include: _ledger
 -- include: _wake_up
--- include: _backoff
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end

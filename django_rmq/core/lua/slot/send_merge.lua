@@ -44,7 +44,7 @@ end
 -- include: _send
 -- include: _debounce
 -- include: _merged_bodies
--- include: _accumulate
+-- include: _accumulation
 due = max_wait > 0 and first_due(range_ms) or text_of(due)
 local again, prolongations = false, {}
 if max_wait > 0 then
